@@ -3,30 +3,7 @@ docs/tensors.md."""
 
 from __future__ import annotations
 
-from monarch.tensor.simulator import (
-    IRGraph,
-    RuntimeEstimator,
-    SimulateMode,
-    Simulator,
-    Task,
-    TimingType,
-    TraceMode,
-    by_communication,
-    communication,
-    patch_tensor_engine,
-    set_meta,
-)
+from monarch.tensor import simulator
+from monarch.tensor.simulator import *  # noqa: F403  # the same names
 
-__all__ = [
-    "IRGraph",
-    "RuntimeEstimator",
-    "SimulateMode",
-    "Simulator",
-    "Task",
-    "TimingType",
-    "TraceMode",
-    "by_communication",
-    "communication",
-    "patch_tensor_engine",
-    "set_meta",
-]
+__all__ = simulator.__all__

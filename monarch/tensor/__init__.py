@@ -6,7 +6,7 @@ from those above them in this list, and never the other way:
 
     worker/       in the processes of a mesh: `executor` has the local tensors and does what commands say, `actor` takes
                   these; `collectives`, `moves`, `groups` and their connections between ranks; `events` and `handover`
-                  between streams; `claims` beside actors; `function_call` for functions of the program
+                  between streams; `actor_transfers` to actors; `function_call` for functions of the program
     controller/   in the program: `tensor`, `mesh`, `stream` are what it touches. `dispatch` makes a command of an
                   operation, `direct` takes the short way there, `engine` numbers, batches and sends commands and takes
                   the answers, `engines` has one for each mesh. `place` says what code beneath meshes and engines may ask of
@@ -23,8 +23,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from monarch.tensor.controller import actor_transfers as actor_transfers  # how tensors are pickled for actors
 from monarch.tensor.controller import borrows as borrows  # how streams borrow
-from monarch.tensor.controller import claims as claims  # how tensors are pickled for actors
 from monarch.tensor.controller import torch_random
 from monarch.tensor.controller.activation import no_mesh
 from monarch.tensor.controller.distribute import gather, replicate, shard

@@ -21,10 +21,10 @@ def _with_torch(torch_preloaded: None) -> None:
 def _no_device_was_met() -> Iterator[None]:
     """A device that one test names and this process does not have is what "meta" means from then on, but not to the next."""
     yield
-    from monarch.tensor.controller import homes
+    from monarch.tensor.controller import absent_devices
 
-    homes._strangers.clear()
-    homes._homes.clear()
+    absent_devices._strangers.clear()
+    absent_devices._homes.clear()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monarch.tensor.controller import homes
+from monarch.tensor.controller import absent_devices
 from monarch.tensor.controller.mesh import DeviceMesh
 from tests.tensor import loopback
 
@@ -39,5 +39,5 @@ def elsewhere(patch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
         with loopback.loopback(gpus=1) as mesh:
             yield mesh
     finally:  # other tests of this process have never heard of such a device
-        homes._homes.clear()
-        homes._strangers.clear()
+        absent_devices._homes.clear()
+        absent_devices._strangers.clear()

@@ -34,7 +34,7 @@ class Loopback(Engine):
         shape = Shape(list(sizes), NDSlice.new_row_major(list(sizes.values())))
         super().__init__("loopback", shape, None, lambda: None)
         self._workers = _Workers(self.inline)
-        self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
+        self._timer = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
 
     def _send(self, wanted: Any = None) -> Any:
         answers = None

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import (
 )
 
 from monarch.tensor.controller import dispatch
-from monarch.tensor.controller.homes import allow_names
+from monarch.tensor.controller.absent_devices import allow_names
 from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)

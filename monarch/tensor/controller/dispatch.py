@@ -15,13 +15,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata, propagation
-from monarch.tensor.controller import handles, misuse, scalars
+from monarch.tensor.controller import handles, misuse
+from monarch.tensor.controller.absent_devices import _strangers, meant
 from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.constants import constant, goes_along, replica
-from monarch.tensor.controller.drawing import given_state
 from monarch.tensor.controller.handles import Made, layout, make
-from monarch.tensor.controller.homes import _strangers, meant
-from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
+from monarch.tensor.controller.known_values import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
 from monarch.tensor.controller.records import (
@@ -31,6 +30,7 @@ from monarch.tensor.controller.records import (
     recorders,
     share,
 )
+from monarch.tensor.controller.rng_draws import given_state
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.signature import CONTIGUOUS, Layout, Number, OpCall, Slot, op_name
@@ -82,11 +82,37 @@ class _Op:
 
     def __init__(self, op: Any) -> None:
         self.op = op
-        self.places, self.names = scalars.free(op)
+        self.places, self.names = free_numbers(op)
         self.special: Callable[..., Any] | None = _special.get(op_name(op))
         name = op._schema.name
         random = torch.Tag.nondeterministic_seeded in op.tags
         self.random = random or not name.startswith("aten::") or "empty" in name  # or else of unknown contents
+
+
+# Operations whose numbers say how many elements there are.
+_COUNTING = frozenset({"arange", "range", "linspace", "logspace", "arange_start"})
+_VALUES = frozenset({"number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"})
+
+
+def free_numbers(op: Any) -> tuple[frozenset[int], frozenset[str]]:
+    """Returns positions and names of the arguments of `op` (an OpOverload) that are numbers which cannot change the metadata
+    of what it gives, by their types in its schema.
+
+    Shapes are given by integers (SymInt) and sequences; a `Scalar` or `float`, or a number in a tensor's place, is a
+    value that is computed with. Only torch's own operations are trusted to keep to that. Their type (int or float) still
+    counts: it takes part in type promotion.
+    """
+    schema = op._schema
+    namespace, _, name = schema.name.partition("::")
+    if namespace != "aten" or name in _COUNTING:
+        return frozenset(), frozenset()
+    places, names = set(), set()
+    for index, argument in enumerate(schema.arguments):
+        if str(argument.type) in _VALUES:
+            names.add(argument.name)
+            if not argument.kwarg_only:
+                places.add(index)
+    return frozenset(places), frozenset(names)
 
 
 _ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python

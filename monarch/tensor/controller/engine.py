@@ -16,16 +16,14 @@ from typing import Any
 
 from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send
 from monarch.tensor import commands
+from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream
-from monarch.tensor.controller.issued import Issued, _gather
+from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat, _gather
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.controller.noted import Noted, Repeat
 from monarch.tensor.controller.place import Place
-from monarch.tensor.controller.pulse import AGE, Pulse
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
-from monarch.tensor.controller.unread import Unread
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
 BATCH = 192  # commands in a full batch
@@ -57,8 +55,8 @@ class Engine:
         self._unsent: deque[tuple[int, bytes, list[Any], Any]] = deque()
         self._batches = itertools.count(1)
         self._place: Place | None = None
-        self.issued = Issued()
-        self._unread = Unread(self)
+        self.issued = CommandStacks()
+        self._unfetched = UnfetchedFailures(self)
         self._note_stack = self.issued.note
         self.entries: dict[Any, Any] = {}
         self._signatures: dict[Any, int] = {}
@@ -79,7 +77,7 @@ class Engine:
         # Batches that nobody answers report to a port: a worker's end is told by `end`, not as a fault of the program.
         self._lost: Any = None
         self._losses: Any = None
-        self._pulse = Pulse(self)
+        self._timer = FlushTimer(self)
         self._root = self.mesh(shape)
 
     # --- meshes and streams
@@ -163,8 +161,8 @@ class Engine:
             first = self._since == 0.0
             if first:
                 self._since = time.monotonic()
-        if first and self._pulse.idle:
-            self._pulse.wake()
+        if first and self._timer.idle:
+            self._timer.wake()
         if full >= BATCH:
             self.flush()
         return ident
@@ -209,9 +207,11 @@ class Engine:
         if here is None:
             return False
         stack = _gather(True, False, False)
-        return bool(here.note(Noted(place, ident, call, tuple(inputs), tuple(numbers), results, signature, stack)))
+        return bool(
+            here.note(IssuedCommand(place, ident, call, tuple(inputs), tuple(numbers), results, signature, stack))
+        )
 
-    def issue(self, held: Sequence[Noted]) -> None:
+    def issue(self, held: Sequence[IssuedCommand]) -> None:
         """Issues, in order, what a recorder has kept back."""
         with self._lock:
             self.check_alive()
@@ -293,8 +293,8 @@ class Engine:
         return len(self._payloads) - 1
 
     def _nudge(self) -> None:
-        if self._pulse.idle:
-            self._pulse.wake()
+        if self._timer.idle:
+            self._timer.wake()
         if len(self._waiting) >= BATCH:
             self.flush()
 
@@ -309,7 +309,7 @@ class Engine:
             self._send()
 
     def pulse(self) -> bool:
-        """Called by the pulse thread from time to time: sends what has waited long enough. Whether anything waits or
+        """Called by the timer's thread from time to time: sends what has waited long enough. Whether anything waits or
         waited."""
         since = self._since
         if not since:
@@ -437,7 +437,7 @@ class Engine:
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
-        return follow(self._unread.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
+        return follow(self._unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: Place, open_: list[Taint]) -> Place:
         """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks.
@@ -494,7 +494,7 @@ class Engine:
             if workers is None:
                 workers = self._views[asked.number] = self._workers._new_with_shape(asked._shape)
             answers = getattr(workers.execute, adverb)(next(self._batches), commands.encode(commands_), (sealed,))
-            return self._unread.watched(answers) if adverb == "call" else answers
+            return self._unfetched.watched(answers) if adverb == "call" else answers
 
     @property
     def untold(self) -> list[Failed]:
@@ -556,8 +556,8 @@ class Engine:
                 f"To go on: procs.restart(failed=True).get() if processes have died, activate the mesh again, and make the "
                 f"tensors anew"
             )
-            self._pulse.stop()
-            self._unread.say_untold(why)
+            self._timer.stop()
+            self._unfetched.say_untold(why)
             self._waiting, self._payloads = [], []
             self._unsent = deque()  # a thread that is sending goes on with the one before
 

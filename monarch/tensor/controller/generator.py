@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.tensor.controller import drawing, rng
+from monarch.tensor.controller import rng, rng_draws
 from monarch.tensor.controller.activation import mesh_of_operations
 from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.handles import is_distributed, make
@@ -60,7 +60,7 @@ class Generator(_Plain, metaclass=_Kind):
             made = super().__new__(cls)  # for its seed
         else:
             made = super().__new__(cls, wanted)
-        drawing.made[made._cdata] = made
+        rng_draws.made[made._cdata] = made
         return made  # type: ignore[no-any-return]
 
     def __init__(self, device: Any = "cpu") -> None:

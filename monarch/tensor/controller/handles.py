@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from monarch.tensor import metadata
-from monarch.tensor.controller.homes import home
+from monarch.tensor.controller.absent_devices import home
 from monarch.tensor.controller.records import Record, recorder, recorders
 from monarch.tensor.metadata import Meta
 

@@ -1,4 +1,5 @@
-"""Where in the program each command was issued: kept in a compact form, told when one of them fails."""
+"""Commands as they were issued: where in the program, to be told when one of them fails; and what they were, for what keeps
+them to issue them later, or again."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import linecache
 import traceback
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ KEPT = 1 << 16
 _gather = torch._C._profiler.gather_traceback
 
 
-class Issued:
-    """The stacks of the latest commands, by ident."""
+class CommandStacks:
+    """The stacks of the latest commands, by ident, in a compact form."""
 
     __slots__ = ("_stacks", "note")
 
@@ -49,3 +51,42 @@ class Issued:
             for frame in reversed(found)
             if not internal(frame["filename"])
         ]
+
+
+class IssuedCommand:
+    """A command as it was issued: at `place`, call `call` (the signature `signature`, or 0 for a call that is made once)."""
+
+    __slots__ = ("call", "ident", "inputs", "numbers", "place", "results", "signature", "stack")
+
+    def __init__(
+        self, place: Any, ident: int, call: Any, inputs: tuple[int, ...], numbers: tuple[Any, ...], results: int,
+        signature: int, stack: Any,
+    ) -> None:  # fmt: skip
+        self.place = place
+        self.ident = ident
+        self.call = call
+        self.inputs = inputs
+        self.numbers = numbers
+        self.results = results
+        self.signature = signature
+        self.stack = stack
+
+    def name(self) -> str:
+        return str(self.call.name())
+
+
+class Repeat:
+    """A signature.Call that gives a tensor the program sent: a new copy each time, because it may be changed."""
+
+    keeps = None
+    mutates = ()
+    repeatable = True
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def name(self) -> str:
+        return "a constant"
+
+    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        return lambda tensors, numbers: self.value.clone()

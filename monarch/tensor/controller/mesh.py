@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from monarch.actor import MeshTrait, NDSlice, Shape
+from monarch.tensor import metadata
 from monarch.tensor.controller.activation import Activation, active_mesh, deactivate, no_modes
-from monarch.tensor.controller.groups import RemoteProcessGroup
+from monarch.tensor.controller.groups import RemoteProcessGroup, dims_of
+from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.place import Engine, Place
-from monarch.tensor.controller.ranks import process_tensor, rank_tensor
-from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.records import Record, Storage
+from monarch.tensor.controller.stream import Stream, get_active_stream
+from monarch.tensor.worker.ranks import Coordinate
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 
@@ -101,9 +104,9 @@ class DeviceMesh(MeshTrait):
         """A distributed int64 scalar: each process's own coordinate along `dim`; of several dims combined, the first
         outermost.
 
-        KeyError for a dim the mesh does not have.
+        KeyError for a dim the mesh does not have, ValueError for a repeated one.
         """
-        return rank_tensor(self, dim)
+        return self._coordinate(dims_of(self, dim))
 
     @property
     def ranks(self) -> dict[str, torch.Tensor]:
@@ -112,7 +115,15 @@ class DeviceMesh(MeshTrait):
 
     def process_idx(self) -> torch.Tensor:
         """A distributed int64 scalar: each process's rank in the engine's mesh."""
-        return process_tensor(self)
+        return self._coordinate(None)
+
+    def _coordinate(self, dims: tuple[str, ...] | None) -> torch.Tensor:
+        place = self.place(get_active_stream())
+        engine = place.engine
+        signature = engine.define(("rank", place.mesh_number, dims), Coordinate(place.mesh_number, dims))
+        meta = metadata.contiguous((), torch.int64, "cpu")
+        made: torch.Tensor = make(Record(engine.run(place, signature, (), (), 1), meta, place, Storage()))
+        return made
 
     def process_group(self, dims: str | Sequence[str]) -> Any:
         """A group of the processes along `dims`, to pass to remote functions: there it is a torch ProcessGroup."""

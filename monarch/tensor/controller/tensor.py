@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.tensor.controller import dispatch, known, loss_scale, misuse, saving
+from monarch.tensor.controller import dispatch, known_values, misuse
+from monarch.tensor.controller.absent_devices import numbered
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
-from monarch.tensor.controller.homes import numbered
-from monarch.tensor.controller.optimizer_state import follow_parameters
+from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
+from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.failures import Failed
+from monarch.tensor.worker.function_call import ItemCall
+
+_SCALER = torch.amp.grad_scaler.__file__
+_SAVING = torch.serialization.__file__
+_TO_PARAMETER = "_process_value_according_to_param_policy"  # torch/optim/optimizer.py, from 2.0 on
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.mesh import DeviceMesh
@@ -179,26 +187,26 @@ class Tensor(torch.Tensor):
     def item(self) -> Any:
         """Its number, where this process knows it: a scalar that was computed from constants alone, and so is the same on
         every rank. Otherwise an error that says what to do, but to a torch.amp.GradScaler, which waits for it."""
-        if not self._record.storage.flags & (KNOWN | DROPPED) and loss_scale.asked_by_scaler():
-            return loss_scale.agreed(self)
-        return known.known_scalar(self)
+        if not self._record.storage.flags & (KNOWN | DROPPED) and _asked_by_scaler():
+            return _agreed(self)
+        return known_values.known_scalar(self)
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
             raise RuntimeError("Boolean value of Tensor with other than one element is ambiguous")
-        return bool(known.known_scalar(self))
+        return bool(known_values.known_scalar(self))
 
     def __int__(self) -> int:
-        return int(known.known_scalar(self))
+        return int(known_values.known_scalar(self))
 
     def __float__(self) -> float:
-        return float(known.known_scalar(self))
+        return float(known_values.known_scalar(self))
 
     def __complex__(self) -> complex:
-        return complex(known.known_scalar(self))
+        return complex(known_values.known_scalar(self))
 
     def __index__(self) -> int:
-        value = known.known_scalar(self)
+        value = known_values.known_scalar(self)
         if not isinstance(value, int):
             raise TypeError("only integer tensors of a single element can be converted to an index")
         return int(value)
@@ -206,7 +214,7 @@ class Tensor(torch.Tensor):
     def tolist(self) -> Any:
         """As `item`, for scalars that this process knows."""
         if self._record.storage.flags & KNOWN and not self.shape:
-            return known.known_scalar(self)
+            return known_values.known_scalar(self)
         raise misuse.data_dependent("tolist()")
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -240,8 +248,8 @@ class Tensor(torch.Tensor):
         raise misuse.data_dependent("map2_()")
 
     def __format__(self, spec: str) -> str:
-        if not self.shape and (spec or known.is_known(self)):
-            return format(known.known_scalar(self), spec)
+        if not self.shape and (spec or known_values.is_known(self)):
+            return format(known_values.known_scalar(self), spec)
         return object.__format__(self, spec)
 
     def __copy__(self) -> Any:
@@ -251,8 +259,8 @@ class Tensor(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if saving.asked_by_save():
-            return saving.plain(self).__reduce_ex__(protocol)
+        if _asked_by_save():
+            return _saved(self).__reduce_ex__(protocol)
         raise misuse.not_sendable(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -269,6 +277,87 @@ class Tensor(torch.Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+# --- torch.amp.GradScaler: what it asks of its tensors is fetched ---------------------------------------------
+#
+# The scaler decides in Python whether the optimizer makes a step: `found_inf.item()`. Each process has its own value, and
+# there is one decision, so the answer is the largest of them, and where they differ each process gets that: an infinity in
+# the gradients of one process keeps all from their step, and the scale stays the same everywhere.
+
+
+def _asked_by_scaler() -> bool:
+    """True if it is a GradScaler that wants the value of a tensor: its `step`, `get_scale`, `state_dict`."""
+    return misuse.asked_by(_SCALER)
+
+
+def _agreed(tensor: Any) -> Any:
+    """The number of a distributed scalar: the largest of all processes, and from here on that of each. Waits until they have
+    it. RemoteException when it failed in any."""
+    record = tensor._record
+    place = record.place
+    engine = place.engine
+    asked = engine.ask(place.mesh, place.mesh, ItemCall(), [record.ref], [record.storage.taint], "call", place.stream)
+    answers = [answer for answer in asked.get().values() if answer is not None]
+    failed = [answer for answer in answers if isinstance(answer[0], Failed)]
+    if failed:
+        engine.value_of(min(failed, key=lambda answer: answer[0].order))
+    values = [answer[0] for answer in answers]
+    largest = max(values)
+    if largest != min(values):
+        with torch.no_grad():
+            tensor.fill_(largest)
+    return largest
+
+
+# --- torch.save: the file has plain tensors, with the values of the first process of their mesh -----------------
+#
+# Pickling one for anybody else stays an error: only the program can know whether the values of one process will do. Who saves
+# a state dict has said so, as training has made the parameters the same in each process; parts of one tensor that differ
+# from process to process are saved with `monarch.checkpoint`, or whole with `monarch.gather`.
+
+
+def _asked_by_save() -> bool:
+    """True if it is torch.save that pickles: its pickler runs in C, so the caller is a function of that file."""
+    return misuse.asked_by(_SAVING)
+
+
+def _saved(tensor: Any) -> Any:
+    """A plain tensor on the CPU with what the first process of the tensor's mesh has; a Parameter for a Parameter. Waits."""
+    record = tensor._record
+    place = record.place
+    problem = trouble(tensor, place, False)
+    if problem is not None:
+        raise misuse.incorrect("torch.save", (tensor,), {}, [problem], place.mesh, get_active_stream())
+    first = next(iter(place.mesh.processes))
+    (value,) = place.engine.fetch(place.mesh, first, [record.ref], [record.storage.taint], list, place.stream).get()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(value, tensor.requires_grad)
+    value.requires_grad_(tensor.requires_grad)
+    return value
+
+
+# --- optimizer.load_state_dict(state) with local tensors: they go to where the parameters are -------------------
+#
+# Torch moves each value to the parameter's device and dtype in one static method of its class Optimizer, of which it lets
+# subclasses make their own. There is no hook for all optimizers, so the method is wrapped: for distributed parameters alone,
+# and for others nothing changes.
+
+
+def _follow_parameters() -> None:
+    """From here on the state that any optimizer loads for a distributed parameter is distributed. Idempotent."""
+    plain = getattr(torch.optim.Optimizer, _TO_PARAMETER, None)
+    if plain is None or hasattr(plain, "_follows_parameters"):
+        return
+
+    @functools.wraps(plain)
+    def moved(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_distributed(param) and isinstance(value, torch.Tensor) and not is_distributed(value):
+            value = on_device_of(value, replica(param._record.place, value))
+        return plain(param, value, *args, **kwargs)
+
+    moved._follows_parameters = True  # type: ignore[attr-defined]
+    setattr(torch.optim.Optimizer, _TO_PARAMETER, staticmethod(moved))
 
 
 def _explained(name: str) -> Callable[[Any, Any], Any]:
@@ -298,4 +387,4 @@ for _name in OPERATIONS:
     setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)
-follow_parameters()
+_follow_parameters()

@@ -1,5 +1,5 @@
-"""Meshes for tests of programs with distributed tensors: of real processes, which are kept from one test to the
-next."""
+"""Meshes for tests of programs with distributed tensors: of real processes, which are kept from one test to the next, and
+without any: operations are checked and give tensors of the right metadata, and nothing runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import NDSlice, ProcMesh, Promise, Shape, this_host
+from monarch.tensor import commands
+from monarch.tensor.controller.engine import Engine
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.mesh import DeviceMesh
 
@@ -63,3 +65,46 @@ class TestingContext:
     ) -> contextlib.AbstractContextManager[DeviceMesh]:
         """The same, not active."""
         return self.local_device_mesh(num_hosts, gpu_per_host, activate=False)
+
+
+def mock_mesh(hosts: int, gpus: int) -> DeviceMesh:
+    """A DeviceMesh with the dimensions `host` and `gpu` of those sizes whose workers do nothing.
+
+    For tests of shapes, slices, misuse and what code would issue. Fetching raises RuntimeError.
+    """
+    shape = Shape(["host", "gpu"], NDSlice.new_row_major([hosts, gpus]))
+    return Engine("mock", shape, _MockWorkers(hosts * gpus), lambda: None).root
+
+
+class _MockSpec:
+    key = "mock"
+
+    def __init__(self, count: int) -> None:
+        self.addresses = [f"mock:{rank}" for rank in range(count)]
+
+
+class _MockWorkers:
+    """In the place of an engine's workers: takes everything."""
+
+    def __init__(self, count: int) -> None:
+        self._spec = _MockSpec(count)
+
+    @property
+    def execute(self) -> _MockWorkers:
+        return self
+
+    def _new_with_shape(self, _shape: Any) -> _MockWorkers:
+        return self
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Any = None, selection: str = "all") -> None:
+        """Dropped."""
+
+    def call(self, number: int, data: bytes, payloads: tuple[Any, ...]) -> Any:
+        """What asks for values fails; everything else is done."""
+        promise: Promise[dict[int, Any]] = Promise()
+        last = commands.decode(data)[-1]
+        if isinstance(last, commands.Sync):
+            promise.set({})
+        else:
+            promise.fail(RuntimeError("a mock mesh has no processes, so nothing can be fetched from it"))
+        return promise.future

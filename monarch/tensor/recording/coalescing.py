@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from monarch.tensor.controller import misuse
-from monarch.tensor.controller.noted import Noted
+from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.controller.records import DROPPED, Storage, recorder
 from monarch.tensor.recording.recorder import Held
 
@@ -34,7 +34,7 @@ def coalescing() -> Iterator[None]:
         raise
 
 
-def _issue(notes: list[Noted]) -> None:
+def _issue(notes: list[IssuedCommand]) -> None:
     """Each engine's in one go, in the order in which they were issued."""
     for engine in dict.fromkeys(noted.place.engine for noted in notes):
         engine.issue([noted for noted in notes if noted.place.engine is engine])

@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
-from monarch.tensor.controller.noted import Noted
+from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import Recorded, Step
 
@@ -61,7 +61,7 @@ class Watcher:
     def born(self, record: records.Record) -> None:
         """A tensor was made."""
 
-    def note(self, noted: Noted) -> bool:
+    def note(self, noted: IssuedCommand) -> bool:
         """A command was issued. True keeps it back."""
         return False
 
@@ -93,7 +93,7 @@ class Recorder(Watcher):
     def __init__(self, hold: bool = False) -> None:
         super().__init__()
         self.keeps_back = hold
-        self.notes: list[Noted] = []
+        self.notes: list[IssuedCommand] = []
         self.problem = ""
         self.engine: Any = None
         self.made: dict[int, weakref.ref[records.Record]] = {}
@@ -117,7 +117,7 @@ class Recorder(Watcher):
         self.made[record.ref] = weakref.ref(record)
         self.storages[record.ref] = record.storage
 
-    def note(self, noted: Noted) -> bool:
+    def note(self, noted: IssuedCommand) -> bool:
         event = getattr(noted.call, "event", "")
         if event == "post":
             self._events.add(noted.numbers)
@@ -184,10 +184,10 @@ class Held(Watcher):
 
     keeps_back = True
 
-    def __init__(self, release: Callable[[list[Noted]], None]) -> None:
+    def __init__(self, release: Callable[[list[IssuedCommand]], None]) -> None:
         super().__init__()
         self._release = release
-        self.notes: list[Noted] = []
+        self.notes: list[IssuedCommand] = []
         self.made: list[weakref.ref[records.Record]] = []
 
     def read(self, tensors: Iterable[Any]) -> None:
@@ -196,7 +196,7 @@ class Held(Watcher):
     def born(self, record: records.Record) -> None:
         self.made.append(weakref.ref(record))
 
-    def note(self, noted: Noted) -> bool:
+    def note(self, noted: IssuedCommand) -> bool:
         if len(self.notes) >= HELD:
             raise RuntimeError(f"more than {HELD} operations in one coalescing block: leave it from time to time")
         self.notes.append(noted)
@@ -254,12 +254,12 @@ class _Draft:
         self.takes: list[tuple[int, int]] = []
         self.taken: list[int] = []
         self.reads: list[int] = []
-        self.steps: list[tuple[Noted, str, tuple[Any, ...]]] = []
+        self.steps: list[tuple[IssuedCommand, str, tuple[Any, ...]]] = []
         self.gives: dict[int, None] = {}
 
 
 def assemble(
-    notes: Sequence[Noted], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
+    notes: Sequence[IssuedCommand], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
     storages: Mapping[int, Any], label: str, where: Sequence[str], numbers: Sequence[tuple[Any, ...]],
 ) -> Recording:  # fmt: skip
     """The Recording of `notes`, with these `numbers` of each.

@@ -18,7 +18,7 @@ from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.noted import Noted
+from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
 from monarch.tensor.controller.stream import MAIN, get_active_stream
 from monarch.tensor.controller.taint import merge
@@ -302,7 +302,7 @@ def _lender(storage: Storage) -> Storage:
     return storage
 
 
-def _issued_at(notes: Sequence[Noted]) -> tuple[list[str], list[bool]]:
+def _issued_at(notes: Sequence[IssuedCommand]) -> tuple[list[str], list[bool]]:
     """The program's line of each, `file:line in function`; and whether one of torch's optimizers issued it."""
     stacks = torch._C._profiler.symbolize_tracebacks([noted.stack for noted in notes]) if notes else []
     lines, passed_on = [], []

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.actor import Future, in_thread
 from monarch.tensor.controller.distribute import replicate
-from monarch.tensor.controller.known import is_known
+from monarch.tensor.controller.known_values import is_known
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
 from monarch.tensor.controller.stream import Stream
 from monarch.tensor.controller.tensor import Tensor

@@ -30,7 +30,7 @@ from monarch.tensor.controller.taint import merge
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed, RemoteException
 from monarch.tensor.remote.remote_function import _mutated
-from monarch.tensor.worker import claims
+from monarch.tensor.worker import actor_transfers
 
 _log = logging.getLogger("monarch")
 
@@ -149,10 +149,10 @@ class Take:
 
     def prepare(self, executor: Any) -> Callable[..., Any]:
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-            leaves = claims.kept(self.result, self.worker)
+            leaves = actor_transfers.kept(self.result, self.worker)
             failed = next((value for value in tensors if isinstance(value, Failed)), None)
             if failed is not None:
-                raise claims.InputFailed(failed, self.worker)
+                raise actor_transfers.InputFailed(failed, self.worker)
             if self.count is None:
                 return []
             if len(leaves) != self.count:

@@ -2,16 +2,15 @@
 
     communication  what collectives and messages take, by bytes and ranks
     estimates      what everything takes
-    memory         the allocations of a device
-    machine        devices, the clocks of their streams, and who waits for whom
-    task, values   what is done, and to what
+    machine        devices, the clocks of their streams, their memory, and who waits for whom
+    task           what is done
     effects        what a call gives, by metadata
     interpreter    commands of an engine, in simulated time
     trace, history, ir
                    what is told of them
     reports        the files
     engine         an Engine that hands its batches to the interpreter
-    simulator, meta, patch
+    simulator, patch
                    what programs touch
 
 Everything above `reports` does without I/O.
@@ -20,9 +19,9 @@ Everything above `reports` does without I/O.
 from __future__ import annotations
 
 from monarch.tensor.simulator import communication
+from monarch.tensor.simulator.engine import set_meta
 from monarch.tensor.simulator.estimates import RuntimeEstimator, TimingType, by_communication
 from monarch.tensor.simulator.ir import IRGraph
-from monarch.tensor.simulator.meta import set_meta
 from monarch.tensor.simulator.patch import patch_tensor_engine
 from monarch.tensor.simulator.reports import SimulateMode
 from monarch.tensor.simulator.simulator import Simulator

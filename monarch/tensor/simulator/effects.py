@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import generators, metadata, patterns, propagation
-from monarch.tensor.controller import drawing
+from monarch.tensor.controller import rng_draws
 from monarch.tensor.controller.distribute import Part
-from monarch.tensor.controller.noted import Repeat
+from monarch.tensor.controller.issued import Repeat
 from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import Number, OpCall
 from monarch.tensor.worker.collectives import Reduce, shape_of
@@ -129,7 +129,7 @@ def _numbered(value: Any, numbers: Sequence[Any]) -> Any:
 
 def _overload(name: str) -> Any:
     if (inner := generators.drawn_op(name)) is not None:
-        return drawing.Drawing(_overload(inner))
+        return rng_draws.Drawing(_overload(inner))
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 

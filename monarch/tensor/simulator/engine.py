@@ -3,9 +3,10 @@ ever, and takes simulated time in place of real."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -13,9 +14,8 @@ from torch.utils import _pytree as pytree
 from monarch.actor import Future, Promise, Sealed, Shape, follow
 from monarch.tensor import commands
 from monarch.tensor.controller.engine import Engine
-from monarch.tensor.controller.issued import Issued
+from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.controller.noted import Noted, Repeat
 from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import Stream
@@ -26,11 +26,33 @@ from monarch.tensor.simulator import effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator
 from monarch.tensor.simulator.interpreter import Interpreter, Issue
 from monarch.tensor.simulator.machine import Machine
-from monarch.tensor.simulator.meta import current_meta
 from monarch.tensor.simulator.reports import Reports
 from monarch.tensor.simulator.task import Kind
-from monarch.tensor.worker.claims import Publish
+from monarch.tensor.worker.actor_transfers import Publish
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
+
+
+class _Tag(threading.local):
+    value: Any = None
+
+
+_tag = _Tag()
+
+
+@contextlib.contextmanager
+def set_meta(value: Any) -> Iterator[None]:
+    """What this thread issues in the block is tagged with `value`: simulations show it in traces and exports and give
+    it to timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
+    before, _tag.value = _tag.value, value
+    try:
+        yield
+    finally:
+        _tag.value = before
+
+
+def _current_meta() -> Any:
+    """The tag of this thread, None outside of `set_meta`."""
+    return _tag.value
 
 
 class SimulatedEngine(Engine):
@@ -47,7 +69,7 @@ class SimulatedEngine(Engine):
         self._interpreter = Interpreter(self.machine, estimator, self._issue_of, [reports.add])
         self._due = _Due()
         super().__init__(name, shape, _Nobody(name), lambda: None)
-        self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
+        self._timer = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
         self.rendezvous = _Deaf()
         self.issued = _Noticed(self._open)
         self._note_stack = self.issued.note
@@ -69,7 +91,7 @@ class SimulatedEngine(Engine):
         with self._due.calls(call):
             return super().do(place, call, inputs, results)
 
-    def issue(self, held: Sequence[Noted]) -> None:
+    def issue(self, held: Sequence[IssuedCommand]) -> None:
         calls = [noted.call for noted in held if not noted.signature and not isinstance(noted.call, Repeat)]
         with self._due.calls(*calls):
             super().issue(held)
@@ -204,7 +226,7 @@ class SimulatedEngine(Engine):
         self.reports.finish(self.machine, self._interpreter.streams)
 
 
-class _Noticed(Issued):
+class _Noticed(CommandStacks):
     """Keeps, of each command, what `set_meta` said, and the stack, until it is simulated."""
 
     def __init__(self, open_: dict[int, Issue]) -> None:
@@ -213,7 +235,7 @@ class _Noticed(Issued):
 
         def noticed(entry: tuple[int, Any]) -> None:
             note(entry)
-            open_[entry[0]] = (current_meta(), entry[1])
+            open_[entry[0]] = (_current_meta(), entry[1])
 
         self.note = noticed
 

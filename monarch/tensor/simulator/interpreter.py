@@ -19,7 +19,6 @@ from monarch.tensor.simulator.effects import Effect, Effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator, TimingType
 from monarch.tensor.simulator.machine import Device, Machine, Team
 from monarch.tensor.simulator.task import Command, Kind, Task, Use
-from monarch.tensor.simulator.values import Buffer, Value
 from monarch.tensor.worker.collectives import Reduce
 from monarch.tensor.worker.events import Alias, Await, Post
 from monarch.tensor.worker.groups import DropGroup
@@ -29,6 +28,39 @@ from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
 Issue = tuple[Any, Any]  # what `set_meta` said, and the stack, of a command
+
+
+class Buffer:
+    """Memory of `nbytes` on each rank of `team`, made on `stream`. `users`: how many values lie in it."""
+
+    __slots__ = ("nbytes", "number", "stream", "team", "users")
+
+    def __init__(self, number: int, nbytes: int, team: Team, stream: int) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.team = team
+        self.stream = stream
+        self.users = 0
+
+
+class Value:
+    """One tensor, as its ranks have it: `meta` is None where nothing is known of it."""
+
+    __slots__ = ("buffer", "meta")
+
+    def __init__(self, meta: Meta | None, buffer: Buffer) -> None:
+        self.meta = meta
+        self.buffer = buffer
+        buffer.users += 1
+
+    def again(self) -> Value:
+        """Another reference to the same."""
+        return Value(self.meta, self.buffer)
+
+    def leave(self) -> Buffer | None:
+        """It is deleted. Its buffer, when nobody lies in it any more."""
+        self.buffer.users -= 1
+        return self.buffer if not self.buffer.users else None
 
 
 class Place:

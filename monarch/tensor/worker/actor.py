@@ -14,7 +14,7 @@ import torch
 from monarch._devices import own_device
 from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
 from monarch.tensor.worker import executor
-from monarch.tensor.worker.claims import waiting
+from monarch.tensor.worker.actor_transfers import waiting
 from monarch.tensor.worker.current import thread
 
 _CLOSING = 5.0  # seconds that a worker's end waits for operations under way

@@ -152,6 +152,19 @@ class ValueCall:
         return lambda tensors, numbers: pytree.tree_map(_to_cpu, call(tensors, numbers))
 
 
+class ItemCall:
+    """A `signature.Call` that answers with the number of its input, for a torch.amp.GradScaler."""
+
+    keeps: tuple[int, ...] | None = ()
+    mutates: tuple[int, ...] = ()
+
+    def name(self) -> str:
+        return "a value that torch.amp.GradScaler decides by"
+
+    def prepare(self, executor: Any) -> signature.Runner:
+        return lambda tensors, numbers: tensors[0].item()
+
+
 def applier(function: Callable[..., Any], tree: Any) -> signature.Runner:
     """`function(*args, **kwargs)` for the args and kwargs of `tree` with their holes filled."""
     args, kwargs = tree

@@ -12,8 +12,8 @@ import torch
 import monarch
 from monarch.actor import Accumulator, Actor, SupervisionError, concurrent_endpoint, endpoint, this_host
 from monarch.tensor import RemoteException
-from monarch.tensor.worker import claims
-from monarch.tensor.worker.claims import Gone, Waiting
+from monarch.tensor.worker import actor_transfers
+from monarch.tensor.worker.actor_transfers import Gone, Waiting
 
 # --- the table of a process
 
@@ -53,7 +53,7 @@ def test_who_waits_gets_what_comes_or_learns_that_nothing_will() -> None:
 
 
 def test_a_worker_that_never_comes_up_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "STARTING", 0.01)
+    monkeypatch.setattr(actor_transfers, "STARTING", 0.01)
     with pytest.raises(Gone, match="none came up within"):
         Waiting().take(("w", 1), "w")
 
@@ -74,15 +74,15 @@ def test_results_go_with_the_last_worker_and_claims_with_their_own() -> None:
 
 
 def test_what_actors_have_left_behind_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "lives_here", lambda key: key == "alive")
-    monkeypatch.setattr(claims, "LEFT_OVER", 8)
-    monkeypatch.setattr(claims, "KEPT", 2)
+    monkeypatch.setattr(actor_transfers, "lives_here", lambda key: key == "alive")
+    monkeypatch.setattr(actor_transfers, "LEFT_OVER", 8)
+    monkeypatch.setattr(actor_transfers, "KEPT", 2)
     table = Waiting()
     table.open("w")
     for number in range(4):
         table.put(("w", number), number, "alive" if number % 2 else "ended", 0.0)
     for number in range(12):
-        table.put(("client", "root", number), number, "", claims.LATE + 1.0)
+        table.put(("client", "root", number), number, "", actor_transfers.LATE + 1.0)
     assert len(table) == 14  # those of the actors that have ended are gone
     assert table.take(("w", 1), "w") == 1
     assert isinstance(table.take(("client", "root", 0), "w"), RuntimeError)
@@ -168,7 +168,7 @@ def test_tensors_nested_and_by_name_beside_other_arguments(procs: Any, holders: 
 
 
 def test_a_message_that_needs_cloudpickle_has_its_tensors_once(procs: Any, holders: Any) -> None:
-    from monarch.tensor.worker.claims import waiting
+    from monarch.tensor.worker.actor_transfers import waiting
 
     with procs.activate():
         t = torch.ones(3)
@@ -334,6 +334,6 @@ def test_an_engine_that_ends_fails_what_waits_for_it() -> None:
 class Waiter(Actor):
     @endpoint
     def wait_for(self, key: str) -> None:
-        from monarch.tensor.worker.claims import claim
+        from monarch.tensor.worker.actor_transfers import claim
 
         claim(key, -1)

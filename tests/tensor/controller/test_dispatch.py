@@ -172,7 +172,7 @@ def test_several_threads_issue_at_once(loop: Any) -> None:
 
 
 def test_stacks_are_bounded(loop: Any) -> None:
-    kept = issued.Issued()
+    kept = issued.CommandStacks()
     for ident in range(issued.KEPT + 10):
         kept.note((ident, None))
     kept.add(issued.KEPT + 10)

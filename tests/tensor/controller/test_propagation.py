@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from monarch.tensor import metadata, propagation
-from monarch.tensor.controller import scalars, taint
+from monarch.tensor.controller import taint
+from monarch.tensor.controller.dispatch import free_numbers
 from monarch.tensor.signature import Slot
 
 aten = torch.ops.aten
@@ -146,7 +147,7 @@ def test_results_that_depend_on_values() -> None:
     ],
 )
 def test_numbers_that_leave_metadata_alone(op: Any, places: set[int], names: set[str]) -> None:
-    assert scalars.free(op) == (places, names)
+    assert free_numbers(op) == (places, names)
 
 
 # --- taints ------------------------------------------------------------------------------------------------

@@ -235,6 +235,6 @@ def test_nothing_is_left_in_the_processes(procs: Any, workers: Any) -> None:
 class Probe(Actor):
     @endpoint
     def left(self) -> int:
-        from monarch.tensor.worker.claims import waiting
+        from monarch.tensor.worker.actor_transfers import waiting
 
         return len(waiting)

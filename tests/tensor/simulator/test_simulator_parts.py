@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from monarch.simulator import RuntimeEstimator, Task, TimingType, by_communication
 from monarch.simulator import communication as links
 from monarch.tensor import metadata
-from monarch.tensor.simulator import memory
+from monarch.tensor.simulator import machine as machines
 from monarch.tensor.simulator.ir import IRGraph
-from monarch.tensor.simulator.machine import Machine, Team
-from monarch.tensor.simulator.memory import Ledger
+from monarch.tensor.simulator.machine import AllocationLedger, Machine, Team
 from monarch.tensor.simulator.task import Command, Kind, Use
 from monarch.tensor.simulator.trace import device_name, memory_view
 
@@ -141,7 +140,7 @@ def there(buffers: list[tuple[int, int, int]], time: int) -> int:
 
 @given(lives())
 def test_the_peak_is_the_most_there_is_at_any_time(buffers: list[tuple[int, int, int]]) -> None:
-    ledger = Ledger()
+    ledger = AllocationLedger()
     for number, (begin, _, size) in enumerate(buffers):
         ledger.add(begin, number, size)
     for number, (_, end, _) in enumerate(buffers):
@@ -158,8 +157,8 @@ def test_the_peak_is_the_most_there_is_at_any_time(buffers: list[tuple[int, int,
 
 
 def test_many_changes_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LIMIT", 10)
-    ledger = Ledger()
+    monkeypatch.setattr(machines, "CHANGES", 10)
+    ledger = AllocationLedger()
     ledger.add(0, -1, 5)
     for number in range(100):
         ledger.add(number, number, 7 if number == 3 else 1)
@@ -171,7 +170,7 @@ def test_many_changes_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_memory_view_is_what_torch_draws() -> None:
     from torch.cuda import _memory_viz
 
-    ledger = Ledger()
+    ledger = AllocationLedger()
     ledger.add(1_000, 1, 100, 1)
     ledger.add(2_000, 2, 600, 2)
     ledger.add(2_500, 1, 50, 3)  # it grew
@@ -303,9 +302,7 @@ def test_spans_of_a_stream_do_not_overlap(history: list[tuple[Any, ...]]) -> Non
 
 
 def test_spans_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch.tensor.simulator import machine as module
-
-    monkeypatch.setattr(module, "SPANS", 3)
+    monkeypatch.setattr(machines, "SPANS", 3)
     machine = Machine(1)
     for number in range(5):
         machine.run(Team([0]), 0, 10, "run", "CallFunction", number)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import monarch
 from monarch.tensor import inspect
-from monarch.tensor.controller import homes
+from monarch.tensor.controller import absent_devices
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.recording.recorder import Recorder, Watcher
 from tests.support.scripts import Scripts
@@ -118,15 +118,19 @@ def test_a_device_is_used_before_a_tensor_claims_to_be_on_it(monkeypatch: pytest
         return zeros(*shape)
 
     monkeypatch.setattr(torch, "zeros", make)
-    monkeypatch.setattr(homes, "_homes", {})
-    monkeypatch.setattr(homes, "_strangers", [])
+    monkeypatch.setattr(absent_devices, "_homes", {})
+    monkeypatch.setattr(absent_devices, "_strangers", [])
     here, other = torch.device("cuda", 0), torch.device("cuda", 3)
     for _ in range(2):
-        assert homes.home(here) is here
-        assert homes.home(other).type == "meta"
-        assert homes.home(torch.device("cpu")).type == "cpu"
+        assert absent_devices.home(here) is here
+        assert absent_devices.home(other).type == "meta"
+        assert absent_devices.home(torch.device("cpu")).type == "cpu"
     assert used == [here, other]
-    assert homes.meant(torch.device("meta")) == other and homes.meant(here) is here and homes.meant(None) is None
+    assert (
+        absent_devices.meant(torch.device("meta")) == other
+        and absent_devices.meant(here) is here
+        and absent_devices.meant(None) is None
+    )
 
 
 def test_derivatives_run_in_the_thread_that_asks_for_them(away: Any) -> None:

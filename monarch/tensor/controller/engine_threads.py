@@ -1,21 +1,76 @@
-"""Failures of workers that nobody looked at: they are logged, for they must not get lost."""
+"""The threads of engines: one for each sends what would wait too long, one for all logs failures that nobody looked at."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
+import time
+import weakref
 from typing import Any, Protocol
 
 from monarch.actor import Future, read_if_dropped, start_thread
 from monarch.tensor.failures import Failed, RemoteException
 
 _log = logging.getLogger("monarch")
+AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
 _LOGGED = 20  # failures of an engine that has ended; of more, the number is said
 
-_dropped: queue.SimpleQueue[tuple[Unread, Future[Any]]] = queue.SimpleQueue()
+_dropped: queue.SimpleQueue[tuple[UnfetchedFailures, Future[Any]]] = queue.SimpleQueue()
 _starting = threading.Lock()
 _reader: list[Any] = []
+
+
+class _Flushed(Protocol):
+    @property
+    def ended(self) -> bool: ...
+
+    def pulse(self) -> bool: ...
+
+
+class FlushTimer:
+    """The thread of an engine that sends what would wait too long. It sleeps for good while nothing is issued."""
+
+    def __init__(self, engine: _Flushed) -> None:
+        self._engine = weakref.ref(engine)
+        self._event = threading.Event()
+        self._stopped = False
+        self._started = False
+        self.idle = True
+
+    def wake(self) -> None:
+        self.idle = False
+        if not self._started:
+            self._started = True
+            start_thread(self._run, "tensor-pulse")
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._event.set()
+
+    def _run(self) -> None:
+        quiet = 0
+        while True:
+            self._event.wait()
+            if self._stopped:
+                return
+            time.sleep(AGE)
+            engine = self._engine()
+            if engine is None or engine.ended:
+                return
+            try:
+                busy = engine.pulse()
+            except Exception:
+                return  # the program's own thread meets it at its next command
+            quiet = 0 if busy else quiet + 1
+            if quiet > 20:
+                self._event.clear()
+                self.idle = True
+                if engine.pulse():  # between the last look and going idle
+                    self.wake()
+                quiet = 0
+            del engine
 
 
 class _Engine(Protocol):
@@ -27,8 +82,9 @@ class _Engine(Protocol):
     def exception_of(self, failed: Failed) -> RemoteException: ...
 
 
-class Unread:
-    """Those of one engine. A thread for all engines reads what was dropped."""
+class UnfetchedFailures:
+    """Failures of workers of one engine that nobody looked at: they are logged, for they must not get lost. A thread for all
+    engines reads what was dropped."""
 
     def __init__(self, engine: Any) -> None:
         self._engine: _Engine = engine

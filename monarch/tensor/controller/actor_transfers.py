@@ -21,8 +21,8 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.place import Engine, Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.worker.claims import Publish, claim
-from monarch.tensor.worker.claims import engines as known_engines
+from monarch.tensor.worker.actor_transfers import Publish, claim
+from monarch.tensor.worker.actor_transfers import engines as known_engines
 
 _numbers = itertools.count(1)
 
