@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.utils._python_dispatch import (
@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import (
 
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.absent_devices import allow_names
-from monarch.tensor.controller.place import Mesh
 
-M = TypeVar("M", bound=Mesh)
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
+
+M = TypeVar("M", bound="DeviceMesh")
 T = TypeVar("T")
 no_modes = _disable_current_modes
 _modes = torch._C._len_torch_dispatch_stack
@@ -59,7 +61,7 @@ class _MeshMode(TorchDispatchMode):
         """False: `operate` need not be hidden from torch.compile, and hiding it costs two microseconds an operation."""
         return False
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         self.mesh = mesh
 
@@ -154,15 +156,15 @@ class _NoMesh:
 no_mesh = _NoMesh()
 
 
-def active_mesh() -> Mesh | None:
+def active_mesh() -> DeviceMesh | None:
     """The mesh that is active in this thread, if any."""
     if not _active.stack or isinstance(_active.stack[-1], _NoMeshActivation):
         return None
-    mesh: Mesh = _active.stack[-1].mesh
+    mesh: DeviceMesh = _active.stack[-1].mesh
     return mesh
 
 
-def mesh_of_operations() -> Mesh | None:
+def mesh_of_operations() -> DeviceMesh | None:
     """The mesh that torch's operations of this thread go to. In threads in which autograd computes derivatives it is that
     of the thread which asked for them, by which none was activated there."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
@@ -171,7 +173,7 @@ def mesh_of_operations() -> Mesh | None:
     return None
 
 
-def deactivate(mesh: Mesh) -> None:
+def deactivate(mesh: DeviceMesh) -> None:
     if active_mesh() is not mesh:
         raise RuntimeError(f"{mesh} is not the active mesh of this thread, so it cannot be deactivated")
     _active.stack[-1].end()

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Receivers, reduce_for
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
-from monarch.tensor.controller.place import Engine, Place
 from monarch.tensor.controller.records import recorder, recorders
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.worker.actor_transfers import Publish, claim
 from monarch.tensor.worker.actor_transfers import engines as known_engines
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
 
 _numbers = itertools.count(1)
 

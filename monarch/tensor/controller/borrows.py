@@ -11,9 +11,9 @@ from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.events import post, wait
 from monarch.tensor.controller.handles import is_distributed, make
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import BORROWED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, tensors_of
 from monarch.tensor.controller.stream import Stream, bind
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.worker.events import Alias
 from monarch.tensor.worker.moves import Adopt

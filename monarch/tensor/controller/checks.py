@@ -9,9 +9,9 @@ import torch
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import BORROWED, DROPPED, LENT, RETURNED, UNSEEN, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
+from monarch.tensor.controller.stream_placement import Place
 
 
 def check(

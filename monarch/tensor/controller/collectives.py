@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,12 +16,15 @@ from monarch.tensor.controller.groups import dims_of
 from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.pending import STREAM, begin
-from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import KNOWN, Record, Storage
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.worker import reductions
 from monarch.tensor.worker.collectives import Reduce, shape_of
 from monarch.tensor.worker.reductions import REDUCTIONS
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 
 def reduce(
@@ -192,7 +195,7 @@ def _usable(
     """Where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()
     first = next((tensor for tensor in inputs if is_distributed(tensor)), None)
-    mesh: Mesh | None = first._record.place.mesh if first is not None else active_mesh()
+    mesh: DeviceMesh | None = first._record.place.mesh if first is not None else active_mesh()
     problems = []
     for index, tensor in enumerate(inputs):
         writes = inplace or (has_out and index == len(inputs) - 1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import KNOWN, Record, Storage
+from monarch.tensor.controller.stream_placement import Place
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 
 def constant(place: Place, local: torch.Tensor) -> Any:
@@ -56,7 +59,7 @@ def on_device_of(local: torch.Tensor, made: Any) -> Any:
         return made.to(local.device.type)
 
 
-def goes_along(local: torch.Tensor, mesh: Mesh | None) -> bool:
+def goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:
     """Whether a local tensor may be the operand of an operation beside distributed ones without the program having asked:
     constants of a derivative that was made outside any mesh, and there torch's own scalars too."""
     if type(local) is not torch.Tensor or local.device.type != "cpu":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,7 +22,6 @@ from monarch.tensor.controller.constants import constant, goes_along, replica
 from monarch.tensor.controller.handles import Made, layout, make
 from monarch.tensor.controller.known_values import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.place import Engine, Mesh, Place
 from monarch.tensor.controller.records import (
     Record,
     Storage,
@@ -32,18 +31,25 @@ from monarch.tensor.controller.records import (
 )
 from monarch.tensor.controller.rng_draws import given_state
 from monarch.tensor.controller.stream import _active as _streams
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.taint import merge
+from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import CONTIGUOUS, Layout, Number, OpCall, Slot, op_name
 
-Tensor: Any = None  # the class: see `handles`. A name of this module too, because every operation needs it
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.tensor import Tensor
+else:
+    # The class: see `handles`. A name of this module too, because every operation needs it.
+    Tensor = None
 _wrap = torch.Tensor._make_wrapper_subclass
 _inference = torch.is_inference_mode_enabled
 
 
-def bind(cls: Any) -> None:
-    """`cls` is the class of distributed tensors."""
-    global Tensor
-    Tensor = cls
+def bind(cls: type[Tensor]) -> None:
+    """Takes `cls` as the class of distributed tensors."""
+    globals()["Tensor"] = cls
     handles.bind(cls)
 
 
@@ -59,7 +65,8 @@ class Entry:
         self.signature = signature
         self.outcome = outcome
         self.fresh = len(outcome.fresh)
-        self.kind, self.meta, self.view, self.same = Entry.OTHER, None, -1, -1
+        self.kind, self.view, self.same = Entry.OTHER, -1, -1
+        self.meta: Meta = None  # type: ignore[assignment]  # set but for OTHER, as is `wrap`
         leaf = outcome.leaves[0] if outcome.structure is None else None
         deferred = leaf is not None and leaf.meta is not None and leaf.meta.deferred and leaf.same < 0
         if leaf is not None and not outcome.changed and not outcome.moved and not deferred:
@@ -72,7 +79,8 @@ class Entry:
                 self.kind, self.view = Entry.VIEW, leaf.view
             else:
                 self.kind = Entry.NEW
-        self.wrap = functools.partial(_wrap, Tensor, *layout(self.meta)) if self.meta is not None else None
+        if self.meta is not None:
+            self.wrap: Callable[[], Tensor] = functools.partial(_wrap, Tensor, *layout(self.meta))
 
 
 class _Op:
@@ -126,7 +134,7 @@ def known_op(func: Any) -> _Op:
     return op
 
 
-def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None) -> Any:
+def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
     op = _ops.get(id(func))
     if op is None:
@@ -219,8 +227,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
     if _inference():
         Made.inference = True
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
-    kind = entry.kind
-    if kind == 0:  # NEW
+    how = entry.kind
+    if how == 0:  # NEW
         meta = entry.meta
         made = entry.wrap()
         made._record = record = Record(ident, meta, place, Storage(taint))
@@ -230,7 +238,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
             return made
         know(op, entry.outcome, args, kwargs, inputs, [made])
         return made
-    if kind == 1:  # VIEW
+    if how == 1:  # VIEW
         meta = entry.meta
         source = inputs[entry.view]._record
         made = entry.wrap()
@@ -239,7 +247,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
             here.born(record)
         share(source, record)
         return made
-    if kind == 2:  # SAME
+    if how == 2:  # SAME
         made = inputs[entry.same]
         storage = made._record.storage
         storage.taint = taint
@@ -445,7 +453,7 @@ def _move(record: Record, source: Record | None, taint: Any) -> None:
 # --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
-def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mesh | None) -> Any:
+def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: DeviceMesh | None) -> Any:
     """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
     sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
     number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""

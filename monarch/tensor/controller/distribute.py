@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -21,11 +21,14 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import check_values, on_device_of, replica
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
-from monarch.tensor.controller.place import Engine, Place
 from monarch.tensor.controller.records import Record, Storage
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.placements import Placement
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
 
 AT_ONCE = (
     64 << 20

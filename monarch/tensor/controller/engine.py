@@ -20,9 +20,9 @@ from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedF
 from monarch.tensor.controller.events import follow_stream
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat, _gather
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 

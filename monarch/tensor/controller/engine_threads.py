@@ -7,10 +7,13 @@ import queue
 import threading
 import time
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Future, read_if_dropped, start_thread
-from monarch.tensor.failures import Failed, RemoteException
+from monarch.tensor.failures import Failed
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
 
 _log = logging.getLogger("monarch")
 AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
@@ -18,20 +21,13 @@ _LOGGED = 20  # failures of an engine that has ended; of more, the number is sai
 
 _dropped: queue.SimpleQueue[tuple[UnfetchedFailures, Future[Any]]] = queue.SimpleQueue()
 _starting = threading.Lock()
-_reader: list[Any] = []
-
-
-class _Flushed(Protocol):
-    @property
-    def ended(self) -> bool: ...
-
-    def pulse(self) -> bool: ...
+_reader: list[threading.Thread] = []
 
 
 class FlushTimer:
     """The thread of an engine that sends what would wait too long. It sleeps for good while nothing is issued."""
 
-    def __init__(self, engine: _Flushed) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = weakref.ref(engine)
         self._event = threading.Event()
         self._stopped = False
@@ -73,21 +69,12 @@ class FlushTimer:
             del engine
 
 
-class _Engine(Protocol):
-    root: Any
-    untold: list[Failed]
-
-    def note(self, answer: Any) -> None: ...
-    def is_told(self, failed: Failed) -> bool: ...
-    def exception_of(self, failed: Failed) -> RemoteException: ...
-
-
 class UnfetchedFailures:
     """Failures of workers of one engine that nobody looked at: they are logged, for they must not get lost. A thread for all
     engines reads what was dropped."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine: _Engine = engine
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def watched(self, answers: Future[Any]) -> Future[Any]:
         """The same answers, of all workers that were asked; see `read_if_dropped`."""

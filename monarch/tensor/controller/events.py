@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.worker.events import Await, Post
 
 _numbers = itertools.count(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
@@ -11,9 +11,11 @@ from monarch.actor import Future
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
-from monarch.tensor.controller.place import Mesh
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 
 def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
@@ -58,7 +60,7 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates:
     )
 
 
-def rank_at(mesh: Mesh, shard: Mapping[str, int] | None, coordinates: Mapping[str, int]) -> int:
+def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapping[str, int]) -> int:
     """The engine's rank at a coordinate of `mesh`; without any, at the first."""
     if shard is None and not coordinates:
         return next(iter(mesh.processes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,11 +14,14 @@ from monarch.tensor.controller import rng, rng_draws
 from monarch.tensor.controller.activation import mesh_of_operations
 from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.handles import is_distributed, make
-from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import Record, recorder, recorders, share
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.generators import DEVICE_BYTES
 from monarch.tensor.signature import OpCall, Slot
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 _Plain: Any = torch._C.Generator
 
@@ -67,7 +70,7 @@ class Generator(_Plain, metaclass=_Kind):
         self._device = torch.device(device) if torch.device(device).type != super().device.type else None
         # By engine, for all its processes; and what shows a slice of them the same memory.
         self._states: dict[Any, Any] = {}
-        self._parts: dict[Mesh, Any] = {}
+        self._parts: dict[DeviceMesh, Any] = {}
         here = recorder() if recorders else None
         self._made_in = weakref.ref(here) if here is not None else None
 
@@ -199,7 +202,7 @@ class Generator(_Plain, metaclass=_Kind):
             )
 
 
-def _part(whole: Any, mesh: Mesh) -> Any:
+def _part(whole: Any, mesh: DeviceMesh) -> Any:
     """The same memory in the processes of `mesh`, a slice."""
     record = whole._record
     place = mesh.place(record.place.stream)

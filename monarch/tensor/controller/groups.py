@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.controller import misuse
-from monarch.tensor.controller.place import Mesh
 from monarch.tensor.worker.groups import DropGroup, arrive
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 _numbers = itertools.count(1)
 
@@ -27,7 +29,7 @@ class RemoteProcessGroup:
     minutes.
     """
 
-    def __init__(self, mesh: Mesh, dims: str | Sequence[str]) -> None:
+    def __init__(self, mesh: DeviceMesh, dims: str | Sequence[str]) -> None:
         self._dims = dims_of(mesh, dims)
         self._mesh = mesh
         self._number = next(_numbers)

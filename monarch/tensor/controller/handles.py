@@ -6,7 +6,7 @@ when it is there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -15,7 +15,10 @@ from monarch.tensor.controller.absent_devices import home
 from monarch.tensor.controller.records import Record, recorder, recorders
 from monarch.tensor.metadata import Meta
 
-Tensor: Any = None  # the class, set by `bind`
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
+else:
+    Tensor = None  # set by `bind`
 
 
 class Made:
@@ -29,14 +32,13 @@ _wrap = torch.Tensor._make_wrapper_subclass
 _inference = torch.is_inference_mode_enabled
 
 
-def bind(cls: Any) -> None:
-    """`cls` is the class of distributed tensors."""
-    global Tensor
-    Tensor = cls
+def bind(cls: type[Tensor]) -> None:
+    """Takes `cls` as the class of distributed tensors."""
+    globals()["Tensor"] = cls
 
 
-def is_distributed(value: Any) -> bool:
-    """Whether `value` is a distributed tensor."""
+def is_distributed(value: object) -> TypeGuard[Tensor]:
+    """True if `value` is a distributed tensor."""
     return type(value) is Tensor
 
 
@@ -47,10 +49,10 @@ def layout(meta: Meta) -> tuple[Any, ...]:
     return meta.shape, stride, offset, None, meta.dtype, torch.strided, home(meta.device)
 
 
-def make(record: Record) -> Any:
-    """The tensor of a record."""
+def make(record: Record) -> Tensor:
+    """Returns a tensor for `record`."""
     meta = record.meta
-    made = _wrap(Tensor, *layout(meta))
+    made: Tensor = _wrap(Tensor, *layout(meta))
     made._record = record
     if _inference():
         Made.inference = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,11 +12,14 @@ from monarch.tensor import metadata
 from monarch.tensor.controller.activation import Activation, active_mesh, deactivate, no_modes
 from monarch.tensor.controller.groups import RemoteProcessGroup, dims_of
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.place import Engine, Place
 from monarch.tensor.controller.records import Record, Storage
 from monarch.tensor.controller.stream import Stream, get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.worker.ranks import Coordinate
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
 
 
 class DeviceMesh(MeshTrait):

@@ -17,9 +17,9 @@ from monarch.tensor.controller.events import follow_stream
 from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import Record, Storage
 from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.worker.moves import Adopt, Copy, Receive, Send
 
 _numbers = itertools.count(1)
@@ -101,7 +101,7 @@ def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Any:
     return make(Record(ident, meta, there, Storage(taint)))
 
 
-def routes(start: Mesh, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+def routes(start: DeviceMesh, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
     """(sender, receiver) for each rank of `mesh`, in the engine's numbers. ValueError when they do not fit."""
     if start.client is not mesh.client:
         raise ValueError(
@@ -152,7 +152,7 @@ def _copied(record: Record, mesh: DeviceMesh, there: Place) -> int:
     return ident
 
 
-def _sent(record: Record, start: Mesh, there: Place, pairs: tuple[tuple[int, int], ...]) -> tuple[int, Any]:
+def _sent(record: Record, start: DeviceMesh, there: Place, pairs: tuple[tuple[int, int], ...]) -> tuple[int, Any]:
     origin: Place = record.place
     engine = origin.engine
     here = start.place(origin.stream)

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from monarch.tensor.controller import borrows, misuse
 from monarch.tensor.controller.events import post, wait
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import Record, Storage, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.worker.moves import Adopt
 
 STREAM = Stream("collectives")  # one for all of them: ranks have to come to collectives in the same order

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from monarch.tensor.controller.place import Place
+    from monarch.tensor.controller.stream_placement import Place
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.metadata import Meta
 

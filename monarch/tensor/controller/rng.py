@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,17 +17,20 @@ from monarch.tensor import metadata
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.mesh import get_active_mesh
-from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.generators import DEVICE_BYTES
 from monarch.tensor.propagation import Leaf, Outcome
 from monarch.tensor.worker.random_numbers import RandomCall
 
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
+
 # The last seed that the processes of a mesh were given by torch's functions, while it is true of all of them.
-cpu_seeds: weakref.WeakKeyDictionary[Mesh, int] = weakref.WeakKeyDictionary()
-device_seeds: weakref.WeakKeyDictionary[Mesh, int] = weakref.WeakKeyDictionary()
+cpu_seeds: weakref.WeakKeyDictionary[DeviceMesh, int] = weakref.WeakKeyDictionary()
+device_seeds: weakref.WeakKeyDictionary[DeviceMesh, int] = weakref.WeakKeyDictionary()
 CPU_BYTES = torch.default_generator.get_state().numel()
 
 
@@ -86,7 +89,7 @@ def checked_seed(seed: Any) -> int:
     return number
 
 
-def note_seed(seeds: weakref.WeakKeyDictionary[Mesh, int], mesh: Mesh, seed: int | None) -> None:
+def note_seed(seeds: weakref.WeakKeyDictionary[DeviceMesh, int], mesh: DeviceMesh, seed: int | None) -> None:
     """The generators of `mesh` have begun anew with `seed`; None where each has its own."""
     ranks = set(mesh.processes)
     for other in list(seeds):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monarch.tensor.controller.place import Place
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.generators import drawing_name, generator_argument
 
 # The generators made while a mesh was active, by the address of what torch keeps of one: an operation arrives here with

@@ -51,8 +51,7 @@ class Tensor(torch.Tensor):
     @property
     def mesh(self) -> DeviceMesh:
         """Where its local tensors are."""
-        mesh: DeviceMesh = self._record.place.mesh  # type: ignore[assignment]  # the only kind there is
-        return mesh
+        return self._record.place.mesh
 
     @property
     def stream(self) -> Stream:

@@ -29,8 +29,8 @@ from monarch.tensor.controller.activation import everywhere, mesh_of_operations
 from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.generator import Generator
 from monarch.tensor.controller.handles import is_distributed
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.generators import DEVICE_BYTES
 
 _CPU, _DEVICE = (

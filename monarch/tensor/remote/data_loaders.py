@@ -13,8 +13,8 @@ from monarch.tensor import patterns
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.groups import dims_of
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.stream import Stream, get_active_stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.remote.remote_function import Remote
 from monarch.tensor.worker import batches
 

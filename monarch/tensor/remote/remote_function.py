@@ -20,7 +20,6 @@ from monarch.tensor.controller.dispatch import Entry
 from monarch.tensor.controller.fetch import rank_at
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.place import Mesh
 from monarch.tensor.controller.records import KNOWN, Record, Storage, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import Taint, merge
@@ -35,6 +34,8 @@ from monarch.tensor.worker.function_call import FunctionCall, PatternCall, Value
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar  # every checker has it: `default` came with Python 3.13
+
+    from monarch.tensor.controller.mesh import DeviceMesh
 
     P = ParamSpec("P", default=...)
     R = TypeVar("R", default=Any)
@@ -231,7 +232,7 @@ class Remote(Generic[P, R_co]):
         if outcome.mutates:
             _mutated(inputs, outcome.mutates, taint)
         if entry.kind == Entry.NEW:
-            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type, no-any-return]  # a NEW one has a meta
+            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type]  # a NEW one has a meta
         made = dispatch.fresh_leaves(outcome, inputs, place, ident, taint)
         return made[0] if outcome.structure is None else outcome.structure(made)  # type: ignore[no-any-return]
 
@@ -379,21 +380,21 @@ class Remote(Generic[P, R_co]):
         if port is not None:
             start_thread(bind_context(_pass_on), "monarch-remote-send", futures, port)
 
-    def _mesh(self) -> Mesh:
+    def _mesh(self) -> DeviceMesh:
         mesh = active_mesh()
         if mesh is None:
             raise _needs_mesh(self._label)
         return mesh
 
-    def _one(self, mesh: Mesh, args: Any, kwargs: Any) -> Future[Any]:
+    def _one(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> Future[Any]:
         return follow(self._ask(mesh, args, kwargs, "call"), lambda answers: _values(mesh.client, answers)[0])
 
-    def _gatherer(self, mesh: Mesh) -> Callable[[Any], Any]:
+    def _gatherer(self, mesh: DeviceMesh) -> Callable[[Any], Any]:
         labels, sizes = mesh.names, list(mesh.sizes.values())
         shape = Shape(list(labels), NDSlice.new_row_major(sizes))
         return lambda answers: ValueMesh(shape, _values(mesh.client, answers))
 
-    def _ask(self, mesh: Mesh, args: Any, kwargs: Any, adverb: str) -> Any:
+    def _ask(self, mesh: DeviceMesh, args: Any, kwargs: Any, adverb: str) -> Any:
         wide, call, inputs = self._value_call(mesh, args, kwargs)
         refs = [tensor._record.ref for tensor in inputs]
         taints = [tensor._record.storage.taint for tensor in inputs]
@@ -402,7 +403,7 @@ class Remote(Generic[P, R_co]):
             _mutated(inputs, call.mutates, None)
         return found
 
-    def _value_call(self, mesh: Mesh, args: Any, kwargs: Any) -> tuple[Mesh, ValueCall, list[Any]]:
+    def _value_call(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[DeviceMesh, ValueCall, list[Any]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
         if arguments.has_tensors(leaves):
@@ -423,12 +424,12 @@ class Remote(Generic[P, R_co]):
         )
         return wide, ValueCall(call), inputs
 
-    def _wide(self, mesh: Mesh, leaves: Sequence[Any]) -> Mesh:
+    def _wide(self, mesh: DeviceMesh, leaves: Sequence[Any]) -> DeviceMesh:
         """The mesh of the tensors among `leaves`. ValueError unless it has all ranks of `mesh`."""
         first = next((leaf for leaf in leaves if type(leaf) is Tensor), None)
         if first is None:
             return mesh
-        wide: Mesh = first._record.place.mesh
+        wide: DeviceMesh = first._record.place.mesh
         if wide is mesh:
             return wide
         if wide.client is not mesh.client or not set(mesh.processes) <= set(wide.processes):
@@ -525,7 +526,7 @@ def _mutated(inputs: Sequence[Any], places: Sequence[int], taint: Taint | None) 
     torch.autograd.graph.increment_version([inputs[place] for place in places])
 
 
-def _rank_mesh(mesh: Mesh, place: int) -> Mesh:
+def _rank_mesh(mesh: DeviceMesh, place: int) -> DeviceMesh:
     """The mesh of the one rank at `place` in `mesh`."""
     coordinates = {}
     for name, size in reversed(list(mesh.sizes.items())):

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,7 +23,6 @@ from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.engines import device_mesh
-from monarch.tensor.controller.place import Engine, Mesh
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.taint import merge
@@ -31,6 +30,10 @@ from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed, RemoteException
 from monarch.tensor.remote.remote_function import _mutated
 from monarch.tensor.worker import actor_transfers
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 _log = logging.getLogger("monarch")
 
@@ -82,7 +85,7 @@ def _with(fakes: Sequence[Any], leaves: Sequence[Any], spec: Any) -> Any:
 # --- where -----------------------------------------------------------------------------------------------------
 
 
-def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> Mesh:
+def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceMesh:
     """The mesh of the results: exactly the processes of the actors."""
     addresses = endpoint._mesh._plan.addresses
     candidates = [tensor._record.place.mesh for tensor in tensors]
@@ -113,7 +116,7 @@ def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> Mesh:
     return found
 
 
-def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> Mesh | None:
+def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
     """The mesh of the actors' processes with the labels of their mesh; None when the engine does not have them all."""
     shape = endpoint._mesh._shape
     places = {address: rank for rank, address in enumerate(engine.addresses)}

@@ -16,9 +16,9 @@ from monarch.tensor import commands
 from monarch.tensor.controller.engine import Engine
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.stream_placement import Place
 from monarch.tensor.controller.taint import Taint
 from monarch.tensor.metadata import Meta
 from monarch.tensor.remote.rref import Take
