@@ -10,18 +10,18 @@ from __future__ import annotations
 import msgspec
 
 
-class Command(msgspec.Struct, array_like=True, gc=False):
+class WorkerCommand(msgspec.Struct, array_like=True, gc=False):
     """`ident` names the command in reports of failures: the first reference it makes, or a number of its own."""
 
 
-class Place(Command, tag=0):
+class SetPlacement(WorkerCommand, tag=0):
     """What follows is for the ranks of mesh `mesh` and runs on stream `stream`."""
 
     mesh: int
     stream: int
 
 
-class Run(Command, tag=1):
+class Run(WorkerCommand, tag=1):
     """Runs signature `signature` with the tensors `inputs` and the numbers `scalars`.
 
     Its fresh results are references `ident`, `ident + 1`, ...
@@ -33,20 +33,20 @@ class Run(Command, tag=1):
     scalars: tuple[int | float | bool, ...] = ()
 
 
-class Define(Command, tag=2):
+class Define(WorkerCommand, tag=2):
     """`payload` is a signature.Call: what Run commands that say `signature` do from here on."""
 
     signature: int
     payload: int
 
 
-class Forget(Command, tag=3):
+class Forget(WorkerCommand, tag=3):
     """No Run will name `signature` any more."""
 
     signature: int
 
 
-class DefineMesh(Command, tag=4):
+class DefineMesh(WorkerCommand, tag=4):
     """Mesh `mesh` is the ranks `ranks` of the engine's own, in this order, with these names and sizes."""
 
     mesh: int
@@ -55,21 +55,21 @@ class DefineMesh(Command, tag=4):
     ranks: tuple[int, ...]
 
 
-class DefineStream(Command, tag=5):
+class DefineStream(WorkerCommand, tag=5):
     """Stream `stream` is a thread (and a stream of the device) of its own on each worker."""
 
     stream: int
     name: str
 
 
-class Constant(Command, tag=6):
+class Constant(WorkerCommand, tag=6):
     """`payload`, a local tensor, becomes reference `ident`."""
 
     ident: int
     payload: int
 
 
-class Fetch(Command, tag=7):
+class Fetch(WorkerCommand, tag=7):
     """The worker of rank `rank` answers with its tensors `refs`; the others only say whether theirs are good.
 
     `taints`: numbers of commands between ranks on which the values depend.
@@ -81,13 +81,13 @@ class Fetch(Command, tag=7):
     taints: tuple[int, ...] = ()
 
 
-class Sync(Command, tag=8):
+class Sync(WorkerCommand, tag=8):
     """Answer when all before it is done, with the failures that no answer has told yet."""
 
     ident: int
 
 
-class Do(Command, tag=9):
+class Do(WorkerCommand, tag=9):
     """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident +
     1`, ..."""
 
@@ -96,7 +96,7 @@ class Do(Command, tag=9):
     inputs: tuple[int, ...] = ()
 
 
-class Ask(Command, tag=20):
+class AskRanks(WorkerCommand, tag=20):
     """`payload` is a signature.Call: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what
     it gave; the others only say whether their inputs are good. `taints` as in Fetch."""
 
@@ -107,7 +107,7 @@ class Ask(Command, tag=20):
     taints: tuple[int, ...] = ()
 
 
-AnyCommand = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do | Ask
+AnyCommand = SetPlacement | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do | AskRanks
 
 Batch = list[int | AnyCommand]
 

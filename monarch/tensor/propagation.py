@@ -146,7 +146,7 @@ def describe(
 def fill(value: Any, tensors: Sequence[Any]) -> Any:
     """`value` with its Slots replaced."""
     kind = type(value)
-    if kind is signature.Slot:
+    if kind is signature.TensorHole:
         return tensors[value]
     if kind in (list, tuple):
         return kind(fill(item, tensors) for item in value)
@@ -163,7 +163,7 @@ def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, 
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[place] if place < len(args) else kwargs.get(argument.name)
-        found += [int(leaf) for leaf in signature.flatten(value) if type(leaf) is signature.Slot]
+        found += [int(leaf) for leaf in signature.flatten(value) if type(leaf) is signature.TensorHole]
     return tuple(found)
 
 

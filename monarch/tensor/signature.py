@@ -18,7 +18,7 @@ from monarch.tensor.failures import OneLine
 Runner = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
-class Call(Protocol):
+class WorkerCall(Protocol):
     """`keeps`: which of the flattened results become references, in order; None when the only result does.
 
     `mutates`: the positions of inputs whose memory it changes: if it fails, they and all that shares their memory are lost.
@@ -34,13 +34,13 @@ class Call(Protocol):
         """As reports of failures show it."""
 
 
-class Slot(int):
+class TensorHole(int):
     """The hole for the n-th input tensor."""
 
     __slots__ = ()
 
 
-class Number(int):
+class NumberHole(int):
     """The hole for the n-th number."""
 
     __slots__ = ()
@@ -241,9 +241,9 @@ def contiguously(call: str) -> str:
 
 def _expression(value: Any, constants: list[Any]) -> str:
     kind = type(value)
-    if kind is Slot:
+    if kind is TensorHole:
         return f"t[{int(value)}]"
-    if kind is Number:
+    if kind is NumberHole:
         return f"n[{int(value)}]"
     if kind is bool or kind is int or value is None:
         return repr(value)
@@ -271,7 +271,7 @@ def has_hole(value: Any) -> bool:
     """Whether a tensor or a number that travels with each call belongs somewhere in `value`."""
     if type(value) in (list, tuple):
         return any(has_hole(item) for item in value)
-    return type(value) in (Slot, Number)
+    return type(value) in (TensorHole, NumberHole)
 
 
 def flatten(result: Any) -> list[Any]:

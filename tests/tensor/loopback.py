@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch._wire import codec
 from monarch.actor import NDSlice, Promise, Shape
 from monarch.tensor import commands
-from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.worker import current, executor
 
 
-class Loopback(Engine):
+class Loopback(TensorEngine):
     """An Engine for a mesh of `sizes`. Every flush runs its batch on each rank before it returns.
 
     `batches`: the commands of every batch so far, oldest first, as the workers decode them.
@@ -106,7 +106,7 @@ class _Workers:
         return [promise.future for promise in promises]
 
 
-class _Inline(executor.Streams):
+class _Inline(executor.StreamThreads):
     """Streams that run in the caller's thread."""
 
     def __init__(self, one: executor.Executor) -> None:

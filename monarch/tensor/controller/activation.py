@@ -25,13 +25,13 @@ no_modes = _disable_current_modes
 _modes = torch._C._len_torch_dispatch_stack
 
 
-class _Active(threading.local):
+class _ActiveMeshes(threading.local):
     def __init__(self) -> None:
         self.stack: list[Any] = []  # activations, the innermost last; each a mesh's or `no_mesh`'s
         self.modes = 0  # dispatch modes of this thread when the innermost began: as many as now if none came after it
 
 
-_active = _Active()
+_active = _ActiveMeshes()
 
 
 class _Everywhere:

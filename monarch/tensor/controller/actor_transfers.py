@@ -19,18 +19,18 @@ from monarch.actor import Receivers, reduce_for
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.records import recorder, recorders
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.worker.actor_transfers import Publish, claim
+from monarch.tensor.worker.actor_transfers import PublishTensors, claim
 from monarch.tensor.worker.actor_transfers import engines as known_engines
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
 
 _numbers = itertools.count(1)
 
 
-class _Message:
+class _OutgoingTensors:
     """The distributed tensors of one message, while it is pickled."""
 
     def __init__(self, receivers: Receivers) -> None:
@@ -65,16 +65,16 @@ class _Message:
 
     def publish(self) -> None:
         """Issues what hands the tensors over, on their streams."""
-        places: dict[Place, list[tuple[int, Tensor]]] = {}
+        places: dict[StreamPlacement, list[tuple[int, Tensor]]] = {}
         for number, tensor in self._tensors:
             places.setdefault(tensor._record.place, []).append((number, tensor))
-        engines: set[Engine] = set()
+        engines: set[TensorEngine] = set()
         for place, some in places.items():
             engine = place.engine
             addresses = engine.addresses
             wanted = set(self.receivers.addresses)
             ranks = [rank for rank in place.mesh.processes if addresses[rank] in wanted]
-            call = Publish(
+            call = PublishTensors(
                 engine.worker_key,
                 [number for number, _ in some],
                 None if len(ranks) == len(place.mesh) else ranks,
@@ -91,8 +91,8 @@ class _Message:
 def _reduce(tensor: Tensor, receivers: Receivers) -> tuple[Any, ...]:
     act = receivers.before.get("tensors")
     if act is None:
-        act = receivers.before["tensors"] = partial(_Message.publish, _Message(receivers))
-    message: _Message = act.args[0]  # type: ignore[attr-defined]
+        act = receivers.before["tensors"] = partial(_OutgoingTensors.publish, _OutgoingTensors(receivers))
+    message: _OutgoingTensors = act.args[0]  # type: ignore[attr-defined]
     number = message.number(tensor)
     return claim, (tensor._record.place.engine.worker_key, number)
 

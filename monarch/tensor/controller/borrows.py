@@ -11,14 +11,23 @@ from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.events import post, wait
 from monarch.tensor.controller.handles import is_distributed, make
-from monarch.tensor.controller.records import BORROWED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, tensors_of
+from monarch.tensor.controller.records import (
+    BORROWED,
+    KNOWN,
+    LENT,
+    RETURNED,
+    UNSEEN,
+    TensorRecord,
+    TensorStorage,
+    tensors_of,
+)
 from monarch.tensor.controller.stream import Stream, bind
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.worker.events import Alias
-from monarch.tensor.worker.moves import Adopt
+from monarch.tensor.worker.events import AliasTensor
+from monarch.tensor.worker.moves import AdoptTensors
 
-_orphans: deque[_Loan] = deque()  # whose Borrow the collector took
+_orphans: deque[_BorrowLoan] = deque()  # whose Borrow the collector took
 
 
 def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Borrow]:
@@ -32,7 +41,9 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Bor
     """
     sweep()
     if not is_distributed(tensor):
-        raise misuse.incorrect("borrow", (tensor, mutable), {}, [misuse.Problem(tensor, "LOCAL_TENSOR")], None, stream)
+        raise misuse.incorrect(
+            "borrow", (tensor, mutable), {}, [misuse.OperandProblem(tensor, "LOCAL_TENSOR")], None, stream
+        )
     record = tensor._record
     storage = record.storage
     problem = trouble(tensor, record.place, False)
@@ -47,7 +58,7 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Bor
     return made, Borrow(loan)
 
 
-def lend_all(tensors: Sequence[Any], stream: Stream, mutable: bool) -> tuple[list[Any], list[_Loan]]:
+def lend_all(tensors: Sequence[Any], stream: Stream, mutable: bool) -> tuple[list[Any], list[_BorrowLoan]]:
     """What stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and the loans, for
     `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
     sweep()
@@ -67,14 +78,14 @@ def lend_all(tensors: Sequence[Any], stream: Stream, mutable: bool) -> tuple[lis
     return [made for made, _ in lent], [loan for _, loan in lent]
 
 
-def take_back(loans: Sequence[_Loan], where: str) -> None:
+def take_back(loans: Sequence[_BorrowLoan], where: str) -> None:
     """Ends these loans. The caller lets the lenders' streams follow."""
     for loan in loans:
         if not loan.returned:
             _give_back(loan, where, False)
 
 
-def abandon(loans: Sequence[_Loan], where: str) -> None:
+def abandon(loans: Sequence[_BorrowLoan], where: str) -> None:
     """Ends these loans with the next use of a borrow. Safe from whatever the collector interrupts."""
     for loan in loans:
         if not loan.returned:
@@ -84,14 +95,14 @@ def abandon(loans: Sequence[_Loan], where: str) -> None:
             _orphans.append(loan)
 
 
-def _lend(record: Record, stream: Stream, mutable: bool, followed: bool = False) -> tuple[Any, _Loan]:
+def _lend(record: TensorRecord, stream: Stream, mutable: bool, followed: bool = False) -> tuple[Any, _BorrowLoan]:
     """`followed`: the caller lets the stream wait."""
     place, engine = record.place, record.place.engine
     there = place.mesh.place(stream)
-    ident = engine.run(place, engine.define("alias", Alias()), (record.ref,), (), 1)
-    storage = Storage(record.storage.taint)
-    made = make(Record(ident, record.meta, there, storage))
-    loan = _Loan(record.storage, made._record, place, mutable)
+    ident = engine.run(place, engine.define("alias", AliasTensor()), (record.ref,), (), 1)
+    storage = TensorStorage(record.storage.taint)
+    made = make(TensorRecord(ident, record.meta, there, storage))
+    loan = _BorrowLoan(record.storage, made._record, place, mutable)
     if there is not place and not followed:
         loan.event = post(place)
         storage.flags |= UNSEEN
@@ -110,7 +121,7 @@ class Borrow:
     """One borrow: `drop()`, or the end of `with borrow:`, gives it back. One that is collected before gives a
     warning, and is given back then."""
 
-    def __init__(self, loan: _Loan) -> None:
+    def __init__(self, loan: _BorrowLoan) -> None:
         self._loan = loan
 
     @property
@@ -146,12 +157,12 @@ class Borrow:
         )
 
 
-class _Loan:
+class _BorrowLoan:
     """What a Borrow is about: memory `lent` of a tensor at `place`, as `alias`."""
 
     __slots__ = ("alias", "event", "lent", "mutable", "orphaned", "place", "returned", "why")
 
-    def __init__(self, lent: Storage, alias: Record, place: Place, mutable: bool) -> None:
+    def __init__(self, lent: TensorStorage, alias: TensorRecord, place: StreamPlacement, mutable: bool) -> None:
         self.lent = lent
         self.alias = alias
         self.place = place
@@ -167,16 +178,16 @@ class _Access:
 
     __slots__ = ("live", "own")
 
-    def __init__(self, own: _Loan | None) -> None:
+    def __init__(self, own: _BorrowLoan | None) -> None:
         self.own = own
-        self.live: list[_Loan] = []
+        self.live: list[_BorrowLoan] = []
 
-    def look(self, storage: Storage) -> int:
+    def look(self, storage: TensorStorage) -> int:
         """The flags of `storage`, when what the collector took has been given back."""
         sweep()
         return storage.flags
 
-    def first_use(self, storage: Storage) -> None:
+    def first_use(self, storage: TensorStorage) -> None:
         """Before the first command with it on the borrowing stream, which waits for that of the tensor it was
         borrowed from."""
         storage.flags &= ~UNSEEN
@@ -186,7 +197,7 @@ class _Access:
             there = loan.alias.place
             wait(there, event)
             # Should the lender's tensor go first, its memory is not given out while this stream is still at it.
-            there.engine.run(there, there.engine.define("adopt", Adopt()), (loan.alias.ref,), (event,), 0)
+            there.engine.run(there, there.engine.define("adopt", AdoptTensors()), (loan.alias.ref,), (event,), 0)
 
 
 def sweep() -> None:
@@ -197,7 +208,7 @@ def sweep() -> None:
             _give_back(loan, loan.orphaned)
 
 
-def _give_back(loan: _Loan, where: str, follow: bool = True) -> None:
+def _give_back(loan: _BorrowLoan, where: str, follow: bool = True) -> None:
     loan.returned = where or "somewhere"
     alias = loan.alias
     storage = alias.storage
@@ -223,7 +234,7 @@ def _give_back(loan: _Loan, where: str, follow: bool = True) -> None:
         wait(loan.place, post(there))
 
 
-def _refresh(storage: Storage) -> None:
+def _refresh(storage: TensorStorage) -> None:
     """The flags that follow from a storage's loans."""
     access = storage.borrows
     storage.flags &= ~(BORROWED | LENT)

@@ -8,15 +8,15 @@ import torch
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.handles import is_distributed
-from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.records import BORROWED, DROPPED, LENT, RETURNED, UNSEEN, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 
 
 def check(
-    func: Any, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: Place, mesh: Any
-) -> Place:
+    func: Any, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: StreamPlacement, mesh: Any
+) -> StreamPlacement:
     """Every reason why an input cannot be used. Returns where the operation runs."""
     stream = _streams.stream
     if place.stream is not stream and torch._C._current_graph_task_id() != -1:
@@ -32,10 +32,10 @@ def check(
     return wanted
 
 
-def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
+def trouble(tensor: Any, place: StreamPlacement, writes: bool) -> OperandProblem | None:
     """Why `tensor` cannot be used at `place`, if so."""
     if not is_distributed(tensor):
-        return Problem(tensor, "LOCAL_TENSOR")
+        return OperandProblem(tensor, "LOCAL_TENSOR")
     if recorders and (here := recorder()) is not None:
         here.read((tensor,))
     record = tensor._record
@@ -44,15 +44,15 @@ def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
     if flags and storage.borrows is not None:
         flags = storage.borrows.look(storage)
     if flags & (DROPPED | RETURNED):
-        return Problem(tensor, "DROPPED", why=storage.why)
+        return OperandProblem(tensor, "DROPPED", why=storage.why)
     if flags & LENT:
-        return Problem(tensor, "BORROWED", why=storage.why)
+        return OperandProblem(tensor, "BORROWED", why=storage.why)
     if writes and flags & BORROWED:
-        return Problem(tensor, "MUTATING_BORROW", why=storage.why)
+        return OperandProblem(tensor, "MUTATING_BORROW", why=storage.why)
     if record.place.mesh is not place.mesh:
-        return Problem(tensor, "WRONG_MESH", mesh=record.place.mesh)
+        return OperandProblem(tensor, "WRONG_MESH", mesh=record.place.mesh)
     if record.place.stream is not place.stream:
-        return Problem(tensor, "WRONG_STREAM", stream=record.place.stream)
+        return OperandProblem(tensor, "WRONG_STREAM", stream=record.place.stream)
     if flags & UNSEEN:
         storage.borrows.first_use(storage)
     return None

@@ -14,13 +14,13 @@ from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.groups import dims_of
 from monarch.tensor.controller.handles import is_distributed, make
-from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.pending import STREAM, begin
-from monarch.tensor.controller.records import KNOWN, Record, Storage
+from monarch.tensor.controller.records import KNOWN, TensorRecord, TensorStorage
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.worker import reductions
-from monarch.tensor.worker.collectives import Reduce, shape_of
+from monarch.tensor.worker.collectives import ReduceTensor, shape_of
 from monarch.tensor.worker.reductions import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
 
 def _checked(
     tensors: list[Any], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
-) -> tuple[Place, tuple[str, ...], tuple[int, ...]]:
+) -> tuple[StreamPlacement, tuple[str, ...], tuple[int, ...]]:
     """Where it runs, along which dimensions, and the shape of its result."""
     if mesh is not None:
         raise NotImplementedError("reduce(mesh=...): reduce first, then bring the result there with .to_mesh(...)")
@@ -168,7 +168,7 @@ def _issue(
         out is not None,
         expected,
     )
-    call = Reduce(
+    call = ReduceTensor(
         place.mesh_number, place.stream_number, wanted, reduction, scatter, inplace, out is not None, expected
     )
     storages = [tensor._record.storage for tensor in inputs]
@@ -185,13 +185,13 @@ def _issue(
     results = []
     for index, tensor in enumerate(tensors):
         meta = metadata.contiguous(shape if len(tensors) == 1 else tensor.shape, tensor.dtype, tensor.device)
-        results.append(make(Record(ident + index, meta, place, Storage(taint))))
+        results.append(make(TensorRecord(ident + index, meta, place, TensorStorage(taint))))
     return results
 
 
 def _usable(
     name: str, inputs: list[Any], dims: Any, reduction: str, scatter: bool, inplace: bool, has_out: bool
-) -> Place:
+) -> StreamPlacement:
     """Where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()
     first = next((tensor for tensor in inputs if is_distributed(tensor)), None)
@@ -200,11 +200,11 @@ def _usable(
     for index, tensor in enumerate(inputs):
         writes = inplace or (has_out and index == len(inputs) - 1)
         if mesh is None or not is_distributed(tensor):
-            problems.append(Problem(tensor, "LOCAL_TENSOR" if mesh is not None else "NO_MESH"))
+            problems.append(OperandProblem(tensor, "LOCAL_TENSOR" if mesh is not None else "NO_MESH"))
         elif problem := trouble(tensor, mesh.place(stream), writes):
             problems.append(problem)
         elif tensor.requires_grad and torch.is_grad_enabled():
-            problems.append(Problem(tensor, "REQUIRES_GRAD"))
+            problems.append(OperandProblem(tensor, "REQUIRES_GRAD"))
     if problems:
         raise misuse.incorrect(name, (*inputs, dims, reduction, scatter), {}, problems, mesh, stream)
     assert mesh is not None

@@ -9,14 +9,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.records import KNOWN, Record, Storage
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.records import KNOWN, TensorRecord, TensorStorage
+from monarch.tensor.controller.stream_placement import StreamPlacement
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.mesh import DeviceMesh
 
 
-def constant(place: Place, local: torch.Tensor) -> Any:
+def constant(place: StreamPlacement, local: torch.Tensor) -> Any:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
@@ -25,15 +25,15 @@ def constant(place: Place, local: torch.Tensor) -> Any:
         return on_device_of(local, constant(place, host))
     with _disable_current_modes():
         meta = metadata.of(local)
-        storage = Storage()
+        storage = TensorStorage()
         if not local.shape and local.device.type == "cpu":
             storage.known = local.clone()
             storage.flags |= KNOWN
     ident = place.engine.constant(place, local)
-    return make(Record(ident, meta, place, storage))
+    return make(TensorRecord(ident, meta, place, storage))
 
 
-def replica(place: Place, local: torch.Tensor) -> Any:
+def replica(place: StreamPlacement, local: torch.Tensor) -> Any:
     """The same on purpose, whatever device `local` is on: the processes get it on the CPU. TypeError for tensors that have no
     values to send, or more to them than values."""
     check_values(local)

@@ -15,9 +15,9 @@ from torch.autograd import forward_ad
 
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import _active as _activations
-from monarch.tensor.controller.dispatch import _INT, Entry
-from monarch.tensor.controller.handles import Made
-from monarch.tensor.controller.records import Record, Storage, recorders
+from monarch.tensor.controller.dispatch import _INT, KnownCall
+from monarch.tensor.controller.handles import MadeInInference
+from monarch.tensor.controller.records import TensorRecord, TensorStorage, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
 
@@ -58,7 +58,7 @@ _default_dtype = torch.get_default_dtype
 _float32 = torch.float32
 _gather = torch._C._profiler.gather_traceback
 _count_change = torch._C._increment_version
-_NEW, _SAME = Entry.NEW, Entry.SAME
+_NEW, _SAME = KnownCall.NEW, KnownCall.SAME
 _NOTHING: Any = object()
 
 
@@ -115,12 +115,12 @@ def direct(name: str, Tensor: Any) -> Callable[..., Any]:
                 pass
             elif entry.kind == _NEW:
                 if _inference():
-                    Made.inference = True
+                    MadeInInference.inference = True
                 made = entry.wrap()
                 ident = engine.run(place, entry.signature, inputs, numbers, 1, _gather(True, False, False))
-                made._record = Record(ident, entry.meta, place, Storage(taint))
+                made._record = TensorRecord(ident, entry.meta, place, TensorStorage(taint))
                 return made
-            elif entry.kind == _SAME and in_place and (not Made.inference or not self.is_inference()):
+            elif entry.kind == _SAME and in_place and (not MadeInInference.inference or not self.is_inference()):
                 engine.run(place, entry.signature, inputs, numbers, 0, _gather(True, False, False))
                 _count_change((self,))  # autograd's: what it has saved must not have changed
                 storage.taint = taint

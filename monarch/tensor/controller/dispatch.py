@@ -19,25 +19,25 @@ from monarch.tensor.controller import handles, misuse
 from monarch.tensor.controller.absent_devices import _strangers, meant
 from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.constants import constant, goes_along, replica
-from monarch.tensor.controller.handles import Made, layout, make
+from monarch.tensor.controller.handles import MadeInInference, layout, make
 from monarch.tensor.controller.known_values import know, known_scalar, replaced, value_of
-from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.records import (
-    Record,
-    Storage,
+    TensorRecord,
+    TensorStorage,
     recorder,
     recorders,
     share,
 )
 from monarch.tensor.controller.rng_draws import given_state
 from monarch.tensor.controller.stream import _active as _streams
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.metadata import Meta
-from monarch.tensor.signature import CONTIGUOUS, Layout, Number, OpCall, Slot, op_name
+from monarch.tensor.signature import CONTIGUOUS, Layout, NumberHole, OpCall, TensorHole, op_name
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.tensor import Tensor
 else:
@@ -53,7 +53,7 @@ def bind(cls: type[Tensor]) -> None:
     handles.bind(cls)
 
 
-class Entry:
+class KnownCall:
     """A known call: its number on the workers and its outcome."""
 
     __slots__ = ("fresh", "kind", "meta", "outcome", "same", "signature", "view", "wrap")
@@ -65,25 +65,25 @@ class Entry:
         self.signature = signature
         self.outcome = outcome
         self.fresh = len(outcome.fresh)
-        self.kind, self.view, self.same = Entry.OTHER, -1, -1
+        self.kind, self.view, self.same = KnownCall.OTHER, -1, -1
         self.meta: Meta = None  # type: ignore[assignment]  # set but for OTHER, as is `wrap`
         leaf = outcome.leaves[0] if outcome.structure is None else None
         deferred = leaf is not None and leaf.meta is not None and leaf.meta.deferred and leaf.same < 0
-        if leaf is not None and not outcome.changed and not outcome.moved and not deferred:
+        if leaf is not None and leaf.meta is not None and not outcome.changed and not outcome.moved and not deferred:
             self.meta = leaf.meta
             if leaf.same >= 0:
-                self.kind, self.same = Entry.SAME, leaf.same
+                self.kind, self.same = KnownCall.SAME, leaf.same
             elif outcome.mutates:
                 pass
             elif leaf.view >= 0:
-                self.kind, self.view = Entry.VIEW, leaf.view
+                self.kind, self.view = KnownCall.VIEW, leaf.view
             else:
-                self.kind = Entry.NEW
+                self.kind = KnownCall.NEW
         if self.meta is not None:
             self.wrap: Callable[[], Tensor] = functools.partial(_wrap, Tensor, *layout(self.meta))
 
 
-class _Op:
+class _KnownOp:
     """What is known of an operation: which of its arguments are numbers that leave metadata alone, and special handling."""
 
     __slots__ = ("names", "op", "places", "random", "special")
@@ -123,14 +123,14 @@ def free_numbers(op: Any) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(places), frozenset(names)
 
 
-_ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
+_ops: dict[int, _KnownOp] = {}  # by the operation's id: an OpOverload hashes in Python
 
 
-def known_op(func: Any) -> _Op:
+def known_op(func: Any) -> _KnownOp:
     """What is known of an operation."""
     op = _ops.get(id(func))
     if op is None:
-        op = _ops[id(func)] = _Op(func)
+        op = _ops[id(func)] = _KnownOp(func)
     return op
 
 
@@ -138,7 +138,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
     op = _ops.get(id(func))
     if op is None:
-        op = _ops[id(func)] = _Op(func)
+        op = _ops[id(func)] = _KnownOp(func)
     if op.special is not None:
         handled = op.special(func, args, kwargs, mesh)
         if handled is not NotImplemented:
@@ -225,13 +225,13 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
     if here is not None:
         here.read(inputs)
     if _inference():
-        Made.inference = True
+        MadeInInference.inference = True
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
     how = entry.kind
     if how == 0:  # NEW
         meta = entry.meta
         made = entry.wrap()
-        made._record = record = Record(ident, meta, place, Storage(taint))
+        made._record = record = TensorRecord(ident, meta, place, TensorStorage(taint))
         if here is not None:
             here.born(record)
         if (not closer and inputs) or meta.shape:
@@ -242,7 +242,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         meta = entry.meta
         source = inputs[entry.view]._record
         made = entry.wrap()
-        made._record = record = Record(ident, meta, place, source.storage)
+        made._record = record = TensorRecord(ident, meta, place, source.storage)
         if here is not None:
             here.born(record)
         share(source, record)
@@ -291,7 +291,7 @@ def _nested(value: Any, inputs: list[Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def template(args: Any, kwargs: dict[str, Any], op: _Op | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
+def template(args: Any, kwargs: dict[str, Any], op: _KnownOp | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
     """The arguments with Slots for tensors and, where `op` lets them, Numbers for numbers; and the tensors in the order of
     `operate`."""
     tensors: list[Any] = []
@@ -309,15 +309,15 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return Slot(len(tensors) - 1)
+        return TensorHole(len(tensors) - 1)
     if free and (kind is float or (kind is int and -_INT < value < _INT)):
-        return Number(next(count))
+        return NumberHole(next(count))
     if kind in (list, tuple):
         return kind(_hole(item, False, tensors, count) for item in value)
     return value
 
 
-def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
+def _learn(op: _KnownOp, args: Any, kwargs: Any, inputs: list[Any], engine: TensorEngine, key: Any) -> KnownCall:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     if misuse.compiling():
         raise misuse.not_compiled(str(op.op))
@@ -351,7 +351,7 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
         (op.op, _frozen(held), _frozen(free), outcome.keeps, default, strides, exact),
         OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default, strides, exact),
     )
-    entry = Entry(signature, outcome)
+    entry = KnownCall(signature, outcome)
     if key is not None:
         engine.remember(key, entry)
     return entry
@@ -381,7 +381,14 @@ def _frozen(value: Any) -> Any:
 
 
 def _finish(
-    op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], place: Place, ident: int, taint: Any
+    op: _KnownOp,
+    entry: KnownCall,
+    args: Any,
+    kwargs: Any,
+    inputs: list[Any],
+    place: StreamPlacement,
+    ident: int,
+    taint: Any,
 ) -> Any:
     """Results of every form: several, nested, none, of changed metadata."""
     outcome = entry.outcome
@@ -401,7 +408,9 @@ def _finish(
     return leaves[0] if outcome.structure is None else outcome.structure(leaves)
 
 
-def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, ident: int, taint: Any) -> list[Any]:
+def fresh_leaves(
+    outcome: propagation.Outcome, inputs: list[Any], place: StreamPlacement, ident: int, taint: Any
+) -> list[Any]:
     """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
     leaves: list[Any] = []
     fresh: list[Any] = []
@@ -417,8 +426,8 @@ def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, 
             source = inputs[leaf.view]._record
         elif leaf.view < -1:
             source = fresh[-2 - leaf.view]._record
-        storage = source.storage if source is not None else Storage(taint)
-        made = make(Record(ident + len(fresh), leaf.meta, place, storage))
+        storage = source.storage if source is not None else TensorStorage(taint)
+        made = make(TensorRecord(ident + len(fresh), leaf.meta, place, storage))
         if source is not None:
             share(source, made._record)
         fresh.append(made)
@@ -440,12 +449,12 @@ def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None
         )
 
 
-def _move(record: Record, source: Record | None, taint: Any) -> None:
+def _move(record: TensorRecord, source: TensorRecord | None, taint: Any) -> None:
     """A tensor lies in the storage of another from here on, or in one of its own (`set_`)."""
     before = record.storage.records
     if before is not None:
         before[:] = [known for known in before if known() is not record]
-    record.storage = source.storage if source is not None else Storage(taint)
+    record.storage = source.storage if source is not None else TensorStorage(taint)
     if source is not None:
         share(source, record)
 
@@ -466,7 +475,7 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Dev
         sent = {id(tensor): constant(place, tensor) for tensor in others}
         return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
-    problems = [Problem(tensor, code) for tensor in others]
+    problems = [OperandProblem(tensor, code) for tensor in others]
     error = misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
     if place is None and misuse.in_operator():
         raise misuse.LocalOperandsError(str(error))

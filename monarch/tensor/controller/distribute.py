@@ -21,14 +21,14 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import check_values, on_device_of, replica
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
-from monarch.tensor.controller.records import Record, Storage
+from monarch.tensor.controller.records import TensorRecord, TensorStorage
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.placements import Placement
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
 
 AT_ONCE = (
     64 << 20
@@ -47,7 +47,7 @@ def replicate(tree: Any, mesh: Any = None) -> Any:
     """
     place = _place(mesh)
     done: dict[int, Any] = {}
-    sent = _Sent(place.engine)
+    sent = _SendLimit(place.engine)
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
@@ -78,7 +78,7 @@ def shard(tree: Any, dims: str | Placement, dim: int = 0, mesh: Any = None) -> A
     """
     place = _place(mesh)
     placement = placements.checked(dims, dim, place.mesh.names)
-    sent = _Sent(place.engine)
+    sent = _SendLimit(place.engine)
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
@@ -126,10 +126,10 @@ def gather(tree: Any, dims: str | Placement, dim: int = 0) -> Future[Any]:
     return follow(asked[0], together)
 
 
-class _Sent:
+class _SendLimit:
     """Lets bytes leave before many wait."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TensorEngine) -> None:
         self.engine = engine
         self.waiting = 0
 
@@ -140,7 +140,7 @@ class _Sent:
             self.waiting = 0
 
 
-def _place(mesh: Any) -> Place:
+def _place(mesh: Any) -> StreamPlacement:
     found = get_active_mesh() if mesh is None else mesh
     if not isinstance(found, DeviceMesh):
         found = getattr(found, "_device_mesh", None)
@@ -149,7 +149,7 @@ def _place(mesh: Any) -> Place:
     return found.place(get_active_stream())
 
 
-def _divided(place: Place, local: torch.Tensor, placement: Mapping[str, int]) -> Any:
+def _divided(place: StreamPlacement, local: torch.Tensor, placement: Mapping[str, int]) -> Any:
     check_values(local)
     mesh = place.mesh
     shape = placements.local_shape(local.shape, placement, mesh.sizes)
@@ -160,8 +160,8 @@ def _divided(place: Place, local: torch.Tensor, placement: Mapping[str, int]) ->
         rank: placements.part(shape, placement, mesh.sizes, coordinate)
         for rank, coordinate in zip(mesh.processes, placements.coordinates(mesh.sizes), strict=True)
     }
-    ident = place.engine.do(place, Part(host, parts, meta), (), 1)
-    return on_device_of(local, make(Record(ident, meta, place, Storage())))
+    ident = place.engine.do(place, ShardCall(host, parts, meta), (), 1)
+    return on_device_of(local, make(TensorRecord(ident, meta, place, TensorStorage())))
 
 
 def _like(local: torch.Tensor, made: Any) -> Any:
@@ -170,7 +170,7 @@ def _like(local: torch.Tensor, made: Any) -> Any:
     return made.requires_grad_() if local.requires_grad else made
 
 
-class Part:
+class ShardCall:
     """A `signature.Call` that gives each rank its part of a tensor of the program. `meta`: what the parts are like; it stays
     here."""
 

@@ -18,11 +18,11 @@ from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, foll
 from monarch.tensor import commands
 from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream
-from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat, _gather
+from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant, _gather
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
@@ -38,7 +38,7 @@ class EngineEnded(SupervisionError):
     are gone."""
 
 
-class Engine:
+class TensorEngine:
     """One for each root ProcMesh. `workers`: its tensor workers, `shape`: the mesh's."""
 
     def __init__(self, name: str, shape: Shape, workers: Any, stop: Callable[[], Any]) -> None:
@@ -54,7 +54,7 @@ class Engine:
         self._since = 0.0
         self._unsent: deque[tuple[int, bytes, list[Any], Any]] = deque()
         self._batches = itertools.count(1)
-        self._place: Place | None = None
+        self._place: StreamPlacement | None = None
         self.issued = CommandStacks()
         self._unfetched = UnfetchedFailures(self)
         self._note_stack = self.issued.note
@@ -62,7 +62,7 @@ class Engine:
         self._signatures: dict[Any, int] = {}
         self._retired: list[int] = []  # signatures that nothing here names any more, and the workers still know
         self.calls: dict[int, Any] = {}  # what signatures do, for recordings
-        self._forgotten: list[tuple[int, Place]] = []
+        self._forgotten: list[tuple[int, StreamPlacement]] = []
         self._numbers = itertools.count(1)  # of signatures, meshes, streams
         self._meshes: dict[Any, DeviceMesh] = {}
         self._streams: dict[Stream, int] = {}
@@ -135,7 +135,7 @@ class Engine:
     # --- commands
 
     def run(
-        self, place: Place, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int,
+        self, place: StreamPlacement, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int,
         stack: Any = None,
     ) -> int:  # fmt: skip
         """Issues a Run at `place`; returns its ident, which is its first result. `stack`: the caller's, if it has it."""
@@ -167,19 +167,21 @@ class Engine:
             self.flush()
         return ident
 
-    def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
+    def do(self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int) -> int:
         """Issues a call that is made once (`signature.Call`); returns its ident, which is its first result."""
         sealed = Sealed(call)
         return self._issue(
             place, call, inputs, results, lambda ident: commands.Do(ident, self._carry(sealed), tuple(inputs))
         )
 
-    def constant(self, place: Place, local: Any) -> int:
+    def constant(self, place: StreamPlacement, local: Any) -> int:
         """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
-        return self._issue(place, Repeat(local), (), 1, lambda ident: commands.Constant(ident, self._carry(local)))
+        return self._issue(
+            place, RepeatedConstant(local), (), 1, lambda ident: commands.Constant(ident, self._carry(local))
+        )
 
     def _issue(
-        self, place: Place, call: Any, inputs: Sequence[int], results: int, command: Callable[[int], Any]
+        self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int, command: Callable[[int], Any]
     ) -> int:
         """Issues `command(ident)` at `place`, unless a recorder keeps it back as `call`. `run` is the same for what comes by
         the thousand."""
@@ -199,7 +201,7 @@ class Engine:
         return ident
 
     def _held(
-        self, place: Place, ident: int, call: Any, inputs: Sequence[int], numbers: Sequence[Any], results: int,
+        self, place: StreamPlacement, ident: int, call: Any, inputs: Sequence[int], numbers: Sequence[Any], results: int,
         signature: int = 0,
     ) -> bool:  # fmt: skip
         """Tells this thread's recorder of a command; whether it keeps it back."""
@@ -221,7 +223,7 @@ class Engine:
                 self.issued.note((noted.ident, noted.stack))
                 if noted.signature:
                     self._put(commands.Run(noted.signature, noted.ident, noted.inputs, noted.numbers))
-                elif isinstance(noted.call, Repeat):
+                elif isinstance(noted.call, RepeatedConstant):
                     self._put(commands.Constant(noted.ident, self._carry(noted.call.value)))
                 else:
                     self._put(commands.Do(noted.ident, self._carry(Sealed(noted.call)), noted.inputs))
@@ -248,7 +250,7 @@ class Engine:
         self._nudge()
         return number
 
-    def forget(self, signature: int, place: Place) -> None:
+    def forget(self, signature: int, place: StreamPlacement) -> None:
         """No command will name `signature` any more; those that do are at `place`. Safe from whatever the collector
         interrupts."""
         self._forgotten.append((signature, place))
@@ -269,10 +271,10 @@ class Engine:
         self._retired = list(self._signatures.values())
         self._signatures.clear()
 
-    def _move(self, place: Place) -> None:
+    def _move(self, place: StreamPlacement) -> None:
         if place.engine is not self:
             raise AssertionError("a place of another engine")
-        self._waiting.append(commands.Place(place.mesh_number, place.stream_number))
+        self._waiting.append(commands.SetPlacement(place.mesh_number, place.stream_number))
         self._place = place
 
     def _bury(self, dead: list[int]) -> None:
@@ -324,7 +326,7 @@ class Engine:
         self.flush()
         return True
 
-    def _gather_batch(self, last: Any = None, place: Place | None = None) -> Any:
+    def _gather_batch(self, last: Any = None, place: StreamPlacement | None = None) -> Any:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
@@ -439,7 +441,7 @@ class Engine:
         assert answers is not None
         return follow(self._unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
 
-    def _reach(self, place: Place, open_: list[Taint]) -> Place:
+    def _reach(self, place: StreamPlacement, open_: list[Taint]) -> StreamPlacement:
         """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks.
         What ran on other streams comes first."""
         others = {taint.place for taint in open_ if taint.place is not None and taint.place is not place}
@@ -487,8 +489,8 @@ class Engine:
             with self._lock:
                 ident = self._question()
                 commands_ = [
-                    commands.Place(place.mesh_number, place.stream_number),
-                    commands.Ask(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),
+                    commands.SetPlacement(place.mesh_number, place.stream_number),
+                    commands.AskRanks(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),
                 ]
             workers = self._views.get(asked.number)
             if workers is None:

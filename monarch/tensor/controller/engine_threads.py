@@ -13,7 +13,7 @@ from monarch.actor import Future, read_if_dropped, start_thread
 from monarch.tensor.failures import Failed
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
 
 _log = logging.getLogger("monarch")
 AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
@@ -27,7 +27,7 @@ _reader: list[threading.Thread] = []
 class FlushTimer:
     """The thread of an engine that sends what would wait too long. It sleeps for good while nothing is issued."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TensorEngine) -> None:
         self._engine = weakref.ref(engine)
         self._event = threading.Event()
         self._stopped = False
@@ -73,7 +73,7 @@ class UnfetchedFailures:
     """Failures of workers of one engine that nobody looked at: they are logged, for they must not get lost. A thread for all
     engines reads what was dropped."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TensorEngine) -> None:
         self._engine = engine
 
     def watched(self, answers: Future[Any]) -> Future[Any]:

@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Any
 
 from monarch.actor import Actor, MeshFailure, NDSlice, ProcMesh, Shape, context, endpoint, this_proc
-from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.failures import cause_of
 from monarch.tensor.propagation import fake_mode
 
 _names = itertools.count(1)
-_engines: dict[Any, Engine] = {}  # by the uid of the ProcMesh
+_engines: dict[Any, TensorEngine] = {}  # by the uid of the ProcMesh
 _starting = threading.Lock()
-_keepers: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
+_keepers: weakref.WeakValueDictionary[str, TensorEngine] = weakref.WeakValueDictionary()
 
 
 class TensorController(Actor):
@@ -71,7 +71,7 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     fake_mode()  # imports for more than a second: meanwhile the workers start
     workers, rendezvous = starting.get()
     shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
-    engine = Engine(
+    engine = TensorEngine(
         procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30)
     )
     engine.rendezvous = rendezvous
@@ -105,7 +105,7 @@ def _simulating() -> Any:
 
 def _simulated(factory: Any, procs: ProcMesh) -> DeviceMesh:
     made = factory(procs)
-    engine: Engine = getattr(made, "mesh", made).client
+    engine: TensorEngine = getattr(made, "mesh", made).client
     if len(engine.root) != len(procs):
         raise ValueError(f"the simulated mesh has {len(engine.root)} ranks, and {procs} has {len(procs)}")
     mesh: DeviceMesh = engine.mesh(Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes)))

@@ -14,11 +14,11 @@ from monarch.tensor.controller import rng, rng_draws
 from monarch.tensor.controller.activation import mesh_of_operations
 from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.handles import is_distributed, make
-from monarch.tensor.controller.records import Record, recorder, recorders, share
+from monarch.tensor.controller.records import TensorRecord, recorder, recorders, share
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.generators import DEVICE_BYTES
-from monarch.tensor.signature import OpCall, Slot
+from monarch.tensor.signature import OpCall, TensorHole
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.mesh import DeviceMesh
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Plain: Any = torch._C.Generator
 
 
-class _Kind(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a class of torch's
+class _GeneratorType(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a class of torch's
     """It stands for torch's class while a mesh is active in some thread: where none is, torch's own are made; and those
     are instances of it too."""
 
@@ -40,7 +40,7 @@ class _Kind(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a class of 
         return issubclass(subclass, _Plain)
 
 
-class Generator(_Plain, metaclass=_Kind):
+class Generator(_Plain, metaclass=_GeneratorType):
     """torch.Generator(device="cpu") made while a mesh is active: as torch documents it, and as if each process had made one.
 
     An operation on a mesh that is given it draws, in each process, from a copy that begins in the state the generator has
@@ -134,7 +134,7 @@ class Generator(_Plain, metaclass=_Kind):
 
     # --- on meshes
 
-    def state_at(self, place: Place) -> Any:
+    def state_at(self, place: StreamPlacement) -> Any:
         """Its state in the processes at `place`, a distributed tensor; made of the state here on first use."""
         engine, mesh = place.engine, place.mesh
         found = self._parts.get(mesh)
@@ -171,7 +171,7 @@ class Generator(_Plain, metaclass=_Kind):
         finally:
             recorders[thread] = here
 
-    def _new_state(self, place: Place) -> Any:
+    def _new_state(self, place: StreamPlacement) -> Any:
         if self._device is None:
             return constant(place, super().get_state())
         return rng.issue(place, "new_device_generator", (), (super().initial_seed(),), (DEVICE_BYTES,))[0]
@@ -181,7 +181,7 @@ class Generator(_Plain, metaclass=_Kind):
         if place is not None:
             rng.issue(place, "seed_generator", (self.state_at(place),), (super().initial_seed(),), (), mutates=(0,))
 
-    def _begin_anew(self) -> Place | None:
+    def _begin_anew(self) -> StreamPlacement | None:
         """Forgets states that are not the active mesh's. Where there is one to change in place, so that recordings which
         draw from it stay true; a recording has to see the change."""
         mesh = mesh_of_operations()
@@ -207,7 +207,7 @@ def _part(whole: Any, mesh: DeviceMesh) -> Any:
     record = whole._record
     place = mesh.place(record.place.stream)
     engine = place.engine
-    signature = engine.define("generator of a slice", OpCall("aten.alias.default", [Slot(0)], {}, None, ()))
-    part = make(Record(engine.run(place, signature, (record.ref,), (), 1), record.meta, place, record.storage))
+    signature = engine.define("generator of a slice", OpCall("aten.alias.default", [TensorHole(0)], {}, None, ()))
+    part = make(TensorRecord(engine.run(place, signature, (record.ref,), (), 1), record.meta, place, record.storage))
     share(record, part._record)
     return part

@@ -319,14 +319,14 @@ def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def differentiable(*args: Any) -> Any:
         leaves, spec = pytree.tree_flatten(args)
-        call = _Call(fn, spec, len(args))
+        call = _GradientCall(fn, spec, len(args))
         outputs = _Differentiable.apply(call, *leaves)
         return call.result(outputs)
 
     return differentiable
 
 
-class _Call:
+class _GradientCall:
     """One call of a function made by `grad_function`; lives as long as its node."""
 
     def __init__(self, fn: Callable[..., Any], spec: Any, count: int) -> None:
@@ -355,7 +355,7 @@ _TENSOR = object()
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: _GradientCall, *leaves: Any) -> tuple[torch.Tensor, ...]:
         args = pytree.tree_unflatten(list(leaves), call.spec)
         made = call.fn(*args)
         if not isinstance(made, tuple) or len(made) != 2 or not callable(made[1]):

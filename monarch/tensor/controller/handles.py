@@ -12,7 +12,7 @@ import torch
 
 from monarch.tensor import metadata
 from monarch.tensor.controller.absent_devices import home
-from monarch.tensor.controller.records import Record, recorder, recorders
+from monarch.tensor.controller.records import TensorRecord, recorder, recorders
 from monarch.tensor.metadata import Meta
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ else:
     Tensor = None  # set by `bind`
 
 
-class Made:
+class MadeInInference:
     """What was ever made in this process. Tensors of inference mode must not be changed outside of it; whether a tensor is
     one is dear to ask, and hardly ever true."""
 
@@ -49,13 +49,13 @@ def layout(meta: Meta) -> tuple[Any, ...]:
     return meta.shape, stride, offset, None, meta.dtype, torch.strided, home(meta.device)
 
 
-def make(record: Record) -> Tensor:
+def make(record: TensorRecord) -> Tensor:
     """Returns a tensor for `record`."""
     meta = record.meta
     made: Tensor = _wrap(Tensor, *layout(meta))
     made._record = record
     if _inference():
-        Made.inference = True
+        MadeInInference.inference = True
     if recorders and (here := recorder()) is not None:
         here.born(record)
     if meta.deferred:

@@ -75,7 +75,7 @@ class IssuedCommand:
         return str(self.call.name())
 
 
-class Repeat:
+class RepeatedConstant:
     """A signature.Call that gives a tensor the program sent: a new copy each time, because it may be changed."""
 
     keeps = None

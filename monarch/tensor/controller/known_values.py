@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import propagation
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
-from monarch.tensor.controller.records import DROPPED, KNOWN, Record, recorder, recorders
+from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.signature import flatten
 
@@ -41,7 +41,7 @@ def know(op: Any, outcome: propagation.Outcome, args: Any, kwargs: Any, inputs: 
             storage.known, storage.flags = value, storage.flags | KNOWN
 
 
-def value_of(record: Record, any_shape: bool = False) -> torch.Tensor | None:
+def value_of(record: TensorRecord, any_shape: bool = False) -> torch.Tensor | None:
     """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
     known, meta = record.storage.known, record.meta
     if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.deferred:

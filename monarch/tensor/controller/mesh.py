@@ -12,14 +12,14 @@ from monarch.tensor import metadata
 from monarch.tensor.controller.activation import Activation, active_mesh, deactivate, no_modes
 from monarch.tensor.controller.groups import RemoteProcessGroup, dims_of
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.records import Record, Storage
+from monarch.tensor.controller.records import TensorRecord, TensorStorage
 from monarch.tensor.controller.stream import Stream, get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.worker.ranks import Coordinate
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
 
 
 class DeviceMesh(MeshTrait):
@@ -33,11 +33,11 @@ class DeviceMesh(MeshTrait):
     tensors are allowed.
     """
 
-    def __init__(self, engine: Engine, shape: Shape, number: int) -> None:
+    def __init__(self, engine: TensorEngine, shape: Shape, number: int) -> None:
         self._engine = engine
         self._shape = shape
         self.number = number
-        self._places: dict[Stream, Place] = {}
+        self._places: dict[Stream, StreamPlacement] = {}
 
     # --- shape
 
@@ -64,7 +64,7 @@ class DeviceMesh(MeshTrait):
         return self._shape.ndslice
 
     @property
-    def client(self) -> Engine:
+    def client(self) -> TensorEngine:
         """The engine that runs on the mesh."""
         return self._engine
 
@@ -83,12 +83,12 @@ class DeviceMesh(MeshTrait):
         warnings.warn("calling a DeviceMesh is deprecated: use mesh.slice(...)", DeprecationWarning, stacklevel=2)
         return self.slice(**selection)
 
-    def place(self, stream: Stream) -> Place:
+    def place(self, stream: Stream) -> StreamPlacement:
         """Where tensors of this mesh on `stream` live."""
         known = self._places.get(stream)
         if known is None:
             dead = self._engine.dead_of(stream)
-            known = self._places.setdefault(stream, Place(self._engine, self, stream, dead))
+            known = self._places.setdefault(stream, StreamPlacement(self._engine, self, stream, dead))
         return known
 
     # --- activation
@@ -125,7 +125,7 @@ class DeviceMesh(MeshTrait):
         engine = place.engine
         signature = engine.define(("rank", place.mesh_number, dims), Coordinate(place.mesh_number, dims))
         meta = metadata.contiguous((), torch.int64, "cpu")
-        made: torch.Tensor = make(Record(engine.run(place, signature, (), (), 1), meta, place, Storage()))
+        made: torch.Tensor = make(TensorRecord(engine.run(place, signature, (), (), 1), meta, place, TensorStorage()))
         return made
 
     def process_group(self, dims: str | Sequence[str]) -> Any:

@@ -37,7 +37,7 @@ _EXPLANATIONS = {
 }  # fmt: skip
 
 
-class Problem:
+class OperandProblem:
     """One argument and what is wrong with it."""
 
     __slots__ = ("code", "tensor", "text")
@@ -56,7 +56,7 @@ _latest = _Latest()
 
 
 def incorrect(
-    name: Any, args: Sequence[Any], kwargs: dict[str, Any], problems: Sequence[Problem], mesh: Any, stream: Any
+    name: Any, args: Sequence[Any], kwargs: dict[str, Any], problems: Sequence[OperandProblem], mesh: Any, stream: Any
 ) -> TypeError:
     """The TypeError for a call of `name` with these arguments."""
     places = {id(problem.tensor): place for place, problem in reversed(list(enumerate(problems)))}

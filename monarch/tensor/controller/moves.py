@@ -16,11 +16,11 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.events import follow_stream
 from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.records import Record, Storage
+from monarch.tensor.controller.misuse import OperandProblem
+from monarch.tensor.controller.records import TensorRecord, TensorStorage
 from monarch.tensor.controller.stream import Stream
-from monarch.tensor.controller.stream_placement import Place
-from monarch.tensor.worker.moves import Adopt, Copy, Receive, Send
+from monarch.tensor.controller.stream_placement import StreamPlacement
+from monarch.tensor.worker.moves import AdoptTensors, CopyTensor, ReceiveTensor, SendTensor
 
 _numbers = itertools.count(1)
 _moving = threading.Lock()  # the two halves of a move are issued together
@@ -67,7 +67,7 @@ class MeshSliceTensor:
 
 def _sliced(tensor: Any, dims: dict[str, Any]) -> MeshSliceTensor:
     if not is_distributed(tensor):
-        raise misuse.incorrect("slice_mesh", (tensor,), dims, [Problem(tensor, "LOCAL_TENSOR")], None, None)
+        raise misuse.incorrect("slice_mesh", (tensor,), dims, [OperandProblem(tensor, "LOCAL_TENSOR")], None, None)
     return MeshSliceTensor(tensor, tensor.mesh.slice(**dims))
 
 
@@ -81,12 +81,12 @@ def _device_mesh(mesh: Any) -> DeviceMesh:
 def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Any:
     tensor = source.tensor if isinstance(source, MeshSliceTensor) else source
     if not is_distributed(tensor):
-        raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [Problem(tensor, "LOCAL_TENSOR")], mesh, stream)
+        raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [OperandProblem(tensor, "LOCAL_TENSOR")], mesh, stream)
     record = tensor._record
-    origin: Place = record.place
+    origin: StreamPlacement = record.place
     problem = trouble(tensor, origin, False)
     if problem is None and tensor.requires_grad and torch.is_grad_enabled():
-        problem = Problem(tensor, "REQUIRES_GRAD")
+        problem = OperandProblem(tensor, "REQUIRES_GRAD")
     if problem is not None:
         raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [problem], origin.mesh, origin.stream)
     start = source.slicing if isinstance(source, MeshSliceTensor) else origin.mesh
@@ -98,7 +98,7 @@ def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Any:
             ident, taint = _copied(record, mesh, there), record.storage.taint
         else:
             ident, taint = _sent(record, start, there, pairs)
-    return make(Record(ident, meta, there, Storage(taint)))
+    return make(TensorRecord(ident, meta, there, TensorStorage(taint)))
 
 
 def routes(start: DeviceMesh, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
@@ -141,27 +141,29 @@ def _outside() -> int:
     return level
 
 
-def _copied(record: Record, mesh: DeviceMesh, there: Place) -> int:
+def _copied(record: TensorRecord, mesh: DeviceMesh, there: StreamPlacement) -> int:
     """A copy on the same ranks, made on the source's stream; another stream waits for it."""
     engine = there.engine
     here = mesh.place(record.place.stream)
-    ident = engine.run(here, engine.define("copy", Copy()), (record.ref,), (), 1)
+    ident = engine.run(here, engine.define("copy", CopyTensor()), (record.ref,), (), 1)
     if here is not there:
         follow_stream(here, there.stream)
-        engine.run(there, engine.define("adopt", Adopt()), (ident,), (), 0)
+        engine.run(there, engine.define("adopt", AdoptTensors()), (ident,), (), 0)
     return ident
 
 
-def _sent(record: Record, start: DeviceMesh, there: Place, pairs: tuple[tuple[int, int], ...]) -> tuple[int, Any]:
-    origin: Place = record.place
+def _sent(
+    record: TensorRecord, start: DeviceMesh, there: StreamPlacement, pairs: tuple[tuple[int, int], ...]
+) -> tuple[int, Any]:
+    origin: StreamPlacement = record.place
     engine = origin.engine
     here = start.place(origin.stream)
     meta = record.meta
     what = (tuple(meta.shape), meta.dtype, meta.device)
     streams = (here.stream_number, there.stream_number)
     number = next(_numbers)
-    send = engine.define(("send", pairs, streams, what), Send(pairs, streams, what))
+    send = engine.define(("send", pairs, streams, what), SendTensor(pairs, streams, what))
     ident = engine.run(here, send, (record.ref,), (number,), 0)
     taint = engine.taints.issued(ident, here, [record.storage.taint])
-    receive = engine.define(("receive", pairs, streams, what), Receive(pairs, streams, what))
+    receive = engine.define(("receive", pairs, streams, what), ReceiveTensor(pairs, streams, what))
     return engine.run(there, receive, (), (number,), 1), taint

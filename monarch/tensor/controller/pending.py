@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from monarch.tensor.controller import borrows, misuse
 from monarch.tensor.controller.events import post, wait
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.records import Record, Storage, recorder, recorders
+from monarch.tensor.controller.records import TensorRecord, TensorStorage, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
-from monarch.tensor.controller.stream_placement import Place
-from monarch.tensor.worker.moves import Adopt
+from monarch.tensor.controller.stream_placement import StreamPlacement
+from monarch.tensor.worker.moves import AdoptTensors
 
 STREAM = Stream("collectives")  # one for all of them: ranks have to come to collectives in the same order
 
@@ -83,17 +83,17 @@ class PendingReduce:
         leaves, self._leaves, self._loans = self._leaves, [], []
         return pytree.tree_unflatten(leaves, self._spec)
 
-    def _bring_home(self, homes: dict[Place, Place]) -> None:
+    def _bring_home(self, homes: dict[StreamPlacement, StreamPlacement]) -> None:
         """The results become tensors of the stream that has just followed."""
-        refs: dict[Place, list[int]] = {}
+        refs: dict[StreamPlacement, list[int]] = {}
         for at in self._places:
             record = self._leaves[at]._record
             home = homes[record.place]
             refs.setdefault(home, []).append(record.ref)
-            self._leaves[at] = make(Record(record.ref, record.meta, home, Storage(record.storage.taint)))
+            self._leaves[at] = make(TensorRecord(record.ref, record.meta, home, TensorStorage(record.storage.taint)))
             record.ref = -1  # it is the other's now
         for home, some in refs.items():
-            home.engine.run(home, home.engine.define("adopt", Adopt()), some, (), 0)
+            home.engine.run(home, home.engine.define("adopt", AdoptTensors()), some, (), 0)
 
     def __del__(self) -> None:
         loans = getattr(self, "_loans", None)

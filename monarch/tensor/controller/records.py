@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from monarch.tensor.controller.stream_placement import Place
+    from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.metadata import Meta
 
@@ -36,7 +36,7 @@ KNOWN = 16  # the controller has the value as well
 UNSEEN = 32  # a borrow that its stream has not used yet
 
 
-class Storage(msgspec.Struct, eq=False):
+class TensorStorage(msgspec.Struct, eq=False):
     """The memory that a tensor and its views share, in each process.
 
     `taint`: commands between ranks on which the contents depend. `flags`: reasons to look closer; `why`: what the program
@@ -46,19 +46,19 @@ class Storage(msgspec.Struct, eq=False):
 
     taint: Taint | None = None
     flags: int = 0
-    records: list[weakref.ref[Record]] | None = None
+    records: list[weakref.ref[TensorRecord]] | None = None
     known: torch.Tensor | None = None
     why: Any = None
     borrows: Any = None
 
 
-class Record(msgspec.Struct, eq=False, weakref=True):
+class TensorRecord(msgspec.Struct, eq=False, weakref=True):
     """One tensor: dies with it, and then tells the workers. A recorder has to hear of a new one: see `handles.make`."""
 
     ref: int
     meta: Meta
-    place: Place
-    storage: Storage
+    place: StreamPlacement
+    storage: TensorStorage
 
     def __del__(self) -> None:
         # From whatever the collector interrupts: a list's append is all that may happen here.
@@ -66,7 +66,7 @@ class Record(msgspec.Struct, eq=False, weakref=True):
             self.place.dead.append(self.ref)
 
 
-def share(first: Record, view: Record) -> None:
+def share(first: TensorRecord, view: TensorRecord) -> None:
     """Notes that `view` lies in the storage of `first`, so that both can be found from it."""
     storage = first.storage
     if storage.records is None:
@@ -76,7 +76,7 @@ def share(first: Record, view: Record) -> None:
     storage.records.append(weakref.ref(view))
 
 
-def tensors_of(storage: Storage, own: Record) -> list[Record]:
+def tensors_of(storage: TensorStorage, own: TensorRecord) -> list[TensorRecord]:
     """The records of all living tensors of `storage`."""
     if storage.records is None:
         return [own]

@@ -19,7 +19,7 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.mesh import get_active_mesh
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.generators import DEVICE_BYTES
 from monarch.tensor.propagation import Leaf, Outcome
@@ -100,7 +100,7 @@ def note_seed(seeds: weakref.WeakKeyDictionary[DeviceMesh, int], mesh: DeviceMes
 
 
 def issue(
-    place: Place, what: str, tensors: Sequence[Any] = (), numbers: Sequence[int] = (), sizes: Sequence[int] = (),
+    place: StreamPlacement, what: str, tensors: Sequence[Any] = (), numbers: Sequence[int] = (), sizes: Sequence[int] = (),
     mutates: tuple[int, ...] = (),
 ) -> list[Any]:  # fmt: skip
     """Issues the RandomCall `what` at `place`; the states that it gives, of `sizes` bytes."""
@@ -122,5 +122,5 @@ def issue(
         return dispatch.fresh_leaves(Outcome(leaves, list, mutates, ()), inputs, place, ident, taint)
 
 
-def _here() -> Place:
+def _here() -> StreamPlacement:
     return get_active_mesh().place(get_active_stream())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.generators import drawing_name, generator_argument
 
 # The generators made while a mesh was active, by the address of what torch keeps of one: an operation arrives here with
@@ -56,7 +56,7 @@ class Drawing:
 
 
 def given_state(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: StreamPlacement
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """The call of `func` at `place` with a state, or nothing, in place of its generator; None when it has no generator.
 

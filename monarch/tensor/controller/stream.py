@@ -59,13 +59,13 @@ class StreamActivation:
         _active.stream = self._before
 
 
-class _Active(threading.local):
+class _ActiveStream(threading.local):
     def __init__(self) -> None:
         self.stream = MAIN
 
 
 MAIN = Stream("main")
-_active = _Active()
+_active = _ActiveStream()
 
 
 def get_active_stream() -> Stream:

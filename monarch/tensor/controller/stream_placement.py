@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from monarch.tensor.controller.stream import Stream
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
 
 
-class Place:
+class StreamPlacement:
     """A mesh and a stream on it: where commands go. One object for each pair, so that two tensors are at one place when
     theirs is the same object. `dead` collects references that no tensor has any more, until the next command takes them
     along."""
 
     __slots__ = ("dead", "engine", "mesh", "mesh_number", "stream", "stream_number")
 
-    def __init__(self, engine: Engine, mesh: DeviceMesh, stream: Stream, dead: list[int]) -> None:
+    def __init__(self, engine: TensorEngine, mesh: DeviceMesh, stream: Stream, dead: list[int]) -> None:
         self.engine = engine
         self.mesh = mesh
         self.stream = stream

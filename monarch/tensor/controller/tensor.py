@@ -15,7 +15,7 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
 from monarch.tensor.controller.handles import is_distributed
-from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
+from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, tensors_of
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.failures import Failed
 from monarch.tensor.worker.function_call import ItemCall
@@ -38,7 +38,7 @@ class Tensor(torch.Tensor):
     """
 
     __slots__ = ("_record",)  # found faster than in a __dict__, which most tensors then do without
-    _record: Record
+    _record: TensorRecord
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

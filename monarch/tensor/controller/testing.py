@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch.actor import NDSlice, ProcMesh, Promise, Shape, this_host
 from monarch.tensor import commands
-from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.mesh import DeviceMesh
 
@@ -73,7 +73,7 @@ def mock_mesh(hosts: int, gpus: int) -> DeviceMesh:
     For tests of shapes, slices, misuse and what code would issue. Fetching raises RuntimeError.
     """
     shape = Shape(["host", "gpu"], NDSlice.new_row_major([hosts, gpus]))
-    return Engine("mock", shape, _MockWorkers(hosts * gpus), lambda: None).root
+    return TensorEngine("mock", shape, _MockWorkers(hosts * gpus), lambda: None).root
 
 
 class _MockSpec:

@@ -30,7 +30,7 @@ from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.generator import Generator
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.generators import DEVICE_BYTES
 
 _CPU, _DEVICE = (
@@ -73,12 +73,12 @@ def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Call
     return function
 
 
-def _place(state: Any = None) -> Place | None:
+def _place(state: Any = None) -> StreamPlacement | None:
     """Where a function issues its command: with a mesh's `state` on that mesh, else on the active one; None without."""
     if not is_distributed(state):
         mesh = mesh_of_operations()
         return mesh.place(get_active_stream()) if mesh is not None else None
-    place: Place = state._record.place
+    place: StreamPlacement = state._record.place
     # Derivatives run where their operations ran.
     return place if torch._C._current_graph_task_id() != -1 else place.mesh.place(get_active_stream())
 
@@ -86,13 +86,13 @@ def _place(state: Any = None) -> Place | None:
 # --- states and seeds of a place ------------------------------------------------------------------------------
 
 
-def _get(place: Place, which: _Which) -> Any:
+def _get(place: StreamPlacement, which: _Which) -> Any:
     state = rng.issue(place, which[0], sizes=(which[2],))[0]
     state._seed = _seeds[which].get(place.mesh)
     return state
 
 
-def _set(place: Place, which: _Which, state: torch.Tensor) -> None:
+def _set(place: StreamPlacement, which: _Which, state: torch.Tensor) -> None:
     if not is_distributed(state):
         if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or tuple(state.shape) != which[2:]:
             raise TypeError(
@@ -104,13 +104,13 @@ def _set(place: Place, which: _Which, state: torch.Tensor) -> None:
     rng.note_seed(_seeds[which], place.mesh, getattr(state, "_seed", None))
 
 
-def _seed(place: Place, what: str, which: _Which, seed: Any) -> None:
+def _seed(place: StreamPlacement, what: str, which: _Which, seed: Any) -> None:
     number = rng.checked_seed(seed)
     rng.issue(place, what, numbers=(number,))
     rng.note_seed(_seeds[which], place.mesh, number)
 
 
-def _initial_seed(place: Place, which: _Which) -> int:
+def _initial_seed(place: StreamPlacement, which: _Which) -> int:
     found = _seeds[which].get(place.mesh)
     if found is None:
         raise RuntimeError(
@@ -161,25 +161,25 @@ class _DefaultGenerator:
 # A process works on one device, its own: that is meant, whichever device of this process is named.
 
 
-def _seed_device(place: Place, plain: Callable[..., Any], seed: int) -> None:
+def _seed_device(place: StreamPlacement, plain: Callable[..., Any], seed: int) -> None:
     _seed(place, "manual_seed_device", _DEVICE, seed)
     plain(seed)
 
 
-def _seed_devices(place: Place, plain: Callable[..., Any], seed: int) -> None:
+def _seed_devices(place: StreamPlacement, plain: Callable[..., Any], seed: int) -> None:
     _seed(place, "manual_seed_devices", _DEVICE, seed)
     plain(seed)
 
 
 def _new_seed(what: str) -> Callable[..., None]:
-    def new_seed(place: Place, plain: Callable[..., Any]) -> None:
+    def new_seed(place: StreamPlacement, plain: Callable[..., Any]) -> None:
         _seed(place, what, _DEVICE, torch._C.Generator().seed())
         plain()
 
     return new_seed
 
 
-def _set_all(place: Place, plain: Callable[..., Any], new_states: Sequence[Any]) -> None:
+def _set_all(place: StreamPlacement, plain: Callable[..., Any], new_states: Sequence[Any]) -> None:
     states = list(new_states)
     if len(states) != 1:
         raise ValueError(
@@ -204,10 +204,10 @@ _CUDA: dict[str, Callable[..., Any]] = {
 # --- fork_rng and torch.utils.checkpoint --------------------------------------------------------------------------
 
 
-class _Kept:
+class _MeshGenerator:
     """In a list of devices: generators of the processes at `place`, of the CPU's or of their device."""
 
-    def __init__(self, place: Place, which: _Which) -> None:
+    def __init__(self, place: StreamPlacement, which: _Which) -> None:
         self.place = place
         self.which = which
 
@@ -219,11 +219,15 @@ def _fork_rng_instead_of(plain: Callable[..., Any]) -> Callable[..., Any]:
         """torch's; under a mesh of the generators of its processes, and of this process's own of the CPU. `devices`: an
         empty list leaves accelerators out."""
         devices = devices if devices is None else list(devices)
-        kept = [device for device in devices or () if type(device) is _Kept]
-        own = devices if devices is None else [device for device in devices if type(device) is not _Kept]
+        kept = [device for device in devices or () if type(device) is _MeshGenerator]
+        own = devices if devices is None else [device for device in devices if type(device) is not _MeshGenerator]
         place = _place()
         if place is not None:
-            kept += [_Kept(place, _CPU)] if own == [] else [_Kept(place, _CPU), _Kept(place, _DEVICE)]
+            kept += (
+                [_MeshGenerator(place, _CPU)]
+                if own == []
+                else [_MeshGenerator(place, _CPU), _MeshGenerator(place, _DEVICE)]
+            )
         each = {(one.place, one.which): one for one in kept} if enabled else {}
         saved = [(one, _get(one.place, one.which)) for one in each.values()]
         with plain(own, enabled, *args, **kwargs) if place is None else _own_generator():
@@ -286,13 +290,13 @@ class _Initialized:
 
 def _get_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
     def get_device_states(*args: Any) -> tuple[list[Any], list[Any]]:
-        kept: dict[tuple[Place, _Which], _Kept] = {}
+        kept: dict[tuple[StreamPlacement, _Which], _MeshGenerator] = {}
         if (active := _place()) is not None:
-            kept[active, _CPU] = _Kept(active, _CPU)
+            kept[active, _CPU] = _MeshGenerator(active, _CPU)
         for tensor in filter(is_distributed, pytree.tree_leaves(args)):
             place = tensor._record.place
             for which in (_CPU,) if tensor.device.type == "cpu" else (_CPU, _DEVICE):
-                kept[place, which] = _Kept(place, which)
+                kept[place, which] = _MeshGenerator(place, which)
         local = pytree.tree_map_only(torch.Tensor, lambda leaf: None if is_distributed(leaf) else leaf, args)
         ids, states = plain(*local)
         return [*ids, *kept.values()], [*states, *(_get(*key) for key in kept)]
@@ -304,7 +308,7 @@ def _set_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
     def set_device_states(devices: Any, states: Any, *args: Any, **kwargs: Any) -> None:
         own: list[tuple[Any, Any]] = []
         for device, state in zip(devices, states, strict=False):
-            if type(device) is _Kept:
+            if type(device) is _MeshGenerator:
                 _set(device.place, device.which, state)
             else:
                 own.append((device, state))

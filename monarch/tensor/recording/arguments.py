@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.activation import active_mesh
-from monarch.tensor.controller.records import KNOWN, Storage
+from monarch.tensor.controller.records import KNOWN, TensorStorage
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.recording.recorder import Recorder
+from monarch.tensor.recording.recorder import CommandRecorder
 
 
 class Arguments:
@@ -28,7 +28,7 @@ class Arguments:
         if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
             self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
         self.tensors: list[Any] = []
-        self.before: list[tuple[Any, Storage]] = []  # their metadata and memory
+        self.before: list[tuple[Any, TensorStorage]] = []  # their metadata and memory
         key: list[Any] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
             torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
@@ -90,7 +90,7 @@ def aliased(tensors: Sequence[Any]) -> list[Any]:
     return [found[id(tensor)] for tensor in tensors]
 
 
-def reshaped(noted: Recorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
+def reshaped(noted: CommandRecorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
     """Stops a recording that gave an argument, one of `formals`, another shape or memory. With `give` the tensors that they
     stand for are given it too."""
     for formal, tensor, (meta, storage) in zip(formals, arguments.tensors, arguments.before, strict=True):

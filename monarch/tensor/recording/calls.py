@@ -11,13 +11,13 @@ from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.arguments import Arguments, aliased, reshaped
-from monarch.tensor.recording.recorder import Recorder
-from monarch.tensor.recording.trace import Trace
+from monarch.tensor.recording.recorder import CommandRecorder
+from monarch.tensor.recording.trace import RecordedTrace
 
 TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
 
 
-class Run:
+class RecordedCall:
     """One call of `function`, noted by `noted` while it runs on stand-ins (`formals`) of its arguments: `made` are the
     tensors that it made and returned. `check` is given these before they lose their graph of derivatives. With `give`,
     arguments whose shape or memory it changed have the new one."""
@@ -25,7 +25,7 @@ class Run:
     __slots__ = ("formals", "made", "plan", "spec")
 
     def __init__(
-        self, noted: Recorder, function: Callable[..., Any], arguments: Arguments, give: bool,
+        self, noted: CommandRecorder, function: Callable[..., Any], arguments: Arguments, give: bool,
         check: Callable[[list[Any]], None] | None = None,
     ) -> None:  # fmt: skip
         self.formals = aliased(arguments.tensors)
@@ -44,7 +44,7 @@ class Replay:
 
     __slots__ = ("plan", "spec", "trace")
 
-    def __init__(self, trace: Trace, run: Run) -> None:
+    def __init__(self, trace: RecordedTrace, run: RecordedCall) -> None:
         self.trace = trace
         self.plan = run.plan
         self.spec = run.spec

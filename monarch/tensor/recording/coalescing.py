@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.issued import IssuedCommand
-from monarch.tensor.controller.records import DROPPED, Storage, recorder
-from monarch.tensor.recording.recorder import Held
+from monarch.tensor.controller.records import DROPPED, TensorStorage, recorder
+from monarch.tensor.recording.recorder import CommandHolder
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def coalescing() -> Iterator[None]:
     if recorder() is not None:
         yield
         return
-    held = Held(_issue)
+    held = CommandHolder(_issue)
     try:
         with held:
             yield
@@ -41,12 +41,12 @@ def _issue(notes: list[IssuedCommand]) -> None:
     notes.clear()
 
 
-def _abandon(held: Held) -> None:
+def _abandon(held: CommandHolder) -> None:
     made = {ref for noted in held.notes for ref in range(noted.ident, noted.ident + noted.results)}
     why = f"the end of the coalescing block that made it, by an exception\n{misuse.here(3)}"
     for weak in held.made:
         record = weak()
         if record is not None and record.ref in made:
-            record.storage = Storage()
+            record.storage = TensorStorage()
             record.storage.flags, record.storage.why = DROPPED, why
             record.ref = -1

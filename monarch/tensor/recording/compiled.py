@@ -17,9 +17,9 @@ from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.recording.arguments import Arguments
-from monarch.tensor.recording.calls import TRACES, Replay, Run, label_of
-from monarch.tensor.recording.recorder import Recorder, divergence
-from monarch.tensor.recording.trace import Trace, Unrecordable, drop_leaked
+from monarch.tensor.recording.calls import TRACES, RecordedCall, Replay, label_of
+from monarch.tensor.recording.recorder import CommandRecorder, divergence
+from monarch.tensor.recording.trace import RecordedTrace, Unrecordable, drop_leaked
 
 
 def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
@@ -52,12 +52,12 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
     return _Compiled(fn, verify)
 
 
-class _Kept(Replay):
+class _CompiledReplay(Replay):
     """`verified`: it was recorded twice, and came out the same, or need not."""
 
     __slots__ = ("verified",)
 
-    def __init__(self, trace: Trace, run: Run, verified: bool) -> None:
+    def __init__(self, trace: RecordedTrace, run: RecordedCall, verified: bool) -> None:
         super().__init__(trace, run)
         self.verified = verified
 
@@ -68,7 +68,7 @@ class _Compiled:
         self._function = function
         self._verify = verify
         self._label = label_of(function)
-        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Any, _CompiledReplay] = OrderedDict()
         self._lock = threading.Lock()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -96,19 +96,19 @@ class _Compiled:
             return self._function(*args, **kwargs)
         return kept.call(arguments)
 
-    def _record(self, arguments: Arguments) -> _Kept:
+    def _record(self, arguments: Arguments) -> _CompiledReplay:
         noted = _Strict(hold=True)
-        run = Run(noted, self._function, arguments, False, lambda made: self._no_grad(made, "result"))
+        run = RecordedCall(noted, self._function, arguments, False, lambda made: self._no_grad(made, "result"))
         try:
-            trace = Trace(self._label, noted, run.formals, run.made, keep=False)
+            trace = RecordedTrace(self._label, noted, run.formals, run.made, keep=False)
         except Unrecordable as exc:
             raise NotImplementedError(
                 f"{self._label} cannot be compiled: {exc} (monarch.function runs such functions operation by operation)"
             ) from None
         drop_leaked(noted, {tensor._record.ref for tensor in run.made})
-        return _Kept(trace, run, not self._verify)
+        return _CompiledReplay(trace, run, not self._verify)
 
-    def _verified(self, kept: _Kept, again: _Kept) -> None:
+    def _verified(self, kept: _CompiledReplay, again: _CompiledReplay) -> None:
         again.trace.forget()
         where = divergence(kept.trace.recording, again.trace.recording)
         if where or repr(kept.plan) != repr(again.plan):
@@ -118,7 +118,7 @@ class _Compiled:
             )
         kept.verified = True
 
-    def _keep(self, key: Any, kept: _Kept) -> None:
+    def _keep(self, key: Any, kept: _CompiledReplay) -> None:
         with self._lock:
             self._kept[key] = kept
             oldest = self._kept.popitem(last=False)[1] if len(self._kept) > TRACES else None
@@ -126,7 +126,7 @@ class _Compiled:
             oldest.trace.forget()
 
     def _no_grad(self, tensors: list[Any], what: str) -> None:
-        problems = [misuse.Problem(tensor, "REQUIRES_GRAD") for tensor in tensors if tensor.requires_grad]
+        problems = [misuse.OperandProblem(tensor, "REQUIRES_GRAD") for tensor in tensors if tensor.requires_grad]
         if problems:
             raise misuse.incorrect(f"{self._label}: {what}", tensors, {}, problems, active_mesh(), get_active_stream())
 
@@ -135,7 +135,7 @@ class _Unknown(BaseException):
     """The workers are needed to go on: what a remote function gives has to be found out."""
 
 
-class _Strict(Recorder):
+class _Strict(CommandRecorder):
     """Says at once what a recording cannot have."""
 
     def known(self, what: str) -> None:

@@ -23,12 +23,20 @@ import torch
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.arguments import Arguments
-from monarch.tensor.recording.calls import TRACES, Replay, Run, label_of, put_together, results_of, without_graph
+from monarch.tensor.recording.calls import (
+    TRACES,
+    RecordedCall,
+    Replay,
+    label_of,
+    put_together,
+    results_of,
+    without_graph,
+)
 from monarch.tensor.recording.guards import Change, Guards, watched
-from monarch.tensor.recording.observed import Observed
+from monarch.tensor.recording.observed import ObservedCalls
 from monarch.tensor.recording.rates import confirmed
-from monarch.tensor.recording.recorder import Held, Recorder, Watcher
-from monarch.tensor.recording.trace import Trace, Unrecordable
+from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher
+from monarch.tensor.recording.trace import RecordedTrace, Unrecordable
 
 # Recording is given up when it does not pay: after this many recordings one after the other. Four replays make up for one.
 TRIES = 8
@@ -87,7 +95,9 @@ class _Variant(Replay):
 
     __slots__ = ("guards", "needs", "sets")
 
-    def __init__(self, trace: Trace, run: Run, needs: list[Any], sets: list[Any], guards: Guards) -> None:
+    def __init__(
+        self, trace: RecordedTrace, run: RecordedCall, needs: list[Any], sets: list[Any], guards: Guards
+    ) -> None:
         super().__init__(trace, run)
         self.needs = [weak for weak, _ in needs], [grad for _, grad in needs]
         self.sets = sets
@@ -126,7 +136,7 @@ class _Variant(Replay):
         return result
 
 
-class _Kind:
+class _CallKind:
     """What is known of calls of one key: parameters that were met, and traces for different states of what they use."""
 
     __slots__ = ("failures", "groups", "met", "strain", "variants")
@@ -146,8 +156,8 @@ class Function:
         functools.update_wrapper(self, fn)
         self._function = fn
         self._label = label_of(fn)
-        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
-        self._observed = Observed()
+        self._kinds: OrderedDict[Any, _CallKind] = OrderedDict()
+        self._observed = ObservedCalls()
         self._lock = threading.Lock()
         self._given_up = ""
 
@@ -168,14 +178,14 @@ class Function:
         with self._lock:
             kinds, self._kinds = self._kinds, OrderedDict()
             self._given_up = ""
-            self._observed = Observed()
+            self._observed = ObservedCalls()
         for kind in kinds.values():
             for variant in kind.variants:
                 variant.trace.forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         here = recorder()
-        if here is not None and not isinstance(here, Held):
+        if here is not None and not isinstance(here, CommandHolder):
             return self._function(*args, **kwargs)  # part of another recording
         if self._given_up:
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
@@ -206,24 +216,24 @@ class Function:
     # --- running
 
     def _first(self, arguments: Arguments) -> Any:
-        with Watcher() as watcher, self._observed.watching():
+        with CommandWatcher() as watcher, self._observed.watching():
             value = arguments.call(self._function, arguments.tensors)
-        kind = _Kind(tensor for tensor, _ in watcher.grads.values())
+        kind = _CallKind(tensor for tensor, _ in watcher.grads.values())
         with self._lock:
             self._kinds[arguments.key] = kind
         self._make_room()
         return self._plain(value, arguments.tensors)
 
-    def _recorded(self, kind: _Kind, arguments: Arguments) -> Any:
+    def _recorded(self, kind: _CallKind, arguments: Arguments) -> Any:
         changes = [(variant, variant.guards.changes()) for variant in kind.variants]
-        noted = Recorder()
+        noted = CommandRecorder()
         for weak in kind.met:
             tensor = weak()
             if tensor is not None:
                 noted.meet(tensor)
         before = watched(self._function, self._observed, lasting=False)
         with self._observed.watching():
-            run = Run(noted, self._function, arguments, True)
+            run = RecordedCall(noted, self._function, arguments, True)
         untrue = _untrue(before, self._observed)
         del before  # it keeps tensors that may have been replaced
         result = put_together(run.plan, run.spec, arguments.tensors, run.made)
@@ -251,7 +261,7 @@ class Function:
         self._make_room()
         return result
 
-    def _keep(self, kind: _Kind, variant: _Variant, earlier: list[tuple[_Variant, list[Change]]]) -> None:
+    def _keep(self, kind: _CallKind, variant: _Variant, earlier: list[tuple[_Variant, list[Change]]]) -> None:
         for other, changes in earlier:
             if variant.learn(other, changes):
                 kind.variants.remove(other)
@@ -260,7 +270,7 @@ class Function:
         while len(kind.variants) > VARIANTS:
             kind.variants.pop().trace.forget()
 
-    def _variant(self, kind: _Kind, noted: Recorder, run: Run) -> _Variant:
+    def _variant(self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall) -> _Variant:
         given = {id(tensor) for tensor in run.formals}
         sets: list[Any] = []
         for tensor, before in noted.grads.values():
@@ -272,7 +282,7 @@ class Function:
         guards = watched(self._function, self._observed, lasting=True)
         known = {id(group) for group in kind.groups}
         kind.groups += [group for group in guards.groups() if id(group) not in known]
-        trace = Trace(self._label, noted, run.formals, run.made, True, kind.groups)
+        trace = RecordedTrace(self._label, noted, run.formals, run.made, True, kind.groups)
         captures = trace.recording.captures
         needs = [
             (weakref.ref(tensor), before)
@@ -308,7 +318,7 @@ class Function:
         )
 
 
-def _untrue(before: Guards, observed: Observed) -> str:
+def _untrue(before: Guards, observed: ObservedCalls) -> str:
     """What the call that has just been observed did that replays of it would not do; `before`: from before it."""
     changed = next((change for change in before.changes() if change.lost), None)
     if changed is not None:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.recording.observed import PLAIN, Observed, followed, foreign
-from monarch.tensor.recording.reads import WHOLE, Key, Node, Reads, merged, reads_of
+from monarch.tensor.recording.observed import PLAIN, ObservedCalls, followed, foreign
+from monarch.tensor.recording.reads import WHOLE, Node, ReadKey, Reads, merged, reads_of
 
 VALUES = 1 << 16  # that one snapshot holds, at most; what is beyond that is not compared
 DEPTH = 8  # of what hangs in one another, from a variable on
@@ -281,7 +281,7 @@ def _shown(value: Any) -> str:
 # --- where to look ------------------------------------------------------------------------------------------
 
 
-def watched(function: Callable[..., Any], observed: Observed, lasting: bool) -> Guards:
+def watched(function: Callable[..., Any], observed: ObservedCalls, lasting: bool) -> Guards:
     """A snapshot of what `function` may read now. With `lasting` only objects that two calls have met count."""
     walk = _Walk()
     walk.value(function, _EVERYTHING, frozenset(), "", 0)
@@ -381,11 +381,11 @@ class _Walk:
 
     def _dict(self, value: Any, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
         label = label if label.endswith(".") else f"{label}[]"
-        keys = {key.value for key in node if type(key) is Key and key is not WHOLE}
+        keys = {key.value for key in node if type(key) is ReadKey and key is not WHOLE}
         if WHOLE not in node and keys and not any(type(name) is str for name in node):
             self._some(value, keys, label)
             for key in keys & value.keys():
-                self.value(value[key], node[Key(key)], loose, _below(label, key), depth + 1)
+                self.value(value[key], node[ReadKey(key)], loose, _below(label, key), depth + 1)
         elif id(value) not in self.wholes and len(value) <= self._room:
             self.wholes[id(value)] = (value, label)
             self._room -= len(value)
@@ -417,7 +417,7 @@ class _Walk:
         for key in through:
             if key is WHOLE:
                 nodes |= {name: nodes.get(name, _NOTHING) for name in own}
-            elif type(key) is Key:
+            elif type(key) is ReadKey:
                 nodes[key.value] = merged(nodes.get(key.value, _NOTHING), through[key])
         if "__wrapped__" in own:
             self.value(own["__wrapped__"], _EVERYTHING, frozenset(), label, depth + 1)

@@ -47,7 +47,7 @@ def followed(module: Any) -> bool:
     return not foreign(module) or f"{module}.".startswith(_TORCH)
 
 
-class Observed:
+class ObservedCalls:
     """What calls ran so far. `codes`: functions, with their globals.
 
     An object counts once two calls have met it: what a call makes for itself is of no interest. Objects are held weakly
@@ -126,7 +126,7 @@ def _giver(value: Any) -> Callable[[], Any]:
 class _Watching:
     """Python's profile hook of this thread, beside a profiler that has it."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: ObservedCalls) -> None:
         self._observed = observed
         self._before: Any = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch.tensor.worker.recorded import Rate
+from monarch.tensor.worker.recorded import RecordedRate
 
 
 def marked(
@@ -28,7 +28,7 @@ def marked(
         for negative, value in ((False, number), (True, -number)):
             sources = frozenset(at for at, rate in enumerate(values) if rate == value)
             if sources:
-                return Rate.of(number, slots.setdefault(value, len(slots)), negative, sources)
+                return RecordedRate.of(number, slots.setdefault(value, len(slots)), negative, sources)
         return number
 
     return [tuple(map(mark, given)) if passed else given for given, passed in zip(numbers, passed_on, strict=True)]
@@ -46,10 +46,10 @@ def confirmed(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) ->
             return None
         for before, now in zip(one[2], other[2], strict=True):
             if before == now and repr(before) == repr(now):
-                if type(now) is Rate:
+                if type(now) is RecordedRate:
                     constant.add(now.slot)
                 continue
-            if type(before) is not Rate or type(now) is not Rate or before.negative is not now.negative:
+            if type(before) is not RecordedRate or type(now) is not RecordedRate or before.negative is not now.negative:
                 return None
             sources = found.get(now.slot, now.sources) & before.sources & now.sources
             if not sources:
@@ -66,7 +66,7 @@ class Rates:
 
     def __init__(self, mappings: Sequence[dict[str, Any]], steps: Sequence[tuple[Any, ...]]) -> None:
         self.mappings = list(mappings)
-        marks = {mark.slot: mark for step in steps for mark in step[2] if type(mark) is Rate}
+        marks = {mark.slot: mark for step in steps for mark in step[2] if type(mark) is RecordedRate}
         self.values = [-marks[slot] if marks[slot].negative else float(marks[slot]) for slot in range(len(marks))]
         self.sources: dict[int, frozenset[int]] = {}  # of the slots that are confirmed
 

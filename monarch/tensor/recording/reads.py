@@ -16,7 +16,7 @@ from typing import Any
 Node = dict[Any, Any]
 
 
-class Key:
+class ReadKey:
     """A constant key of a container, as in `limits["top"]`."""
 
     __slots__ = ("value",)
@@ -25,13 +25,13 @@ class Key:
         self.value = value
 
     def __hash__(self) -> int:
-        return hash((Key, self.value))
+        return hash((ReadKey, self.value))
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Key and type(self.value) is type(other.value) and bool(self.value == other.value)
+        return type(other) is ReadKey and type(self.value) is type(other.value) and bool(self.value == other.value)
 
 
-WHOLE = Key(Key)
+WHOLE = ReadKey(ReadKey)
 
 _STARTS = frozenset(name for name in dis.opmap if name.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"))) | {
     "LOAD_GLOBAL",
@@ -68,8 +68,8 @@ def reads_of(code: CodeType) -> Reads:
     assigned = {name for one in instructions if "STORE" in one.opname for name in _names(one.argval)}
     known = set(arguments_of(code)) - assigned
     at: Node | None = None  # of the value on top of the stack, where it is known
-    key: Key | None = None  # a constant above it
-    left: Key | None = None  # a constant below it
+    key: ReadKey | None = None  # a constant above it
+    left: ReadKey | None = None  # a constant below it
     asked: Node | None = None  # of the value whose method `get` is on top of the stack
     before = ""
     for one in instructions:
@@ -187,8 +187,8 @@ def _whole(node: Node | None) -> None:
         node[WHOLE] = {}
 
 
-def _key(value: Any) -> Key | None:
-    return Key(value) if type(value) in (str, int, bool) else None
+def _key(value: Any) -> ReadKey | None:
+    return ReadKey(value) if type(value) in (str, int, bool) else None
 
 
 def _names(value: Any) -> tuple[str, ...]:

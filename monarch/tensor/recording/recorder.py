@@ -16,7 +16,7 @@ from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.signature import OpCall
-from monarch.tensor.worker.recorded import Recorded, Step
+from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 
 HELD = 1 << 16  # commands that are noted in one go, at most
 
@@ -24,7 +24,7 @@ HELD = 1 << 16  # commands that are noted in one go, at most
 # --- noting ---------------------------------------------------------------------------------------------------
 
 
-class Watcher:
+class CommandWatcher:
     """What one thread does with distributed tensors, between `start` and `stop`: only which parameters it used, here."""
 
     keeps_back = False
@@ -58,7 +58,7 @@ class Watcher:
             if hasattr(tensor, "_record"):
                 self.meet(tensor)
 
-    def born(self, record: records.Record) -> None:
+    def born(self, record: records.TensorRecord) -> None:
         """A tensor was made."""
 
     def note(self, noted: IssuedCommand) -> bool:
@@ -82,7 +82,7 @@ class Watcher:
         self.fetching("fetching what a remote function returns")
 
 
-class Recorder(Watcher):
+class CommandRecorder(CommandWatcher):
     """All of it. `problem` is why the commands cannot be replayed, when they cannot.
 
     With `hold` commands are kept back: `held` has them.
@@ -96,9 +96,11 @@ class Recorder(Watcher):
         self.notes: list[IssuedCommand] = []
         self.problem = ""
         self.engine: Any = None
-        self.made: dict[int, weakref.ref[records.Record]] = {}
-        self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
-        self.storages: dict[int, records.Storage] = {}
+        self.made: dict[int, weakref.ref[records.TensorRecord]] = {}
+        self.met: dict[
+            int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Any], Any]
+        ] = {}  # record, tensor, metadata
+        self.storages: dict[int, records.TensorStorage] = {}
         self._events: set[Any] = set()  # that were posted, and not waited for yet
         self._waited: set[Any] = set()
         self._pending: dict[int, Any] = {}  # reductions that were begun, by id
@@ -113,7 +115,7 @@ class Recorder(Watcher):
             if record.ref not in self.made:
                 self.meet(tensor)
 
-    def born(self, record: records.Record) -> None:
+    def born(self, record: records.TensorRecord) -> None:
         self.made[record.ref] = weakref.ref(record)
         self.storages[record.ref] = record.storage
 
@@ -179,7 +181,7 @@ class Recorder(Watcher):
         self.refuse(f"it needs values while it runs ({what}): return the tensors and fetch them outside")
 
 
-class Held(Watcher):
+class CommandHolder(CommandWatcher):
     """Keeps commands back; `release` issues those so far, when the workers are needed to go on."""
 
     keeps_back = True
@@ -188,12 +190,12 @@ class Held(Watcher):
         super().__init__()
         self._release = release
         self.notes: list[IssuedCommand] = []
-        self.made: list[weakref.ref[records.Record]] = []
+        self.made: list[weakref.ref[records.TensorRecord]] = []
 
     def read(self, tensors: Iterable[Any]) -> None:
         """Of no interest here."""
 
-    def born(self, record: records.Record) -> None:
+    def born(self, record: records.TensorRecord) -> None:
         self.made.append(weakref.ref(record))
 
     def note(self, noted: IssuedCommand) -> bool:
@@ -215,26 +217,26 @@ class Held(Watcher):
 # --- putting together -----------------------------------------------------------------------------------------
 
 
-class Segment:
+class RecordingSegment:
     """Consecutive commands of one place. `takes`: its inputs, as (-1, argument) or (segment, reference made there);
     `gives`: the references whose values it hands over, in order."""
 
     __slots__ = ("call", "gives", "place", "takes")
 
-    def __init__(self, place: Any, takes: list[tuple[int, int]], gives: list[int], call: Recorded) -> None:
+    def __init__(self, place: Any, takes: list[tuple[int, int]], gives: list[int], call: RecordedSegment) -> None:
         self.place = place
         self.takes = takes
         self.gives = gives
         self.call = call
 
 
-class Recording:
+class CommandRecording:
     """`segments` in order; `captures`: references it looks up; `written`: arguments and captures whose memory it changes."""
 
     __slots__ = ("captures", "homes", "segments", "steps", "written")
 
     def __init__(
-        self, segments: list[Segment], captures: frozenset[int], written: tuple[frozenset[int], frozenset[int]],
+        self, segments: list[RecordingSegment], captures: frozenset[int], written: tuple[frozenset[int], frozenset[int]],
         homes: dict[int, int], steps: list[tuple[Any, ...]],
     ) -> None:  # fmt: skip
         self.segments = segments
@@ -261,7 +263,7 @@ class _Draft:
 def assemble(
     notes: Sequence[IssuedCommand], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
     storages: Mapping[int, Any], label: str, where: Sequence[str], numbers: Sequence[tuple[Any, ...]],
-) -> Recording:  # fmt: skip
+) -> CommandRecording:  # fmt: skip
     """The Recording of `notes`, with these `numbers` of each.
 
     `formals`: number of the argument by reference. `results`: references made by the notes that a replay makes anew;
@@ -309,12 +311,12 @@ def assemble(
         written_formals |= {draft.takes[at][1] for at in mutates if draft.takes[at][0] == -1}
         written_captures |= set(loses)
         order = _slots(draft)
-        call = Recorded(
+        call = RecordedSegment(
             label,
             first,
             len(notes),
             [
-                Step(
+                RecordedStep(
                     noted.call, given, [order[ref] for ref in noted.inputs],
                     [order[ref] for ref in range(noted.ident, noted.ident + noted.results)], line,
                 )
@@ -324,7 +326,7 @@ def assemble(
             mutates, loses,
         )  # fmt: skip
         first += len(draft.steps)
-        segments.append(Segment(draft.place, draft.takes, list(draft.gives), call))
+        segments.append(RecordingSegment(draft.place, draft.takes, list(draft.gives), call))
     known: dict[int, Any] = {ref: ("argument", place) for ref, place in formals.items()}
     for noted, given in zip(notes, numbers, strict=True):
         steps.append(
@@ -336,7 +338,7 @@ def assemble(
         for ref in range(noted.ident, noted.ident + noted.results):
             known[ref] = ("value", len(known))
     captures = frozenset(ref for draft in drafts for ref in draft.reads)
-    return Recording(segments, captures, (frozenset(written_formals), frozenset(written_captures)), homes, steps)
+    return CommandRecording(segments, captures, (frozenset(written_formals), frozenset(written_captures)), homes, steps)
 
 
 def _computes(call: Any) -> bool:
@@ -352,7 +354,7 @@ def _slots(draft: _Draft) -> dict[int, int]:
     return order
 
 
-def divergence(first: Recording, second: Recording) -> str:
+def divergence(first: CommandRecording, second: CommandRecording) -> str:
     """Where two recordings of the same function differ; "" when they do not."""
     for number, (one, other) in enumerate(zip(first.steps, second.steps, strict=False)):
         if one != other:
@@ -363,7 +365,7 @@ def divergence(first: Recording, second: Recording) -> str:
     return ""
 
 
-def _shown(recording: Recording, number: int) -> str:
+def _shown(recording: CommandRecording, number: int) -> str:
     for segment in recording.segments:
         if number < len(segment.call.steps):
             step = segment.call.steps[number]

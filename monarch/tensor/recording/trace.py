@@ -19,12 +19,12 @@ from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.issued import IssuedCommand
-from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
+from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, TensorStorage, share
 from monarch.tensor.controller.stream import MAIN, get_active_stream
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.frames import PACKAGE, TORCH, internal
 from monarch.tensor.recording.rates import Rates, marked
-from monarch.tensor.recording.recorder import Recorder, assemble
+from monarch.tensor.recording.recorder import CommandRecorder, assemble
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
@@ -38,12 +38,12 @@ class Unrecordable(Exception):
     """Why a recording cannot be replayed."""
 
 
-class Trace:
+class RecordedTrace:
     """A Recording with what belongs to it here. `stale`: a tensor that it reads or stores is gone, so it is of no use
     any more."""
 
     def __init__(
-        self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool,
+        self, label: str, recorder: CommandRecorder, formals: Sequence[Any], results: Sequence[Any], keep: bool,
         groups: Sequence[dict[str, Any]] = (),
     ) -> None:  # fmt: skip
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
@@ -66,7 +66,7 @@ class Trace:
         )  # fmt: skip
         self.rates = Rates(groups, self.recording.steps)
         self._gone: list[Any] = []
-        self._captured: list[tuple[weakref.ref[Record], weakref.ref[Any]]] = []
+        self._captured: list[tuple[weakref.ref[TensorRecord], weakref.ref[Any]]] = []
         # Records, their metadata; tensors, whether they require grad.
         self._read: tuple[list[Any], list[Any], list[Any], list[bool]] = ([], [], [], [])
         self._stored = [weakref.ref(record, self._gone.append) for record in kept]
@@ -86,9 +86,9 @@ class Trace:
         for storage in self._written:
             storage.known, storage.flags = None, storage.flags & ~KNOWN
 
-    def _adopt_captures(self, recorder: Recorder) -> dict[int, Storage]:
+    def _adopt_captures(self, recorder: CommandRecorder) -> dict[int, TensorStorage]:
         """Their storages by id."""
-        storages: dict[int, Storage] = {}
+        storages: dict[int, TensorStorage] = {}
         for ref in sorted(self.recording.captures):
             met = recorder.met.get(ref)
             if met is None:
@@ -111,7 +111,11 @@ class Trace:
         return storages
 
     def _adopt_results(
-        self, results: Sequence[Any], formals: Sequence[Any], storages: dict[int, Storage], kept: Sequence[Record]
+        self,
+        results: Sequence[Any],
+        formals: Sequence[Any],
+        storages: dict[int, TensorStorage],
+        kept: Sequence[TensorRecord],
     ) -> None:
         arguments = {id(tensor._record.storage): at for at, tensor in reversed(list(enumerate(formals)))}
         there = {id(record.storage): weakref.ref(record) for record in kept}
@@ -130,7 +134,7 @@ class Trace:
                 kind = (_THERE, there[memory])
             self._results.append((segment, position, record.meta, record.place, *kind))
 
-    def _issued(self, recorder: Recorder) -> None:
+    def _issued(self, recorder: CommandRecorder) -> None:
         """Defines the segments on the workers."""
         segments = self.recording.segments
         self._segments = [
@@ -212,13 +216,13 @@ class Trace:
         self._write(tensors, given, taint)
         return results
 
-    def _made(self, given: list[Record], idents: list[int], taint: Any) -> list[Any]:
+    def _made(self, given: list[TensorRecord], idents: list[int], taint: Any) -> list[Any]:
         results: list[Any] = []
-        new: dict[int, Record] = {}
+        new: dict[int, TensorRecord] = {}
         for segment, position, meta, place, kind, which in self._results:
             source: Any = new.get(which) if kind == _NEW else given[which] if kind == _ARGUMENT else which()
-            storage = source.storage if source is not None else Storage(taint)
-            record = Record(idents[segment] + position, meta, place, storage)
+            storage = source.storage if source is not None else TensorStorage(taint)
+            record = TensorRecord(idents[segment] + position, meta, place, storage)
             if source is not None:
                 share(source, record)
             else:
@@ -226,7 +230,7 @@ class Trace:
             results.append(make(record))
         return results
 
-    def _write(self, tensors: Sequence[Any], given: list[Record], taint: Any) -> None:
+    def _write(self, tensors: Sequence[Any], given: list[TensorRecord], taint: Any) -> None:
         """What a replay changed is different from here on, also to autograd."""
         changed = [tensor for weak in self._captures_written if (tensor := weak()) is not None]
         for at in self._formals_written:
@@ -282,11 +286,11 @@ def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
     return found
 
 
-def _living(recorder: Recorder, without: set[int]) -> list[Record]:
+def _living(recorder: CommandRecorder, without: set[int]) -> list[TensorRecord]:
     """What was made and lives, other than these references."""
     made = {ref for noted in recorder.notes for ref in range(noted.ident, noted.ident + noted.results)}
 
-    def found() -> list[Record]:
+    def found() -> list[TensorRecord]:
         living = ((ref, weak()) for ref, weak in list(recorder.made.items()) if ref in made and ref not in without)
         return [record for ref, record in living if record is not None and record.ref == ref]
 
@@ -295,7 +299,7 @@ def _living(recorder: Recorder, without: set[int]) -> list[Record]:
     return found()
 
 
-def _lender(storage: Storage) -> Storage:
+def _lender(storage: TensorStorage) -> TensorStorage:
     """The memory itself, of a borrow."""
     while storage.borrows is not None and storage.borrows.own is not None:
         storage = storage.borrows.own.lent
@@ -314,10 +318,10 @@ def _issued_at(notes: Sequence[IssuedCommand]) -> tuple[list[str], list[bool]]:
     return lines, passed_on
 
 
-def drop_leaked(recorder: Recorder, without: set[int]) -> None:
+def drop_leaked(recorder: CommandRecorder, without: set[int]) -> None:
     """What a recording made exists only in its replays: what else has it is told so."""
     for record in _living(recorder, without):
-        storage = Storage()
+        storage = TensorStorage()
         storage.flags, storage.why = (
             DROPPED,
             f"the end of the recording that made it; return it instead\n{misuse.here(3)}",

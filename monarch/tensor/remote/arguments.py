@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from monarch.tensor.controller.groups import RemoteProcessGroup
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.signature import Number, Slot
+from monarch.tensor.signature import NumberHole, TensorHole
 from monarch.tensor.worker.function_call import FunctionCall
 
 INT = 1 << 62
@@ -35,10 +35,10 @@ def template(args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any) -> tuple
     for leaf in leaves:
         kind = type(leaf)
         if kind is Tensor:
-            held.append(Slot(slots))
+            held.append(TensorHole(slots))
             slots += 1
         elif travels(leaf):
-            held.append(Number(len(numbers)))
+            held.append(NumberHole(len(numbers)))
             numbers.append(leaf)
         else:
             held.append(leaf)
@@ -52,7 +52,7 @@ def with_numbers(tree: Any, numbers: Sequence[Any]) -> Any:
     """`tree` with its Numbers filled; its Slots stay."""
     if not numbers:
         return tree
-    return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is Number else leaf, tree)
+    return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is NumberHole else leaf, tree)
 
 
 def signature_key(leaves: Sequence[Any], shape: Any, call: FunctionCall) -> Any:

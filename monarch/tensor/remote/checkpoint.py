@@ -28,7 +28,7 @@ from monarch.tensor.failures import RemoteException
 from monarch.tensor.placements import Placement, checked, local_shape, whole_shape
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
 from monarch.tensor.worker import checkpoint as worker
-from monarch.tensor.worker.checkpoint import CheckpointError, Found, Laid, Plan
+from monarch.tensor.worker.checkpoint import CheckpointError, FoundCheckpoint, PlacedShard, ReadPlan
 
 Placements = Mapping[str, Placement]  # by name, or a pattern of names as fnmatch has them
 
@@ -124,7 +124,7 @@ def load(
         scalars = [
             name for name, value in flat.items() if isinstance(value, Tensor) and not value.shape and is_known(value)
         ]
-        found: Found = _first(layout.mesh, worker.look, where)
+        found: FoundCheckpoint = _first(layout.mesh, worker.look, where)
         missing = [name for name in flat if name not in found.tensors and name not in found.values]
         if missing and strict:
             raise KeyError(
@@ -160,7 +160,7 @@ def read(
     there = _mesh_of([], mesh)
     where = os.path.abspath(path)
     with there.activate():
-        found: Found = _first(there, worker.look, where)
+        found: FoundCheckpoint = _first(there, worker.look, where)
         flat: dict[str, Any] = dict(found.values)
         wanted = _Wanted(placements, list(found.tensors), there)
         for name, (shape, dtype) in found.tensors.items():
@@ -233,13 +233,13 @@ class _Layout:
                 f"say along which dimensions of the mesh a tensor is divided"
             )
 
-    def plan(self) -> Plan:
+    def plan(self) -> ReadPlan:
         """The same, for the processes."""
         laid = [
-            Laid(name, tuple(tensor.shape), tensor.numel() * tensor.element_size(), placement)
+            PlacedShard(name, tuple(tensor.shape), tensor.numel() * tensor.element_size(), placement)
             for name, tensor, placement in zip(self.names, self.tensors, self.placements, strict=True)
         ]
-        return Plan(laid, self.mesh.sizes)
+        return ReadPlan(laid, self.mesh.sizes)
 
 
 def _mesh_of(tensors: Sequence[Any], mesh: Any) -> DeviceMesh:
@@ -283,7 +283,7 @@ def _own(mesh: Any) -> int:
     return int(mesh.ranks.index(current.worker().executor.rank))
 
 
-def _staging(number: int, plan: Plan, tensors: list[Any], mesh: Any) -> None:
+def _staging(number: int, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
     worker.stage(number, plan, _own(mesh), tensors)
 
 
@@ -291,11 +291,11 @@ def _writing(number: int, path: str, values: Any, mesh: Any) -> Any:
     return worker.write(number, path, values.data if _own(mesh) == 0 else None)
 
 
-def _reading(path: str, plan: Plan, tensors: list[Any], mesh: Any) -> None:
+def _reading(path: str, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
     worker.read(path, plan.entries(_own(mesh)), tensors)
 
 
-def _changed(path: str, plan: Plan, tensors: list[Any], mesh: Any) -> None:
+def _changed(path: str, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
     """What `_reading` does, as far as the program is concerned: it writes to all of them."""
     for tensor in tensors:
         tensor.zero_()

@@ -14,13 +14,13 @@ from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.groups import dims_of
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
 from monarch.tensor.controller.stream import Stream, get_active_stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.remote.remote_function import Remote
 from monarch.tensor.worker import batches
 
 _keys = itertools.count(1)
 _beside = Stream("data")  # batches are waited for there, beside what the mesh computes
-_left: deque[tuple[Place, int]] = deque()  # loaders whose iterator the collector took
+_left: deque[tuple[StreamPlacement, int]] = deque()  # loaders whose iterator the collector took
 
 
 class DataLoaders:
@@ -53,7 +53,7 @@ class DataLoaders:
         self._mesh = found
         self._dims = found.names if dims is None else dims_of(found, dims)
         self._make = make
-        self._arguments = batches.Whole((args, kwargs))
+        self._arguments = batches.FullBatch((args, kwargs))
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class _Batches(Iterator[Any]):
             raise
         outcome = patterns.received(found[0])
         place = self._place = self._mesh.place(get_active_stream())
-        call = batches.Take(self._key, self._taken, outcome.keeps)
+        call = batches.TakeBatch(self._key, self._taken, outcome.keeps)
         ident = place.engine.do(place, call, (), len(outcome.fresh))
         made = dispatch.fresh_leaves(outcome, [], place, ident, None)
         # Behind this take, and so with room for it: a process describes a batch as soon as it has it.
@@ -117,9 +117,9 @@ def _sweep() -> None:
             _end(*_left.popleft())
 
 
-def _end(place: Place, key: int) -> None:
+def _end(place: StreamPlacement, key: int) -> None:
     if not place.engine.ended:
-        place.engine.do(place, batches.Close(key), (), 0)
+        place.engine.do(place, batches.CloseLoader(key), (), 0)
 
 
 def _check(found: Sequence[patterns.Sent], number: int, ranks: Sequence[int]) -> None:

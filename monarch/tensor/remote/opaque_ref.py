@@ -15,7 +15,7 @@ from monarch.tensor.worker import current
 _EXTRA = "opaque"
 
 
-class Table:
+class OpaqueTable:
     """The objects of one worker, by key. An entry goes when the last tensor with the memory of its key has."""
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Table:
         self.values.clear()
 
 
-def table() -> Table:
+def table() -> OpaqueTable:
     """That of the worker whose stream this thread is. RuntimeError elsewhere."""
-    found: Table = current.worker().executor.extras.setdefault(_EXTRA, Table())
+    found: OpaqueTable = current.worker().executor.extras.setdefault(_EXTRA, OpaqueTable())
     return found
 
 
@@ -86,7 +86,7 @@ def _of(key: Any) -> OpaqueRef:
     return made
 
 
-def _table(attempt: str) -> Table:
+def _table(attempt: str) -> OpaqueTable:
     if current.thread.worker is None:
         raise RuntimeError(
             f"the client attempted to {attempt} the value of an OpaqueRef: it is in the workers. Do it in a remote function "

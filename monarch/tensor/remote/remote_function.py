@@ -16,11 +16,11 @@ from monarch.tensor import functions, patterns
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
-from monarch.tensor.controller.dispatch import Entry
+from monarch.tensor.controller.dispatch import KnownCall
 from monarch.tensor.controller.fetch import rank_at
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.misuse import Problem
-from monarch.tensor.controller.records import KNOWN, Record, Storage, recorder, recorders
+from monarch.tensor.controller.misuse import OperandProblem
+from monarch.tensor.controller.records import KNOWN, TensorRecord, TensorStorage, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import Taint, merge
 from monarch.tensor.controller.tensor import Tensor
@@ -125,7 +125,7 @@ class Remote(Generic[P, R_co]):
         self._propagate = propagate
         self._resolvable: Any = None
         self._once: set[Any] = set()  # signatures that calls had once
-        self._first: dict[Any, _Known] = {}  # what those gave
+        self._first: dict[Any, _KnownFunctionCall] = {}  # what those gave
         self._label = functions.label(function)
         self._pure = not callable(propagate) or arguments.captures_nothing(propagate)
         self._names = arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
@@ -231,8 +231,8 @@ class Remote(Generic[P, R_co]):
             taint = engine.taints.issued(ident, place, (taint,))
         if outcome.mutates:
             _mutated(inputs, outcome.mutates, taint)
-        if entry.kind == Entry.NEW:
-            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type]  # a NEW one has a meta
+        if entry.kind == KnownCall.NEW:
+            return make(TensorRecord(ident, entry.meta, place, TensorStorage(taint)))
         made = dispatch.fresh_leaves(outcome, inputs, place, ident, taint)
         return made[0] if outcome.structure is None else outcome.structure(made)  # type: ignore[no-any-return]
 
@@ -247,7 +247,7 @@ class Remote(Generic[P, R_co]):
     def _learn(
         self, args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any, inputs: list[Any], place: Any, key: Any,
         pure: bool, loose: bool,
-    ) -> _Known:  # fmt: skip
+    ) -> _KnownFunctionCall:  # fmt: skip
         """What a call gives that was not made before."""
         global _miss
         tree, numbers = arguments.template(args, kwargs, leaves, shape)
@@ -274,7 +274,7 @@ class Remote(Generic[P, R_co]):
         call = FunctionCall(self._target(), tree, outcome.keeps, outcome.mutates, count, between, self._label)
         call.outcome = outcome
         call.expected = _expected(outcome)
-        entry = _Known(outcome, call, between)
+        entry = _KnownFunctionCall(outcome, call, between)
         # Sent with the call itself: values that may change under their name; strings and functions that nobody can name until
         # they come again, because programs make many that never do.
         keep = pure and key is not None and (not loose or self._propagate == "cached")
@@ -303,7 +303,7 @@ class Remote(Generic[P, R_co]):
         answers = engine.ask(mesh, place.mesh, PatternCall(call), refs, taints, "call", place.stream).get()
         return patterns.received(_values(engine, answers)[0])
 
-    def _seldom(self, entry: _Known, key: Any, engine: Any) -> int:
+    def _seldom(self, entry: _KnownFunctionCall, key: Any, engine: Any) -> int:
         """The signature of a call that is made only now and then: defined when it comes again. -1 until then, and for values
         that may change under their name."""
         if entry.key is None:
@@ -315,7 +315,7 @@ class Remote(Generic[P, R_co]):
             return -1
         signature: int = engine.define(entry.key, entry.call)
         if self._first.pop(key, None) is not None:
-            known = _Known(entry.outcome, entry.call, entry.between)
+            known = _KnownFunctionCall(entry.outcome, entry.call, entry.between)
             known.signature = signature
             engine.remember(key, known)
         return signature
@@ -330,7 +330,7 @@ class Remote(Generic[P, R_co]):
         mesh = active_mesh()
         code = "NO_MESH" if mesh is None and not any(type(leaf) is Tensor for leaf in leaves) else "LOCAL_TENSOR"
         problems = [
-            Problem(leaf, code) for leaf in leaves if isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor
+            OperandProblem(leaf, code) for leaf in leaves if isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor
         ]
         return misuse.incorrect(self._label, args, kwargs, problems, mesh, _streams.stream)
 
@@ -468,7 +468,7 @@ def call_on_shard_and_fetch(
     return found
 
 
-class _Known(Entry):
+class _KnownFunctionCall(KnownCall):
     """A known call of a remote function. `signature` is -1 while it is sent with each call."""
 
     __slots__ = ("between", "call", "key")

@@ -32,7 +32,7 @@ from monarch.tensor.remote.remote_function import _mutated
 from monarch.tensor.worker import actor_transfers
 
 if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
+    from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
 
 _log = logging.getLogger("monarch")
@@ -64,7 +64,7 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
     if recorders and (here := recorder()) is not None:
         here.fetching("calling actors with rref")
     name, answers = endpoint._keep(args, kwargs)
-    call = Take(name, place.engine.worker_key, endpoint._name, count, outcome)
+    call = TakeResult(name, place.engine.worker_key, endpoint._name, count, outcome)
     ident = place.engine.do(place, call, [tensor._record.ref for tensor in tensors], len(outcome.fresh))
     _watch(place.engine, name, endpoint._mesh._plan.addresses, answers)
     taint = None
@@ -116,7 +116,7 @@ def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceM
     return found
 
 
-def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
+def _mesh_in(engine: TensorEngine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
     """The mesh of the actors' processes with the labels of their mesh; None when the engine does not have them all."""
     shape = endpoint._mesh._shape
     places = {address: rank for rank, address in enumerate(engine.addresses)}
@@ -134,7 +134,7 @@ def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
 # --- in the workers ---------------------------------------------------------------------------------------------
 
 
-class Take:
+class TakeResult:
     """A call on a stream: waits for the result of the actor in this process, and takes its tensors over."""
 
     def __init__(
@@ -178,12 +178,12 @@ class Take:
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 
-class _Call:
+class _RrefCall:
     """One rref whose actors have not all answered. `done`: ranks of the view that have."""
 
     __slots__ = ("addresses", "done", "engine", "name")
 
-    def __init__(self, engine: Engine, name: Any, addresses: Sequence[str]) -> None:
+    def __init__(self, engine: TensorEngine, name: Any, addresses: Sequence[str]) -> None:
         self.engine = engine
         self.name = name
         self.addresses = addresses
@@ -211,16 +211,16 @@ class _Call:
                 workers._at(ranks[address]).fail_kept.broadcast(self.name, error)
 
 
-_answers: queue.SimpleQueue[tuple[_Call, Future[Any]]] = queue.SimpleQueue()
+_answers: queue.SimpleQueue[tuple[_RrefCall, Future[Any]]] = queue.SimpleQueue()
 _starting = threading.Lock()
 _reader: list[Any] = []
 
 
-def _watch(engine: Engine, name: Any, addresses: Sequence[str], answers: Sequence[Future[Any]]) -> None:
+def _watch(engine: TensorEngine, name: Any, addresses: Sequence[str], answers: Sequence[Future[Any]]) -> None:
     with _starting:
         if not _reader:
             _reader.append(start_thread(_read, "tensor-answers"))
-    call = _Call(engine, name, addresses)
+    call = _RrefCall(engine, name, addresses)
     for answer in answers:
         when_ready(answer, partial(_answers.put, (call, answer)))
 

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import generators, metadata, patterns, propagation
 from monarch.tensor.controller import rng_draws
-from monarch.tensor.controller.distribute import Part
-from monarch.tensor.controller.issued import Repeat
+from monarch.tensor.controller.distribute import ShardCall
+from monarch.tensor.controller.issued import RepeatedConstant
 from monarch.tensor.metadata import Meta
-from monarch.tensor.signature import Number, OpCall
-from monarch.tensor.worker.collectives import Reduce, shape_of
+from monarch.tensor.signature import NumberHole, OpCall
+from monarch.tensor.worker.collectives import ReduceTensor, shape_of
 from monarch.tensor.worker.function_call import FunctionCall
 from monarch.tensor.worker.random_numbers import RandomCall
 from monarch.tensor.worker.ranks import Coordinate
@@ -78,15 +78,15 @@ def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], pe
     if kind is FunctionCall:
         made = [(leaf.meta, leaf.view) for leaf in call.outcome.fresh] if call.outcome is not None else []
         return Effect(made, call.mutates)
-    if kind is Reduce:
+    if kind is ReduceTensor:
         return _reduction(call, inputs, peers)
     if kind is Coordinate:
         return Effect([(metadata.contiguous((), torch.int64, "cpu"), -1)])
     if kind is RandomCall:
         return Effect([(metadata.contiguous((size,), torch.uint8, "cpu"), -1) for size in call.sizes], call.mutates)
-    if kind is Part:
+    if kind is ShardCall:
         return Effect([(call.meta, -1)])
-    if kind is Repeat:
+    if kind is RepeatedConstant:
         return Effect([(metadata.of(call.value), -1)])
     return Effect([(None, -1)] * (1 if call.keeps is None else len(call.keeps)), call.mutates)
 
@@ -107,7 +107,7 @@ def _operation(call: OpCall, inputs: Sequence[Meta | None], numbers: Sequence[An
     return Effect(made, outcome.mutates, outcome.changed, outcome.moved)
 
 
-def _reduction(call: Reduce, inputs: Sequence[Meta | None], peers: int) -> Effect:
+def _reduction(call: ReduceTensor, inputs: Sequence[Meta | None], peers: int) -> Effect:
     if call._inplace or call._has_out:
         return Effect([], call.mutates)
     made = []
@@ -120,7 +120,7 @@ def _reduction(call: Reduce, inputs: Sequence[Meta | None], peers: int) -> Effec
 def _numbered(value: Any, numbers: Sequence[Any]) -> Any:
     """`value` with its Numbers replaced."""
     kind = type(value)
-    if kind is Number:
+    if kind is NumberHole:
         return numbers[value]
     if kind in (list, tuple):
         return kind(_numbered(item, numbers) for item in value)
@@ -137,7 +137,7 @@ def _overload(name: str) -> Any:
 # --- functions that are run for what they give ------------------------------------------------------------------
 
 
-class _Stand:
+class _Snapshot:
     """Stand-ins for tensors of which only metadata and memory are known, in the form that `patterns` takes."""
 
     def __init__(self, meta: Meta, storage: Any) -> None:
@@ -166,7 +166,7 @@ def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> Any:
 
 def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]], look: Callable[..., Any]) -> Any:
     caller = call.caller()
-    stands = [_Stand(meta, storage) for meta, storage in inputs]
+    stands = [_Snapshot(meta, storage) for meta, storage in inputs]
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode():
         fakes = patterns._fakes(stands)
         before = [fake._version for fake in fakes]

@@ -13,22 +13,22 @@ from torch.utils import _pytree as pytree
 
 from monarch.actor import Future, Promise, Sealed, Shape, follow
 from monarch.tensor import commands
-from monarch.tensor.controller.engine import Engine
-from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, Repeat
+from monarch.tensor.controller.engine import TensorEngine
+from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import Stream
-from monarch.tensor.controller.stream_placement import Place
+from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.taint import Taint
 from monarch.tensor.metadata import Meta
-from monarch.tensor.remote.rref import Take
+from monarch.tensor.remote.rref import TakeResult
 from monarch.tensor.simulator import effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator
 from monarch.tensor.simulator.interpreter import Interpreter, Issue
-from monarch.tensor.simulator.machine import Machine
+from monarch.tensor.simulator.machine import SimulatedMachine
 from monarch.tensor.simulator.reports import Reports
-from monarch.tensor.simulator.task import Kind
-from monarch.tensor.worker.actor_transfers import Publish
+from monarch.tensor.simulator.task import TaskKind
+from monarch.tensor.worker.actor_transfers import PublishTensors
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
 
 
@@ -55,23 +55,23 @@ def _current_meta() -> Any:
     return _tag.value
 
 
-class SimulatedEngine(Engine):
+class SimulatedEngine(TensorEngine):
     """An engine for a mesh of `shape` that nobody runs. Its tensors have metadata and no contents; what is fetched is
     zeros."""
 
     def __init__(
         self, name: str, shape: Shape, reports: Reports, estimator: RuntimeEstimator, grouped: bool = False
     ) -> None:
-        self.machine = Machine(len(shape.ndslice), grouped)
+        self.machine = SimulatedMachine(len(shape.ndslice), grouped)
         self.reports = reports
         self.estimator = estimator
         self._open: dict[int, Issue] = {}  # of commands that are not simulated yet
         self._interpreter = Interpreter(self.machine, estimator, self._issue_of, [reports.add])
-        self._due = _Due()
-        super().__init__(name, shape, _Nobody(name), lambda: None)
-        self._timer = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
-        self.rendezvous = _Deaf()
-        self.issued = _Noticed(self._open)
+        self._due = _DueCalls()
+        super().__init__(name, shape, _AbsentWorkers(name), lambda: None)
+        self._timer = _NoTimer()  # type: ignore[assignment]  # no thread flushes by the clock
+        self.rendezvous = _UnconnectedPort()
+        self.issued = _TaggedStacks(self._open)
         self._note_stack = self.issued.note
 
     # --- what goes to workers elsewhere: calls as they are, in place of what is pickled of them
@@ -82,8 +82,8 @@ class SimulatedEngine(Engine):
         with self._due.calls(call):
             return super().define(key, call)
 
-    def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
-        if isinstance(call, Publish | Take):
+    def do(self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int) -> int:
+        if isinstance(call, PublishTensors | TakeResult):
             raise NotImplementedError(
                 f"{call.name()}: actors can neither take nor return tensors of a simulated mesh, because it has no "
                 f"processes: call a monarch.remote function in place of the endpoint"
@@ -92,7 +92,7 @@ class SimulatedEngine(Engine):
             return super().do(place, call, inputs, results)
 
     def issue(self, held: Sequence[IssuedCommand]) -> None:
-        calls = [noted.call for noted in held if not noted.signature and not isinstance(noted.call, Repeat)]
+        calls = [noted.call for noted in held if not noted.signature and not isinstance(noted.call, RepeatedConstant)]
         with self._due.calls(*calls):
             super().issue(held)
 
@@ -112,7 +112,7 @@ class SimulatedEngine(Engine):
                 raise
             answer: Any = None
             if isinstance(mark, commands.Fetch):
-                at: Any = next(one for one in reversed(waiting) if isinstance(one, commands.Place))
+                at: Any = next(one for one in reversed(waiting) if isinstance(one, commands.SetPlacement))
                 place = self._interpreter.place(at.mesh, at.stream)
                 metas, ready = self._interpreter.fetch(mark.ident, mark.refs, mark.rank, place)
                 answer = (metas, (), mark.ident, ready)
@@ -172,7 +172,7 @@ class SimulatedEngine(Engine):
             return follow(_ready(answers), waited)
         return (follow(_ready(answer), waited) for answer in answers.values() if answer is not None)
 
-    def _asked(self, call: Any, ident: int, refs: Sequence[int], place: Place) -> tuple[Any, int]:
+    def _asked(self, call: Any, ident: int, refs: Sequence[int], place: StreamPlacement) -> tuple[Any, int]:
         if not isinstance(call, PatternCall | ValueCall):
             raise NotImplementedError(f"{call.name()}: a simulated mesh has no processes that could answer")
         there = self._interpreter.place(place.mesh_number, place.stream_number)
@@ -215,18 +215,18 @@ class SimulatedEngine(Engine):
         with self._sending:
             self.check_alive()
             self.flush()
-            self._interpreter.note(Kind.STATUS)
+            self._interpreter.note(TaskKind.STATUS)
 
     def exit(self) -> None:
         """Ends it and writes the last files. Idempotent."""
         if self.ended:
             return
         super().exit()
-        self._interpreter.note(Kind.EXIT)
+        self._interpreter.note(TaskKind.EXIT)
         self.reports.finish(self.machine, self._interpreter.streams)
 
 
-class _Noticed(CommandStacks):
+class _TaggedStacks(CommandStacks):
     """Keeps, of each command, what `set_meta` said, and the stack, until it is simulated."""
 
     def __init__(self, open_: dict[int, Issue]) -> None:
@@ -240,13 +240,13 @@ class _Noticed(CommandStacks):
         self.note = noticed
 
 
-class _Due(threading.local):
+class _DueCalls(threading.local):
     """The calls that this thread is about to hand over, in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
 
-    def calls(self, *calls: Any) -> _Due:
+    def calls(self, *calls: Any) -> _DueCalls:
         self._waiting.extend(calls)
         return self
 
@@ -263,7 +263,7 @@ class _Unique:
     """Equal to nothing else."""
 
 
-class _Still:
+class _NoTimer:
     """In the place of the thread that sends what has waited: nothing waits for anybody here."""
 
     idle = False
@@ -273,10 +273,10 @@ class _Still:
     def stop(self) -> None: ...
 
 
-class _Deaf:
+class _UnconnectedPort:
     """Takes every message, and does nothing."""
 
-    def __getattr__(self, name: str) -> _Deaf:
+    def __getattr__(self, name: str) -> _UnconnectedPort:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
@@ -284,7 +284,7 @@ class _Deaf:
     def broadcast(self, *args: Any) -> None: ...
 
 
-class _Nobody:
+class _AbsentWorkers:
     """In the place of an engine's workers."""
 
     def __init__(self, name: str) -> None:

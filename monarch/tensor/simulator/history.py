@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch.tensor.simulator.task import Command, Use
+from monarch.tensor.simulator.task import SimulatedCommand, Use
 
 LIMIT = 1 << 20  # commands; later ones are only counted
 
@@ -17,7 +17,7 @@ class CommandHistory:
         self.entries: list[dict[str, Any]] = []
         self.left_out = 0
 
-    def add(self, command: Command) -> None:
+    def add(self, command: SimulatedCommand) -> None:
         if len(self.entries) >= LIMIT:
             self.left_out += 1
             return

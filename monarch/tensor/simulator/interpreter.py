@@ -1,7 +1,7 @@
 """The commands of an engine, carried out in simulated time: what each means for clocks, memory and references.
 
 Takes commands in the order in which they were issued; sends, waits for and computes nothing. Who wants to know of them
-(traces, graphs, histories) is given each as a `Command`.
+(traces, graphs, histories) is given each as a `SimulatedCommand`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from monarch.tensor.signature import OpCall
 from monarch.tensor.simulator.communication import NODE
 from monarch.tensor.simulator.effects import Effect, Effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator, TimingType
-from monarch.tensor.simulator.machine import Device, Machine, Team
-from monarch.tensor.simulator.task import Command, Kind, Task, Use
-from monarch.tensor.worker.collectives import Reduce
-from monarch.tensor.worker.events import Alias, Await, Post
+from monarch.tensor.simulator.machine import SimulatedDevice, SimulatedMachine, Team
+from monarch.tensor.simulator.task import SimulatedCommand, Task, TaskKind, Use
+from monarch.tensor.worker.collectives import ReduceTensor
+from monarch.tensor.worker.events import AliasTensor, AwaitEvent, PostEvent
 from monarch.tensor.worker.groups import DropGroup
-from monarch.tensor.worker.moves import Adopt, Copy, Receive, Send
-from monarch.tensor.worker.recorded import Recorded, Step
+from monarch.tensor.worker.moves import AdoptTensors, CopyTensor, ReceiveTensor, SendTensor
+from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
@@ -43,7 +43,7 @@ class Buffer:
         self.users = 0
 
 
-class Value:
+class SimulatedValue:
     """One tensor, as its ranks have it: `meta` is None where nothing is known of it."""
 
     __slots__ = ("buffer", "meta")
@@ -53,9 +53,9 @@ class Value:
         self.buffer = buffer
         buffer.users += 1
 
-    def again(self) -> Value:
+    def again(self) -> SimulatedValue:
         """Another reference to the same."""
-        return Value(self.meta, self.buffer)
+        return SimulatedValue(self.meta, self.buffer)
 
     def leave(self) -> Buffer | None:
         """It is deleted. Its buffer, when nobody lies in it any more."""
@@ -63,7 +63,11 @@ class Value:
         return self.buffer if not self.buffer.users else None
 
 
-class Place:
+# Of each input its reference and what that stands for, where it is known.
+Inputs = Sequence[tuple[int, "SimulatedValue | None"]]
+
+
+class SimulatedPlacement:
     """Where commands run: the ranks of a mesh, a stream."""
 
     __slots__ = ("mesh", "partitions", "stream", "team")
@@ -92,28 +96,28 @@ class Interpreter:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SimulatedMachine,
         estimator: RuntimeEstimator,
         issued: Callable[[int], Issue],
-        sinks: Sequence[Callable[[Command], None]] = (),
+        sinks: Sequence[Callable[[SimulatedCommand], None]] = (),
     ) -> None:
         self.machine = machine
         self.estimator = estimator
         self.streams = {0: "main"}
-        self.refs: dict[int, Value] = {}
+        self.refs: dict[int, SimulatedValue] = {}
         self._issued = issued
         self._sinks = sinks
         self._effects = Effects()
         self._calls: dict[int, Any] = {}
         self._meshes: dict[int, WorkerMesh] = {}
-        self._places: dict[tuple[int, int], Place] = {}
+        self._places: dict[tuple[int, int], SimulatedPlacement] = {}
         self._place: Any = None
         self._buffers = 0
         self._order = 0
         self._deleted: list[Use] = []  # refs of consecutive deletes
         self._freed: list[int] = []
         self._borrows = _Borrows()
-        self._sent: dict[Any, deque[Command]] = {}
+        self._sent: dict[Any, deque[SimulatedCommand]] = {}
 
     # --- commands
 
@@ -123,7 +127,7 @@ class Interpreter:
             kind = type(command)
             if kind is int:
                 self._delete(command)
-            elif kind is commands.Place:
+            elif kind is commands.SetPlacement:
                 self._place = self.place(command.mesh, command.stream)
             elif kind is commands.Run:
                 self._run(self._calls[command.signature], command.ident, command.inputs, command.scalars)
@@ -141,35 +145,37 @@ class Interpreter:
                 self.streams[command.stream] = command.name
         self._flush_deletes()
 
-    def place(self, mesh: int, stream: int) -> Place:
+    def place(self, mesh: int, stream: int) -> SimulatedPlacement:
         found = self._places.get((mesh, stream))
         if found is None:
-            found = self._places[mesh, stream] = Place(self._meshes[mesh], stream)
+            found = self._places[mesh, stream] = SimulatedPlacement(self._meshes[mesh], stream)
         return found
 
-    def fetch(self, ident: int, refs: Sequence[int], rank: int, place: Place) -> tuple[list[Meta | None], int]:
+    def fetch(
+        self, ident: int, refs: Sequence[int], rank: int, place: SimulatedPlacement
+    ) -> tuple[list[Meta | None], int]:
         """The metadata of what rank `rank` has, and when it has it."""
         inputs = [self._use(ref) for ref in refs]
-        command = self._command(Kind.FETCH, "SendValue", ident, place, inputs)
+        command = self._command(TaskKind.FETCH, "SendValue", ident, place, inputs)
         ready = max(self.machine.now, self.machine.device_of(rank).clock(place.stream))
         self._tell(command, ready)
         return [use.meta for use in inputs], ready
 
-    def call(self, ident: int, name: str, refs: Sequence[int], place: Place) -> int:
+    def call(self, ident: int, name: str, refs: Sequence[int], place: SimulatedPlacement) -> int:
         """A function that is run for what it returns. When it has."""
-        task = Task(Kind.CALL, name, tuple(self._use(ref).meta for ref in refs), meta=self._issued(ident)[0])
-        command = self._command(Kind.CALL, name, ident, place, [self._use(ref) for ref in refs])
+        task = Task(TaskKind.CALL, name, tuple(self._use(ref).meta for ref in refs), meta=self._issued(ident)[0])
+        command = self._command(TaskKind.CALL, name, ident, place, [self._use(ref) for ref in refs])
         self._work(task, command, place)
         return command.start + command.duration
 
-    def note(self, kind: Kind) -> None:
+    def note(self, kind: TaskKind) -> None:
         """A command that only the controller has anything to do with."""
         self._tell(self._command(kind, kind.value, 0, None, []), self.machine.now)
 
     # --- calls
 
     def _run(self, call: Any, ident: int, inputs: Sequence[int], numbers: Sequence[Any]) -> None:
-        if type(call) is Recorded:
+        if type(call) is RecordedSegment:
             self._recorded(call, ident, inputs)
             return
         for place, value in enumerate(
@@ -178,44 +184,49 @@ class Interpreter:
             self.refs[ident + place] = value
 
     def _perform(
-        self, call: Any, ident: int, inputs: Sequence[tuple[int, Value | None]], numbers: Sequence[Any], where: str = ""
-    ) -> list[Value]:
+        self,
+        call: Any,
+        ident: int,
+        inputs: Inputs,
+        numbers: Sequence[Any],
+        where: str = "",
+    ) -> list[SimulatedValue]:
         """Does it at the present place; what it made."""
         kind = type(call)
         self._borrows.step(kind)
-        if kind is Post:
+        if kind is PostEvent:
             return self._post(int(numbers[0]), ident)
-        if kind is Await:
+        if kind is AwaitEvent:
             return self._await(int(numbers[0]), ident)
-        if kind is Send:
+        if kind is SendTensor:
             return self._send(call, ident, inputs, int(numbers[0]))
-        if kind is Receive:
+        if kind is ReceiveTensor:
             return self._receive(call, ident, int(numbers[0]))
-        if kind is DropGroup or kind is Adopt:
+        if kind is DropGroup or kind is AdoptTensors:
             return []
-        place: Place = self._place
+        place: SimulatedPlacement = self._place
         metas = [value.meta if value is not None else None for _, value in inputs]
-        if kind is Alias:
-            command = self._command(Kind.BORROW, "BorrowCreate", ident, place, _uses(inputs), where)
+        if kind is AliasTensor:
+            command = self._command(TaskKind.BORROW, "BorrowCreate", ident, place, _uses(inputs), where)
             made = self._make(Effect([(metas[0], 0)]), inputs, place, command)
             command.facts["borrow"] = self._borrows.created(ident, self.streams[place.stream])
             self._tell(command, self.machine.now)
             return made
-        if kind is Copy:
+        if kind is CopyTensor:
             effect = Effect([(metas[0] and metadata.contiguous(metas[0].shape, metas[0].dtype, metas[0].device), -1)])
-            task = Task(Kind.SEND, "SendTensor", tuple(metas), (effect.made[0][0],), local=True)
-        elif kind is Reduce:
+            task = Task(TaskKind.SEND, "SendTensor", tuple(metas), (effect.made[0][0],), local=True)
+        elif kind is ReduceTensor:
             peers = len(place.along(call._dims)[0])
             effect = self._effects.of(call, metas, numbers, peers)
             name, collective = reduction_names(call)
-            task = Task(Kind.REDUCE, name, tuple(metas), _outputs(effect), peers=peers, collective=collective)
+            task = Task(TaskKind.REDUCE, name, tuple(metas), _outputs(effect), peers=peers, collective=collective)
         else:
             effect = self._effects.of(call, metas, numbers)
-            task = Task(Kind.CALL, call_name(call), tuple(metas), _outputs(effect), tuple(numbers))
+            task = Task(TaskKind.CALL, call_name(call), tuple(metas), _outputs(effect), tuple(numbers))
         command = self._command(task.kind, task.name, ident, place, _uses(inputs), where)
-        if kind is Copy:
+        if kind is CopyTensor:
             command.facts["pairs"] = tuple((rank, rank) for rank in place.team.ranks)
-        if kind is Reduce:
+        if kind is ReduceTensor:
             command.facts["peers"] = task.peers
         if effect.is_view and kind is OpCall:
             made = self._make(effect, inputs, place, command)
@@ -228,17 +239,17 @@ class Interpreter:
             made.extend(self._make(effect, inputs, place, command, ago))
             self._change(effect, inputs, command, ago)
 
-        self._work(task, command, place, begun, place.along(call._dims) if kind is Reduce else None)
+        self._work(task, command, place, begun, place.along(call._dims) if kind is ReduceTensor else None)
         return made
 
     def _work(
-        self, task: Task, command: Command, place: Place, begun: Callable[[int], None] | None = None,
+        self, task: Task, command: SimulatedCommand, place: SimulatedPlacement, begun: Callable[[int], None] | None = None,
         members: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         """Does what takes time on the stream of `place`; `begun` is told how long before the stream's time it began."""
         task = self._tagged(task, command)
-        kind = TimingType.SEND_TENSOR if task.kind is Kind.SEND else TimingType.CALL_FUNCTION
-        if task.kind is Kind.REDUCE:
+        kind = TimingType.SEND_TENSOR if task.kind is TaskKind.SEND else TimingType.CALL_FUNCTION
+        if task.kind is TaskKind.REDUCE:
             kind = TimingType.REDUCE
         duration = self.estimator.get_runtime(kind, task)
         self._launch(command, task)
@@ -254,24 +265,24 @@ class Interpreter:
 
     def _constant(self, ident: int, local: Any) -> None:
         meta = metadata.of(local)
-        place: Place = self._place
+        place: SimulatedPlacement = self._place
         self._borrows.step(None)
-        command = self._command(Kind.CALL, "constant", ident, place, [])
+        command = self._command(TaskKind.CALL, "constant", ident, place, [])
         effect = Effect([(meta, -1)])
 
         def begun(ago: int) -> None:
             (self.refs[ident],) = self._make(effect, [], place, command, ago)
 
-        self._work(Task(Kind.CALL, "constant", (), (meta,)), command, place, begun)
+        self._work(Task(TaskKind.CALL, "constant", (), (meta,)), command, place, begun)
 
-    def _recorded(self, call: Recorded, ident: int, inputs: Sequence[int]) -> None:
+    def _recorded(self, call: RecordedSegment, ident: int, inputs: Sequence[int]) -> None:
         """A segment of a recording, operation by operation."""
         for _, ref in call.stores:
             self._drop(self.refs.pop(ref, None))
-        slots: dict[int, tuple[int, Value | None]] = {}
+        slots: dict[int, tuple[int, SimulatedValue | None]] = {}
         for slot, ref in enumerate((*inputs, *call.reads)):
             slots[slot] = (ref, self.refs.get(ref))
-        own: dict[int, Value] = {}
+        own: dict[int, SimulatedValue] = {}
         dead = call._last_used()
         for number, step in enumerate(call.steps):
             made = self._step(step, ident, slots)
@@ -287,17 +298,19 @@ class Interpreter:
         for value in own.values():
             self._drop(value)
 
-    def _step(self, step: Step, ident: int, slots: dict[int, tuple[int, Value | None]]) -> list[Value]:
+    def _step(
+        self, step: RecordedStep, ident: int, slots: dict[int, tuple[int, SimulatedValue | None]]
+    ) -> list[SimulatedValue]:
         return self._perform(step.call, ident, [slots[slot] for slot in step.inputs], step.numbers, step.where)
 
-    def _bind(self, ref: int, value: Value | None) -> None:
+    def _bind(self, ref: int, value: SimulatedValue | None) -> None:
         if value is not None:
             self.refs[ref] = value.again()
 
     # --- streams and meshes
 
-    def _post(self, number: int, ident: int) -> list[Value]:
-        place: Place = self._place
+    def _post(self, number: int, ident: int) -> list[SimulatedValue]:
+        place: SimulatedPlacement = self._place
         kind = self._borrows.post(number, self.streams[place.stream])
         if kind is None:  # belongs to the BorrowCreate before it
             self.machine.post(place.team, place.stream, number)
@@ -309,8 +322,8 @@ class Interpreter:
         self._emit(command)
         return []
 
-    def _await(self, number: int, ident: int) -> list[Value]:
-        place: Place = self._place
+    def _await(self, number: int, ident: int) -> list[SimulatedValue]:
+        place: SimulatedPlacement = self._place
         kind = self._borrows.wait(number, self.streams[place.stream])
         command = self._command(kind, kind.value, ident, place, [])
         command.facts.update(event=number, borrow=self._borrows.of(number))
@@ -322,29 +335,29 @@ class Interpreter:
         self._emit(command)
         return []
 
-    def _send(self, call: Send, ident: int, inputs: Sequence[tuple[int, Value | None]], number: int) -> list[Value]:
-        place: Place = self._place
+    def _send(self, call: SendTensor, ident: int, inputs: Inputs, number: int) -> list[SimulatedValue]:
+        place: SimulatedPlacement = self._place
         shape, dtype, device = call._what
         meta = metadata.contiguous(shape, dtype, device)
-        command = self._command(Kind.SEND, "SendTensor", ident, place, _uses(inputs))
+        command = self._command(TaskKind.SEND, "SendTensor", ident, place, _uses(inputs))
         command.facts.update(pairs=call._pairs, to_stream=self.streams[call._streams[1]])
         durations: dict[int, int] = {}
         known: dict[tuple[bool, bool], int] = {}
         for sender, receiver in call._pairs:
             how = (sender == receiver, sender // NODE == receiver // NODE)
             if how not in known:
-                task = Task(Kind.SEND, "SendTensor", (meta,), (meta,), local=how[0], same_node=how[1])
+                task = Task(TaskKind.SEND, "SendTensor", (meta,), (meta,), local=how[0], same_node=how[1])
                 known[how] = self.estimator.get_runtime(TimingType.SEND_TENSOR, self._tagged(task, command))
             durations[sender] = max(durations.get(sender, 0), known[how])
-        self._launch(command, Task(Kind.SEND, "SendTensor", (meta,), (meta,)))
-        what = (durations, "SendTensor", Kind.SEND.value, command.order)
+        self._launch(command, Task(TaskKind.SEND, "SendTensor", (meta,), (meta,)))
+        what = (durations, "SendTensor", TaskKind.SEND.value, command.order)
         command.start = self.machine.send(place.team, place.stream, (call._streams, number), *what)
         command.duration = max(durations.values(), default=0)
         self._sent.setdefault((call._streams, number), deque()).append(command)
         return []
 
-    def _receive(self, call: Receive, ident: int, number: int) -> list[Value]:
-        place: Place = self._place
+    def _receive(self, call: ReceiveTensor, ident: int, number: int) -> list[SimulatedValue]:
+        place: SimulatedPlacement = self._place
         shape, dtype, device = call._what
         effect = Effect([(metadata.contiguous(shape, dtype, device), -1)])
         key = (call._streams, number)
@@ -353,36 +366,42 @@ class Interpreter:
             del self._sent[key]
         senders = {receiver: sender for sender, receiver in call._pairs}
         made = self._make(effect, [], place, command, ident=ident)
-        self.machine.receive(place.team, place.stream, key, senders, "RecvTensor", Kind.RECEIVE.value, command.order)
+        self.machine.receive(
+            place.team, place.stream, key, senders, "RecvTensor", TaskKind.RECEIVE.value, command.order
+        )
         self._emit(command)
         return made
 
     # --- memory and references
 
     def _make(
-        self, effect: Effect, inputs: Sequence[tuple[int, Value | None]], place: Place, command: Command, ago: int = 0,
+        self, effect: Effect, inputs: Inputs, place: SimulatedPlacement, command: SimulatedCommand, ago: int = 0,
         ident: int = 0,
-    ) -> list[Value]:  # fmt: skip
+    ) -> list[SimulatedValue]:  # fmt: skip
         """The values that a command makes, in memory from when its stream began it: so many nanoseconds ago."""
-        made: list[Value] = []
+        made: list[SimulatedValue] = []
         for number, (meta, home) in enumerate(effect.made):
             source = inputs[home][1] if home >= 0 else made[-2 - home] if home < -1 else None
             if source is not None:
-                value = Value(meta, source.buffer)
+                value = SimulatedValue(meta, source.buffer)
             else:
-                value = Value(meta, self._buffer(meta, place, command, ago))
+                value = SimulatedValue(meta, self._buffer(meta, place, command, ago))
             made.append(value)
             command.outputs.append(Use((ident or command.ident) + number, value.buffer.number, meta))
         return made
 
-    def _buffer(self, meta: Meta | None, place: Place, command: Command, ago: int) -> Buffer:
+    def _buffer(self, meta: Meta | None, place: SimulatedPlacement, command: SimulatedCommand, ago: int) -> Buffer:
         self._buffers += 1
         buffer = Buffer(self._buffers, 0, place.team, place.stream)
         self._grow(buffer, meta.nbytes if meta is not None else 0, command, ago)
         return buffer
 
     def _change(
-        self, effect: Effect, inputs: Sequence[tuple[int, Value | None]], command: Command, ago: int = 0
+        self,
+        effect: Effect,
+        inputs: Inputs,
+        command: SimulatedCommand,
+        ago: int = 0,
     ) -> None:
         """What a command does to its inputs."""
         command.writes = tuple(value.buffer.number for at in effect.writes if (value := inputs[at][1]) is not None)
@@ -402,7 +421,7 @@ class Interpreter:
                 value.meta = meta
                 self._grow(value.buffer, meta.nbytes, command, ago)
 
-    def _grow(self, buffer: Buffer, nbytes: int, command: Command, ago: int) -> None:
+    def _grow(self, buffer: Buffer, nbytes: int, command: SimulatedCommand, ago: int) -> None:
         more = nbytes - buffer.nbytes
         if more > 0:
             buffer.nbytes = nbytes
@@ -410,7 +429,7 @@ class Interpreter:
                 time = self._clock(device, buffer.stream) - ago
                 device.ledger.add(time, buffer.number, more, command.order)
 
-    def _clock(self, device: Device, stream: int) -> int:
+    def _clock(self, device: SimulatedDevice, stream: int) -> int:
         """When the stream has time for what is issued now."""
         return max(self.machine.now, device.clock(stream))
 
@@ -422,7 +441,7 @@ class Interpreter:
         self._borrows.deleted(ref)
         self._drop(value)
 
-    def _drop(self, value: Value | None) -> None:
+    def _drop(self, value: SimulatedValue | None) -> None:
         if value is not None:
             self._free(value.leave())
 
@@ -436,7 +455,7 @@ class Interpreter:
         if not self._deleted:
             return
         deleted, self._deleted = self._deleted, []
-        command = self._command(Kind.DELETE, "DeleteRefs", 0, self._place, deleted)
+        command = self._command(TaskKind.DELETE, "DeleteRefs", 0, self._place, deleted)
         self._tell(command, self.machine.now)
 
     # --- telling
@@ -446,33 +465,39 @@ class Interpreter:
         return Use(ref, value.buffer.number, value.meta) if value is not None else Use(ref, 0, None)
 
     def _command(
-        self, kind: Kind, name: str, ident: int, place: Place | None, inputs: list[Use], where: str = ""
-    ) -> Command:
-        if kind is not Kind.DELETE:
+        self,
+        kind: TaskKind,
+        name: str,
+        ident: int,
+        place: SimulatedPlacement | None,
+        inputs: list[Use],
+        where: str = "",
+    ) -> SimulatedCommand:
+        if kind is not TaskKind.DELETE:
             self._flush_deletes()
         self._order += 1
         meta, stack = self._issued(ident) if ident else (None, None)
         stream = self.streams[place.stream] if place is not None else ""
         ranks = place.team.ranks if place is not None else ()
-        return Command(self._order, ident, kind, name, stream, ranks, inputs, meta=meta, stack=where or stack)
+        return SimulatedCommand(self._order, ident, kind, name, stream, ranks, inputs, meta=meta, stack=where or stack)
 
-    def _tagged(self, task: Task, command: Command) -> Task:
+    def _tagged(self, task: Task, command: SimulatedCommand) -> Task:
         if command.meta is None:
             return task
         return dataclasses.replace(task, meta=command.meta)
 
-    def _launch(self, command: Command, task: Task) -> None:
+    def _launch(self, command: SimulatedCommand, task: Task) -> None:
         duration = self.estimator.get_runtime(TimingType.KERNEL_LAUNCH, self._tagged(task, command))
         command.issued = self.machine.launch(duration)
         command.facts["launch"] = duration
 
-    def _tell(self, command: Command, start: int) -> None:
+    def _tell(self, command: SimulatedCommand, start: int) -> None:
         """A command that takes no time on a stream."""
         self._launch(command, Task(command.kind, command.name))
         command.start = start
         self._emit(command)
 
-    def _emit(self, command: Command) -> None:
+    def _emit(self, command: SimulatedCommand) -> None:
         command.freed, self._freed = tuple(self._freed), []
         for sink in self._sinks:
             sink(command)
@@ -496,7 +521,7 @@ class _Borrows:
 
     def step(self, kind: Any) -> None:
         """The next command is of that kind."""
-        if kind is not Post:
+        if kind is not PostEvent:
             self._latest = 0
 
     def created(self, alias: int, stream: str) -> int:
@@ -511,7 +536,7 @@ class _Borrows:
     def deleted(self, ref: int) -> None:
         self._gone = self._numbers.pop(ref, self._gone)
 
-    def post(self, number: int, stream: str) -> Kind | None:
+    def post(self, number: int, stream: str) -> TaskKind | None:
         if self._latest:
             self._events[number] = (self._latest, self._origin)
             self._latest = 0
@@ -519,21 +544,21 @@ class _Borrows:
         borrow = self._gone if self._users.get(self._gone) == stream else 0
         borrow = borrow or next((one for one, user in reversed(self._users.items()) if user == stream), 0)
         if not borrow:
-            return Kind.RECORD
+            return TaskKind.RECORD
         del self._users[borrow]
         self._events[number] = (borrow, "")
         self._told[number] = borrow
-        return Kind.LAST_USE
+        return TaskKind.LAST_USE
 
-    def wait(self, number: int, stream: str) -> Kind:
+    def wait(self, number: int, stream: str) -> TaskKind:
         borrow, origin = self._events.pop(number, (0, ""))
         if not borrow:
-            return Kind.WAIT
+            return TaskKind.WAIT
         self._told[number] = borrow
         if origin and origin != stream:
             self._users[borrow] = stream
-            return Kind.FIRST_USE
-        return Kind.DROP
+            return TaskKind.FIRST_USE
+        return TaskKind.DROP
 
     def of(self, number: int) -> int:
         """The borrow of an event, for the command that it was told as; 0 if it belongs to none."""
@@ -547,7 +572,7 @@ def call_name(call: Any) -> str:
     return str(getattr(call, "label", None) or call.name())
 
 
-def reduction_names(call: Reduce) -> tuple[str, str]:
+def reduction_names(call: ReduceTensor) -> tuple[str, str]:
     """What traces call a reduction, and which collective it is. Those in place are called reduce_scatter, as programs
     that read traces expect."""
     if call._reduction == "stack":
@@ -557,7 +582,7 @@ def reduction_names(call: Reduce) -> tuple[str, str]:
     return "reduce_scatter" if call._inplace else "all_reduce", "all_reduce"
 
 
-def _uses(inputs: Sequence[tuple[int, Value | None]]) -> list[Use]:
+def _uses(inputs: Inputs) -> list[Use]:
     return [Use(ref, value.buffer.number, value.meta) if value else Use(ref, 0, None) for ref, value in inputs]
 
 

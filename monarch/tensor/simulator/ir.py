@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from monarch.tensor.simulator.history import tensor
-from monarch.tensor.simulator.task import Command, Kind
+from monarch.tensor.simulator.task import SimulatedCommand, TaskKind
 
 LIMIT = 1 << 20  # nodes; later commands are only counted
 _PathLike = str | Path
 
 
 @dataclass(slots=True)
-class Node:
+class IRNode:
     """One command. `start`, `duration`: nanoseconds, as they were simulated; `tensors` in, `made` out, as plain
     data."""
 
@@ -47,18 +47,18 @@ class Node:
         them."""
         known = [_shape(one) for one in self.tensors]
         shape = ",".join(known) if shapes and known else "unknown"
-        if self.kind == Kind.CALL:
+        if self.kind == TaskKind.CALL:
             return f"{self.kind}:{self.name}:{shape}"
-        if self.kind == Kind.REDUCE:
+        if self.kind == TaskKind.REDUCE:
             return f"{self.kind}:{self.name}:{shape}:{self.facts['peers']}"
-        return f"{self.kind}:{shape}" if self.kind == Kind.SEND else self.kind
+        return f"{self.kind}:{shape}" if self.kind == TaskKind.SEND else self.kind
 
 
 class IRGraph:
     """The graph of a program. It can be pickled, and knows nothing of the simulation it came from."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[IRNode] = []
         self.edges: list[tuple[int, int, str]] = []
         self.left_out = 0
         self._written: dict[int, int] = {}  # who wrote a buffer last
@@ -66,13 +66,13 @@ class IRGraph:
         self._last: dict[str, dict[frozenset[int], int]] = {}  # of each stream, by ranks
         self._posted: dict[int, int] = {}
 
-    def add(self, command: Command) -> None:
+    def add(self, command: SimulatedCommand) -> None:
         """The next command."""
         if len(self.nodes) >= LIMIT:
             self.left_out += 1
             return
         facts = {name: value for name, value in command.facts.items() if name != "launch"}
-        node = Node(
+        node = IRNode(
             len(self.nodes), command.kind.value, command.name, command.stream, command.ranks,
             [tensor(use) for use in command.inputs], [tensor(use) for use in command.outputs], command.writes,
             command.freed, command.start, command.duration, None if command.meta is None else str(command.meta), facts,
@@ -84,8 +84,8 @@ class IRGraph:
         self._by_data(node, found)
         self.edges += [(source, node.id, kind) for source, kind in sorted(found.items())]
 
-    def _by_stream(self, node: Node, found: dict[int, str]) -> None:
-        if not node.ranks or node.kind == Kind.DELETE:
+    def _by_stream(self, node: IRNode, found: dict[int, str]) -> None:
+        if not node.ranks or node.kind == TaskKind.DELETE:
             return
         ranks = frozenset(node.ranks)
         last = self._last.setdefault(node.stream, {})
@@ -96,17 +96,17 @@ class IRGraph:
                 del last[others]
         last[ranks] = node.id
 
-    def _by_event(self, node: Node, found: dict[int, str]) -> None:
-        if node.kind == Kind.BORROW:
+    def _by_event(self, node: IRNode, found: dict[int, str]) -> None:
+        if node.kind == TaskKind.BORROW:
             self._posted[-node.facts["borrow"]] = node.id
-        elif node.kind in (Kind.RECORD, Kind.LAST_USE):
+        elif node.kind in (TaskKind.RECORD, TaskKind.LAST_USE):
             self._posted[node.facts["event"]] = node.id
-        elif node.kind in (Kind.WAIT, Kind.FIRST_USE, Kind.DROP):
+        elif node.kind in (TaskKind.WAIT, TaskKind.FIRST_USE, TaskKind.DROP):
             source = self._posted.pop(node.facts["event"], self._posted.get(-node.facts["borrow"]))
             if source is not None:
                 found[source] = "event"
 
-    def _by_data(self, node: Node, found: dict[int, str]) -> None:
+    def _by_data(self, node: IRNode, found: dict[int, str]) -> None:
         changed = {*node.writes, *node.freed}
         for one in node.made:
             if one["buffer"] not in self._written:
@@ -114,7 +114,7 @@ class IRGraph:
         for buffer in changed:
             for source in (*self._read.pop(buffer, ()), *((self._written[buffer],) if buffer in self._written else ())):
                 found[source] = "order"
-        if node.kind != Kind.DELETE:
+        if node.kind != TaskKind.DELETE:
             for one in node.tensors:
                 buffer = one["buffer"]
                 if buffer in self._written:
@@ -216,10 +216,10 @@ class IRGraph:
 
     def export_memory_viz(self, path: _PathLike) -> None:
         """A snapshot for torch's memory viewer, of one rank that takes part in everything, by `schedule`."""
-        from monarch.tensor.simulator.machine import Device
+        from monarch.tensor.simulator.machine import SimulatedDevice
         from monarch.tensor.simulator.trace import memory_view
 
-        device = Device((0,))
+        device = SimulatedDevice((0,))
         times = self.schedule()
         for node in self.nodes:
             for one in node.made:
@@ -233,10 +233,10 @@ class IRGraph:
     def borrows(self) -> list[list[Any]]:
         """The rows of `export_borrows_csv`."""
         rows: dict[int, list[Any]] = {}
-        columns = {Kind.FIRST_USE: 6, Kind.LAST_USE: 7, Kind.DROP: 8}
+        columns = {TaskKind.FIRST_USE: 6, TaskKind.LAST_USE: 7, TaskKind.DROP: 8}
         for node in self.nodes:
             number = node.facts.get("borrow")
-            if node.kind == Kind.BORROW:
+            if node.kind == TaskKind.BORROW:
                 one = node.made[0]
                 rows[node.facts["borrow"]] = [
                     number,
@@ -250,8 +250,8 @@ class IRGraph:
                     "",
                 ]
             elif number in rows and node.kind in columns:
-                rows[number][columns[Kind(node.kind)]] = node.id
-                if node.kind == Kind.FIRST_USE:
+                rows[number][columns[TaskKind(node.kind)]] = node.id
+                if node.kind == TaskKind.FIRST_USE:
                     rows[number][3] = node.stream
         return list(rows.values())
 
@@ -259,7 +259,7 @@ class IRGraph:
         """The rows of `export_sends_csv`."""
         rows = []
         for node in self.nodes:
-            if node.kind == Kind.SEND:
+            if node.kind == TaskKind.SEND:
                 pairs = node.facts["pairs"]
                 one = node.made[0] if node.made else {}
                 rows.append(
@@ -278,7 +278,7 @@ class IRGraph:
             for one in node.made:
                 about = [_shape(one), one.get("dtype", ""), one.get("nbytes", 0), node.id, node.stream, 0, 0, ""]
                 rows.setdefault(one["buffer"], [one["buffer"], *about])
-            if node.kind != Kind.DELETE:
+            if node.kind != TaskKind.DELETE:
                 for buffer in {one["buffer"] for one in node.tensors} & set(rows):
                     rows[buffer][6] += 1
             for column, buffers in ((7, node.writes), (8, node.freed)):

@@ -15,7 +15,7 @@ CHANGES = 1 << 18  # changes of a device's memory kept one by one; beyond it the
 SPANS = 1 << 19  # spans that all devices keep together; later ones are only counted
 
 
-class Span(NamedTuple):
+class StreamSpan(NamedTuple):
     """What a stream did, or waited for, from `start` on. `ident`: its command."""
 
     start: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
     ident: int
 
 
-class Event(NamedTuple):
+class PostedEvent(NamedTuple):
     """What a stream had done when it posted it."""
 
     time: int
@@ -113,7 +113,7 @@ def _summed(changes: list[MemoryChange], total: int, peak: int) -> tuple[int, in
     return total, peak
 
 
-class Device:
+class SimulatedDevice:
     """Ranks that have done the same so far."""
 
     __slots__ = ("clocks", "events", "ledger", "ranks", "spans")
@@ -121,13 +121,13 @@ class Device:
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.clocks: dict[int, int] = {}  # when each stream is free
-        self.events: dict[int, deque[Event]] = {}
+        self.events: dict[int, deque[PostedEvent]] = {}
         self.ledger = AllocationLedger()
-        self.spans: list[Span] = []
+        self.spans: list[StreamSpan] = []
 
-    def part(self, ranks: tuple[int, ...]) -> Device:
+    def part(self, ranks: tuple[int, ...]) -> SimulatedDevice:
         """Some of its ranks, with all that they did."""
-        made = Device(ranks)
+        made = SimulatedDevice(ranks)
         made.clocks = dict(self.clocks)
         made.events = {number: deque(waiting) for number, waiting in self.events.items()}
         made.ledger = self.ledger.copy()
@@ -146,15 +146,15 @@ class Team:
     def __init__(self, ranks: Iterable[int]) -> None:
         self.ranks = tuple(ranks)
         self.version = -1
-        self.devices: list[Device] = []
+        self.devices: list[SimulatedDevice] = []
 
 
-class Machine:
+class SimulatedMachine:
     """Devices for the ranks 0 to `ranks`; `now` is the controller's clock: nothing begins before it was issued."""
 
     def __init__(self, ranks: int, grouped: bool = False) -> None:
         everyone = tuple(range(ranks))
-        self.devices = [Device(everyone)] if grouped else [Device((rank,)) for rank in everyone]
+        self.devices = [SimulatedDevice(everyone)] if grouped else [SimulatedDevice((rank,)) for rank in everyone]
         self._of = {rank: device for device in self.devices for rank in device.ranks}
         self._version = 0
         self._moves: dict[Hashable, deque[dict[int, tuple[int, int]]]] = {}
@@ -165,7 +165,7 @@ class Machine:
 
     # --- who
 
-    def cover(self, team: Team) -> list[Device]:
+    def cover(self, team: Team) -> list[SimulatedDevice]:
         """The devices that are exactly the ranks of `team`; splits those that have others too."""
         if team.version != self._version:
             self._part(team.ranks, lambda rank: 0)
@@ -185,7 +185,7 @@ class Machine:
             if len(kinds) > 1:
                 self._split(device, [tuple(part) for part in kinds.values()])
 
-    def _split(self, device: Device, parts: Sequence[tuple[int, ...]]) -> None:
+    def _split(self, device: SimulatedDevice, parts: Sequence[tuple[int, ...]]) -> None:
         made = [device.part(part) for part in parts]
         at = self.devices.index(device)
         self.devices[at : at + 1] = made
@@ -194,7 +194,7 @@ class Machine:
         self._kept += len(device.spans) * (len(made) - 1)
         self._version += 1
 
-    def device_of(self, rank: int) -> Device:
+    def device_of(self, rank: int) -> SimulatedDevice:
         return self._of[rank]
 
     # --- what
@@ -209,7 +209,7 @@ class Machine:
         """Work of each device by itself. When it begins on the first rank."""
         for device in self.cover(team):
             start = max(self.now, device.clock(stream))
-            self._span(device, Span(start, duration, name, kind, stream, ident))
+            self._span(device, StreamSpan(start, duration, name, kind, stream, ident))
             device.clocks[stream] = start + duration
         return self._began(team, stream, duration)
 
@@ -223,7 +223,7 @@ class Machine:
         for device in self.cover(team):
             start = starts[device.ranks[0]]
             self._wait_until(device, stream, start, "waiting for other ranks", ident)
-            self._span(device, Span(start, duration, name, kind, stream, ident))
+            self._span(device, StreamSpan(start, duration, name, kind, stream, ident))
             device.clocks[stream] = start + duration
         return self._began(team, stream, duration)
 
@@ -231,18 +231,18 @@ class Machine:
         """What the stream was given so far is an event."""
         for device in self.cover(team):
             time = max(self.now, device.clock(stream))
-            device.events.setdefault(number, deque()).append(Event(time, stream))
+            device.events.setdefault(number, deque()).append(PostedEvent(time, stream))
 
     def wait(self, team: Team, stream: int, number: int, duration: int, named: Callable[[int], str], ident: int) -> int:
         """The stream goes on when the event has come, which takes it `duration` to notice. `named`: a stream's name."""
         for device in self.cover(team):
             waiting = device.events.get(number)
-            event = waiting.popleft() if waiting else Event(self.now, stream)
+            event = waiting.popleft() if waiting else PostedEvent(self.now, stream)
             if waiting is not None and not waiting:
                 del device.events[number]
             self._wait_until(device, stream, event.time, f"waiting for {named(event.stream)}", ident)
             start = max(self.now, device.clock(stream), event.time)
-            self._span(device, Span(start, duration, "wait event", "WaitEvent", stream, ident))
+            self._span(device, StreamSpan(start, duration, "wait event", "WaitEvent", stream, ident))
             device.clocks[stream] = start + duration
         return self._began(team, stream, duration)
 
@@ -259,7 +259,7 @@ class Machine:
                 continue
             start = max(self.now, device.clock(stream))
             first = start if not sent else min(first, start)
-            self._span(device, Span(start, duration, name, kind, stream, ident))
+            self._span(device, StreamSpan(start, duration, name, kind, stream, ident))
             device.clocks[stream] = start + duration
             sent.update(dict.fromkeys(device.ranks, (start, start + duration)))
         self._moves.setdefault(move, deque()).append(sent)
@@ -283,7 +283,7 @@ class Machine:
                 continue
             self._wait_until(device, stream, start, "waiting for other ranks", ident)
             start = max(start, device.clock(stream), self.now)
-            self._span(device, Span(start, max(0, end - start), name, kind, stream, ident))
+            self._span(device, StreamSpan(start, max(0, end - start), name, kind, stream, ident))
             device.clocks[stream] = max(start, end)
 
     # --- time
@@ -316,13 +316,13 @@ class Machine:
     def _began(self, team: Team, stream: int, duration: int) -> int:
         return self._of[team.ranks[0]].clock(stream) - duration
 
-    def _wait_until(self, device: Device, stream: int, time: int, name: str, ident: int) -> None:
+    def _wait_until(self, device: SimulatedDevice, stream: int, time: int, name: str, ident: int) -> None:
         ready = max(self.now, device.clock(stream))
         if time > ready:
-            self._span(device, Span(ready, time - ready, name, "wait", stream, ident))
+            self._span(device, StreamSpan(ready, time - ready, name, "wait", stream, ident))
             device.clocks[stream] = time
 
-    def _span(self, device: Device, span: Span) -> None:
+    def _span(self, device: SimulatedDevice, span: StreamSpan) -> None:
         if self._kept >= SPANS:
             self.dropped += 1
             return

@@ -14,8 +14,8 @@ import torch
 from monarch.tensor.frames import internal
 from monarch.tensor.simulator.history import CommandHistory
 from monarch.tensor.simulator.ir import IRGraph
-from monarch.tensor.simulator.machine import Machine
-from monarch.tensor.simulator.task import Command
+from monarch.tensor.simulator.machine import SimulatedMachine
+from monarch.tensor.simulator.task import SimulatedCommand
 from monarch.tensor.simulator.trace import MEGABYTE, TraceMode, memory_view, trace
 
 LIMIT = 1 << 19  # commands of one iteration that a trace shows; later ones are only counted
@@ -46,7 +46,7 @@ class Reports:
         self.graph = IRGraph() if graph else None
         self._history = CommandHistory()
         self._grouped = grouped
-        self._commands: list[Command] = []
+        self._commands: list[SimulatedCommand] = []
         self._left_out = 0
         self._iteration = 0
 
@@ -54,7 +54,7 @@ class Reports:
     def traces(self) -> bool:
         return self.simulate in (SimulateMode.SIMULATE, SimulateMode.EVERYTHING)
 
-    def add(self, command: Command) -> None:
+    def add(self, command: SimulatedCommand) -> None:
         """The next command."""
         if self.traces:
             if len(self._commands) < LIMIT:
@@ -66,7 +66,7 @@ class Reports:
         if self.graph is not None:
             self.graph.add(command)
 
-    def step(self, machine: Machine, streams: dict[int, str]) -> tuple[float, float]:
+    def step(self, machine: SimulatedMachine, streams: dict[int, str]) -> tuple[float, float]:
         """Writes the files of an iteration and begins the next. (Its seconds, the megabytes there were at most.)"""
         if self.traces:
             self.write(machine, streams, f"_{self._iteration}")
@@ -75,7 +75,7 @@ class Reports:
         self._commands, self._left_out = [], 0
         return self._told(machine, what)
 
-    def finish(self, machine: Machine, streams: dict[int, str]) -> None:
+    def finish(self, machine: SimulatedMachine, streams: dict[int, str]) -> None:
         """Writes the files of the end."""
         if self.traces:
             self.write(machine, streams)
@@ -83,14 +83,14 @@ class Reports:
             self.history_path.write_bytes(pickle.dumps(self._history.contents()))
         self._told(machine, "until the end")
 
-    def _told(self, machine: Machine, what: str) -> tuple[float, float]:
+    def _told(self, machine: SimulatedMachine, what: str) -> tuple[float, float]:
         elapsed, peak = machine.turn()
         seconds, megabytes = elapsed / 1e9, peak / MEGABYTE
         if self.simulate is SimulateMode.SIMULATE_WITH_REPORT_ONLY:
             print(f"simulated {what}: {seconds:.6f} s, at most {megabytes:.2f} MB on a device")
         return seconds, megabytes
 
-    def write(self, machine: Machine, streams: dict[int, str], suffix: str = "") -> Path:
+    def write(self, machine: SimulatedMachine, streams: dict[int, str], suffix: str = "") -> Path:
         """Writes trace and memory view of this iteration as it is now. The trace's path."""
         frames = _frames(self._commands)
         lines = {order: [f"{f['filename']}:{f['line']} {f['name']}" for f in found] for order, found in frames.items()}
@@ -105,7 +105,7 @@ class Reports:
         return path
 
 
-def _frames(commands: Sequence[Command]) -> dict[int, list[dict[str, Any]]]:
+def _frames(commands: Sequence[SimulatedCommand]) -> dict[int, list[dict[str, Any]]]:
     """The program's lines behind each command, innermost first, by its order."""
     found: dict[int, list[dict[str, Any]]] = {}
     captured = [command for command in commands if command.stack is not None and not isinstance(command.stack, str)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from monarch.tensor.metadata import Meta
 
 
-class Kind(StrEnum):
+class TaskKind(StrEnum):
     """Kinds of commands, as traces and exports name them."""
 
     CALL = "CallFunction"
@@ -39,7 +39,7 @@ class Task:
     whatever traces call it.
     """
 
-    kind: Kind
+    kind: TaskKind
     name: str
     inputs: tuple[Meta | None, ...] = ()
     outputs: tuple[Meta | None, ...] = ()
@@ -66,7 +66,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Command:
+class SimulatedCommand:
     """One command of the controller, in the order in which they were issued.
 
     `ident`: its number among the engine's commands, 0 for those that have none. `ranks`: who carried it out. `start`
@@ -76,7 +76,7 @@ class Command:
 
     order: int
     ident: int
-    kind: Kind
+    kind: TaskKind
     name: str
     stream: str
     ranks: tuple[int, ...]

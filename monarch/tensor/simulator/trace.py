@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from monarch.tensor.simulator.machine import Device, Span
-from monarch.tensor.simulator.task import Command, Kind
+from monarch.tensor.simulator.machine import SimulatedDevice, StreamSpan
+from monarch.tensor.simulator.task import SimulatedCommand, TaskKind
 
 MEGABYTE = 1_000_000
-_NUMBERS = {kind: number for number, kind in enumerate(Kind)}  # in place of the numbers of CUDA's callbacks
+_NUMBERS = {kind: number for number, kind in enumerate(TaskKind)}  # in place of the numbers of CUDA's callbacks
 
 
 class TraceMode(StrEnum):
@@ -24,11 +24,11 @@ class TraceMode(StrEnum):
 
 
 def events(
-    commands: Sequence[Command],
-    devices: Sequence[Device],
+    commands: Sequence[SimulatedCommand],
+    devices: Sequence[SimulatedDevice],
     streams: dict[int, str],
     mode: TraceMode,
-    frames: Callable[[Command], list[str]],
+    frames: Callable[[SimulatedCommand], list[str]],
     grouped: bool = False,
 ) -> list[dict[str, Any]]:
     """The events of a trace. `frames`: the lines of the program that a command came from."""
@@ -46,8 +46,8 @@ def events(
 
 
 def trace(
-    commands: Sequence[Command], devices: Sequence[Device], streams: dict[int, str], mode: TraceMode,
-    frames: Callable[[Command], list[str]], grouped: bool = False, dropped: int = 0,
+    commands: Sequence[SimulatedCommand], devices: Sequence[SimulatedDevice], streams: dict[int, str], mode: TraceMode,
+    frames: Callable[[SimulatedCommand], list[str]], grouped: bool = False, dropped: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The contents of a trace file. `dropped`: events that were too many to keep."""
     made = events(commands, devices, streams, mode, frames, grouped)
@@ -77,26 +77,28 @@ def _track(pid: int, tid: int, process: str, thread: str) -> list[dict[str, Any]
     ]
 
 
-def _device(pid: int, device: Device, streams: dict[int, str], grouped: bool) -> list[dict[str, Any]]:
+def _device(pid: int, device: SimulatedDevice, streams: dict[int, str], grouped: bool) -> list[dict[str, Any]]:
     name = device_name(device.ranks, grouped)
     used = sorted({span.stream for span in device.spans} | {0})
     return [event for stream in used for event in _track(pid, stream, name, streams[stream])]
 
 
-def _issued(command: Command, frames: Callable[[Command], list[str]]) -> dict[str, Any]:
-    name = command.name if command.kind in (Kind.CALL, Kind.REDUCE) else command.kind.value
+def _issued(command: SimulatedCommand, frames: Callable[[SimulatedCommand], list[str]]) -> dict[str, Any]:
+    name = command.name if command.kind in (TaskKind.CALL, TaskKind.REDUCE) else command.kind.value
     start, duration = command.issued, command.facts.get("launch", 0)
     return _event(name, "controller", start, duration, 0, 0, command, frames)
 
 
-def _worked(pid: int, span: Span, command: Command | None, frames: Callable[[Command], list[str]]) -> dict[str, Any]:
+def _worked(
+    pid: int, span: StreamSpan, command: SimulatedCommand | None, frames: Callable[[SimulatedCommand], list[str]]
+) -> dict[str, Any]:
     category = "wait" if span.kind == "wait" else "stream"
     return _event(span.name, category, span.start, span.duration, pid, span.stream, command, frames)
 
 
 def _event(
-    name: str, category: str, start: int, duration: int, pid: int, tid: int, command: Command | None,
-    frames: Callable[[Command], list[str]],
+    name: str, category: str, start: int, duration: int, pid: int, tid: int, command: SimulatedCommand | None,
+    frames: Callable[[SimulatedCommand], list[str]],
 ) -> dict[str, Any]:  # fmt: skip
     args: dict[str, Any] = {}
     if command is not None:
@@ -110,14 +112,14 @@ def _event(
     }  # fmt: skip
 
 
-def _memory(pid: int, device: Device) -> list[dict[str, Any]]:
+def _memory(pid: int, device: SimulatedDevice) -> list[dict[str, Any]]:
     return [
         {"ph": "C", "name": "memory", "pid": pid, "tid": 0, "ts": time / 1000, "args": {"MB": nbytes / MEGABYTE}}
         for time, nbytes in device.ledger.timeline()
     ]
 
 
-def memory_view(devices: Sequence[Device], frames: Callable[[int], list[dict[str, Any]]]) -> dict[str, Any]:
+def memory_view(devices: Sequence[SimulatedDevice], frames: Callable[[int], list[dict[str, Any]]]) -> dict[str, Any]:
     """A snapshot as torch's memory viewer reads them: allocations and frees of each device, in order of time.
 
     `frames`: the lines of the program that a command, by its order, came from, as {filename, line, name}.

@@ -43,7 +43,7 @@ class TensorWorker(Actor):
         self.ranks = len(environments)
         self.ask = bind_context(_ask)
         self.address = urlsplit(context().actor_instance.actor_id.addr).hostname or "127.0.0.1"
-        self._streams = executor.Streams(self.executor, start_thread, self._enter)
+        self._streams = executor.StreamThreads(self.executor, start_thread, self._enter)
 
     @endpoint(explicit_response_port=True, instrument=False)
     def execute(self, port: Port[Any], number: int, data: bytes, payloads: tuple[Any, ...]) -> None:

@@ -26,19 +26,19 @@ STARTING = 60.0  # seconds that somebody waits for a worker which has not come u
 KEPT = 4096  # results of rref that wait for their stream; beyond that the oldest are let go and fail
 
 
-class _Engine(Protocol):
+class _FailureSource(Protocol):
     def exception_of(self, failed: Failed) -> RemoteException: ...
 
 
 # By their workers' key: the engines of this process, where it is the controller's, that have sent tensors to actors.
-engines: weakref.WeakValueDictionary[str, _Engine] = weakref.WeakValueDictionary()
+engines: weakref.WeakValueDictionary[str, _FailureSource] = weakref.WeakValueDictionary()
 
 
-class Gone(RuntimeError):
+class WorkerGone(RuntimeError):
     """The local tensor will not come: the tensor worker of this process has ended."""
 
 
-class Waiting:
+class HandoverTable:
     """Values of one process that wait to be taken, each once, by name. `open` and `close` follow the workers of the
     process: nobody waits for one that has ended. `now` is in seconds."""
 
@@ -88,7 +88,7 @@ class Waiting:
             while name not in self._values:
                 runs = self._workers.get(worker)
                 if runs is False:
-                    raise Gone(
+                    raise WorkerGone(
                         "the tensor worker of this process has ended (its engine was exited, or failed), and with it "
                         "the tensor that this message was sent with"
                     )
@@ -98,7 +98,7 @@ class Waiting:
                     deadline = deadline or now + STARTING
                     timeout = deadline - now
                     if timeout <= 0:
-                        raise Gone(
+                        raise WorkerGone(
                             f"this process has no tensor worker of the engine that this message's tensor belongs to, "
                             f"and none came up within {STARTING:g} s"
                         )
@@ -115,10 +115,10 @@ class Waiting:
                 del self._values[name]
 
 
-waiting = Waiting()
+waiting = HandoverTable()
 
 
-class Publish:
+class PublishTensors:
     """A call on a stream: its inputs go into the table of the process under `numbers`, on the ranks `ranks` of the
     engine."""
 

@@ -131,14 +131,14 @@ def describe(key: int, number: int) -> patterns.Sent | None:
     return loader.describe(number) if loader is not None else None
 
 
-class Whole:
+class FullBatch:
     """A value that is handed on as it is, whatever it consists of."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-class Take:
+class TakeBatch:
     """A `signature.Call` that gives the tensors of a batch which was described."""
 
     mutates: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ class Take:
         return run
 
 
-class Close:
+class CloseLoader:
     """A `signature.Call` that ends a loader, behind what was taken from it."""
 
     keeps: tuple[int, ...] | None = ()

@@ -25,7 +25,7 @@ _EXTRA = "checkpoint"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """A tensor of a checkpoint: its name, the shape of the whole, and which part this process has."""
 
     name: str
@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Laid:
+class PlacedShard:
     """A distributed tensor of a checkpoint: its name, the shape and bytes of each part, and how it is divided."""
 
     name: str
@@ -43,18 +43,18 @@ class Laid:
     placement: Placement
 
 
-class Plan:
+class ReadPlan:
     """The tensors of a checkpoint on a mesh of `sizes`. Each process works out its own part of it."""
 
-    def __init__(self, tensors: Sequence[Laid], sizes: Mapping[str, int]) -> None:
+    def __init__(self, tensors: Sequence[PlacedShard], sizes: Mapping[str, int]) -> None:
         self.tensors = list(tensors)
         self.sizes = dict(sizes)
 
-    def entries(self, place: int) -> list[Entry]:
+    def entries(self, place: int) -> list[CheckpointEntry]:
         """What the process at `place` in the mesh has of each."""
         where = list(placements.coordinates(self.sizes))[place]
         return [
-            Entry(
+            CheckpointEntry(
                 each.name,
                 placements.whole_shape(each.shape, each.placement, self.sizes, each.name),
                 placements.part(each.shape, each.placement, self.sizes, where),
@@ -69,7 +69,7 @@ class Plan:
 
 
 @dataclass
-class Written:
+class WrittenParts:
     """What a process has written: torch's WriteResults, and what the checkpoint has to say of each tensor."""
 
     results: list[Any]
@@ -78,7 +78,7 @@ class Written:
 
 
 @dataclass
-class Found:
+class FoundCheckpoint:
     """What a checkpoint has: shape and dtype of each tensor, the values that are none, the numbers of scalars, and where in
     nested dicts and lists a name was (empty where the writer did not say)."""
 
@@ -113,7 +113,7 @@ def begin(path: str, overwrite: bool) -> None:
 _INDEX = ".metadata"  # the name that torch's FileSystemWriter gives to what it writes last
 
 
-def stage(number: int, plan: Plan, place: int, tensors: Sequence[torch.Tensor]) -> None:
+def stage(number: int, plan: ReadPlan, place: int, tensors: Sequence[torch.Tensor]) -> None:
     """Copies to the CPU what this process writes of checkpoint `number`: the program may change the tensors after this."""
     _staged()[number] = [
         (entry, tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format))
@@ -127,18 +127,22 @@ def forget(number: int) -> None:
     _staged().pop(number, None)
 
 
-def _staged() -> dict[int, list[tuple[Entry, torch.Tensor]]]:
-    found: dict[int, list[tuple[Entry, torch.Tensor]]] = current.worker().executor.extras.setdefault(_EXTRA, {})
+def _staged() -> dict[int, list[tuple[CheckpointEntry, torch.Tensor]]]:
+    found: dict[int, list[tuple[CheckpointEntry, torch.Tensor]]] = current.worker().executor.extras.setdefault(
+        _EXTRA, {}
+    )
     return found
 
 
-def write(number: int, path: str, values: bytes | None) -> Written:
+def write(number: int, path: str, values: bytes | None) -> WrittenParts:
     """Writes what was staged into the folder `path`, and `values`, which are no tensors: a dict by name, as torch.save writes
     it. CheckpointError."""
     return _write(path, _staged().pop(number), values, current.worker().executor.rank)
 
 
-def _write(path: str, own: Sequence[tuple[Entry, torch.Tensor]], values: bytes | None, rank: int) -> Written:
+def _write(
+    path: str, own: Sequence[tuple[CheckpointEntry, torch.Tensor]], values: bytes | None, rank: int
+) -> WrittenParts:
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.planner import SavePlan
 
@@ -162,7 +166,7 @@ def _write(path: str, own: Sequence[tuple[Entry, torch.Tensor]], values: bytes |
         for item in items
         if item.tensor_data
     }
-    return Written(results, properties, [(entry.name, entry.part) for entry, _ in own])
+    return WrittenParts(results, properties, [(entry.name, entry.part) for entry, _ in own])
 
 
 class _Data:
@@ -171,7 +175,7 @@ class _Data:
     def __init__(self) -> None:
         self._found: dict[Any, Any] = {}
 
-    def tensor(self, entry: Entry, tensor: torch.Tensor) -> Any:
+    def tensor(self, entry: CheckpointEntry, tensor: torch.Tensor) -> Any:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -207,7 +211,7 @@ def _unpickled(values: bytes) -> dict[str, Any]:
     return found
 
 
-def finish(path: str, parts: Sequence[Written], values: Sequence[str], paths: dict[str, Any]) -> None:
+def finish(path: str, parts: Sequence[WrittenParts], values: Sequence[str], paths: dict[str, Any]) -> None:
     """Makes a checkpoint of what all processes have written: its index, which readers look for, comes last."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.metadata import (
@@ -232,7 +236,7 @@ def finish(path: str, parts: Sequence[Written], values: Sequence[str], paths: di
         raise failed(exc, "finish", path) from exc
 
 
-def look(path: str) -> Found:
+def look(path: str) -> FoundCheckpoint:
     """What the checkpoint in `path` has. CheckpointError."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -244,13 +248,13 @@ def look(path: str) -> Found:
     into = _Into({name: torch.empty((), dtype=dtype) for name, (shape, dtype) in tensors.items() if not shape})
     items = [_value_item(name) for name in metadata.state_dict_metadata if name not in tensors]
     for name in into.tensors:
-        items += _part_items(metadata, Entry(name, (), ((), ())))
+        items += _part_items(metadata, CheckpointEntry(name, (), ((), ())))
     _read(path, items, into)
     paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-    return Found(tensors, into.values, into.tensors, paths)
+    return FoundCheckpoint(tensors, into.values, into.tensors, paths)
 
 
-def read(path: str, entries: Sequence[Entry], tensors: Sequence[torch.Tensor]) -> None:
+def read(path: str, entries: Sequence[CheckpointEntry], tensors: Sequence[torch.Tensor]) -> None:
     """Fills the parts of this process. Only what overlaps with them is read. CheckpointError."""
     metadata, _ = _opened(path)
     items = [item for entry in entries for item in _part_items(metadata, entry)]
@@ -259,7 +263,7 @@ def read(path: str, entries: Sequence[Entry], tensors: Sequence[torch.Tensor]) -
         _read(path, items, into)
 
 
-def _part_items(metadata: Any, entry: Entry) -> list[Any]:
+def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
     """What to read for a part: those of the checkpoint's that overlap with it."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list

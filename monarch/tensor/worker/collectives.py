@@ -14,7 +14,7 @@ from monarch.tensor.worker.handover import used_here
 from monarch.tensor.worker.process_groups import groups_of
 
 
-class Reduce:
+class ReduceTensor:
     """The signature of a reduction. `expected`: (shape, dtype, device) of each tensor; the last input is `out`, if
     there is one."""
 

@@ -58,7 +58,7 @@ def events_of(executor: Any) -> Events:
     return found
 
 
-class Post:
+class PostEvent:
     """The signature of an event: its number is the Run's."""
 
     event = "post"  # for recordings, which have both of an event or none
@@ -73,7 +73,7 @@ class Post:
         return lambda tensors, numbers: events.post(numbers[0])
 
 
-class Await(Post):
+class AwaitEvent(PostEvent):
     """The signature of waiting for one."""
 
     event = "await"
@@ -83,7 +83,7 @@ class Await(Post):
         return lambda tensors, numbers: events.wait(numbers[0])
 
 
-class Alias:
+class AliasTensor:
     """The signature of a borrow: the same memory under another reference."""
 
     keeps: tuple[int, ...] | None = None

@@ -20,7 +20,7 @@ import torch
 from monarch._devices import own_device, statistics
 from monarch.tensor import commands, signature
 from monarch.tensor.commands import (
-    Ask,
+    AskRanks,
     Constant,
     Define,
     DefineMesh,
@@ -28,8 +28,8 @@ from monarch.tensor.commands import (
     Do,
     Fetch,
     Forget,
-    Place,
     Run,
+    SetPlacement,
     Sync,
 )
 from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
@@ -142,7 +142,7 @@ class Executor:
                 value = self.failed(command.ident, "fetch", exc)
         answer((value, self.told(), command.ident))
 
-    def _ask(self, command: Ask, payloads: Sequence[Any], answer: Answer) -> None:
+    def _ask(self, command: AskRanks, payloads: Sequence[Any], answer: Answer) -> None:
         failed = _first(self._there(ref) for ref in command.inputs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
@@ -273,7 +273,7 @@ class _Defined:
 
 _HANDLERS: dict[type, Callable[[Executor, Any, Sequence[Any], Answer], None]] = {
     Constant: Executor._constant,
-    Ask: Executor._ask,
+    AskRanks: Executor._ask,
     Do: Executor._do,
     Fetch: Executor._fetch,
     Forget: Executor._forget,
@@ -281,7 +281,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any, Sequence[Any], Answer], None]] = 
 }
 
 
-class Streams:
+class StreamThreads:
     """Hands the commands of a worker to its streams: one thread each, made when first named."""
 
     def __init__(self, executor: Executor, start: Callable[..., Any], enter: Callable[[str], Any]) -> None:
@@ -315,7 +315,7 @@ class Streams:
                     part.append(command)
             elif kind is int:
                 part.append(command)  # a mesh's tensors may be deleted among the commands of a part of it
-            elif kind is Place:
+            elif kind is SetPlacement:
                 if part:
                     self._put(stream, part, payloads, answer)
                     part = []

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 
 from monarch.tensor import functions, patterns, signature
 from monarch.tensor.failures import OneLine
-from monarch.tensor.signature import Layout, Number, Slot
+from monarch.tensor.signature import Layout, NumberHole, TensorHole
 
 
 class FunctionCall:
-    """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.Call`.
+    """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.WorkerCall`.
 
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
     `expected`: what each tensor that is kept has to be, as (Layout, whether it is no view of an argument); empty: it is not
@@ -153,7 +153,7 @@ class ValueCall:
 
 
 class ItemCall:
-    """A `signature.Call` that answers with the number of its input, for a torch.amp.GradScaler."""
+    """A `signature.WorkerCall` that answers with the number of its input, for a torch.amp.GradScaler."""
 
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
@@ -182,18 +182,18 @@ def applier(function: Callable[..., Any], tree: Any) -> signature.Runner:
 def filler(tree: Any) -> signature.Runner:
     """The function of (tensors, numbers) that gives `tree` with its holes filled."""
     leaves, spec = pytree.tree_flatten(tree)
-    holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (Slot, Number)]
+    holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (TensorHole, NumberHole)]
 
     def fill(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         values = list(leaves)
         for place, hole in holes:
-            values[place] = tensors[hole] if type(hole) is Slot else numbers[hole]
+            values[place] = tensors[hole] if type(hole) is TensorHole else numbers[hole]
         return pytree.tree_unflatten(values, spec)
 
     return fill
 
 
-_FLAT = frozenset({Slot, Number, int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
+_FLAT = frozenset({TensorHole, NumberHole, int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
 
 
 def _flat(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-class _Handed:
+class _HandedTensor:
     """A tensor of an accelerator, and the point of the stream that gives it away."""
 
     __slots__ = ("event", "tensor")
@@ -27,13 +27,13 @@ def ready_here(value: Any) -> Any:
     """`value`, to be given to another stream by way of `taken_here`: ready when this thread's stream gets here. Values
     that are no tensors pass through."""
     if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
-        return _Handed(value)
+        return _HandedTensor(value)
     return value
 
 
 def taken_here(value: Any) -> Any:
     """What `ready_here` was given, for use on this thread's stream from here on."""
-    if type(value) is not _Handed:
+    if type(value) is not _HandedTensor:
         return value
     value.event.wait(torch.accelerator.current_stream(value.tensor.device))
     used_here(value.tensor)

@@ -16,10 +16,10 @@ from monarch.actor import start_thread
 from monarch.tensor.worker import current
 from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here
-from monarch.tensor.worker.process_groups import Groups, groups_of
+from monarch.tensor.worker.process_groups import ProcessGroups, groups_of
 
 
-class Copy:
+class CopyTensor:
     """The signature of a move that stays where it is."""
 
     keeps: tuple[int, ...] | None = None
@@ -32,7 +32,7 @@ class Copy:
         return lambda tensors, numbers: tensors[0].clone(memory_format=torch.contiguous_format)
 
 
-class Adopt(Copy):
+class AdoptTensors(CopyTensor):
     """The signature of taking over what another stream of the rank has made or lent, when that was waited for."""
 
     keeps: tuple[int, ...] | None = ()
@@ -46,7 +46,7 @@ class Adopt(Copy):
         return run
 
 
-class Send:
+class SendTensor:
     """The signature of the sending half of a move. `what`: (shape, dtype, device) of the tensor. The Run's number is
     the move's."""
 
@@ -93,7 +93,7 @@ class Send:
         return run
 
 
-class Receive(Send):
+class ReceiveTensor(SendTensor):
     """The signature of the receiving half."""
 
     between_ranks = False
@@ -111,12 +111,12 @@ class Receive(Send):
         return run
 
 
-class Lines:
+class MoveConnections:
     """The connections of one worker over which tensors move: see `route`."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        self._lines: dict[tuple[Any, ...], _Line] = {}
+        self._lines: dict[tuple[Any, ...], _MoveConnection] = {}
         self._changed = threading.Condition()
         self._kept: dict[tuple[Any, ...], deque[Any]] = {}  # several of a number: recordings repeat theirs
         self._closed = False
@@ -147,14 +147,14 @@ class Lines:
         device = torch.empty(0, device=torch.device(device).type).device
         return self._line(sender, receiver, streams).receive(sender, number, shape, dtype, device, exchange)
 
-    def _line(self, sender: int, receiver: int, streams: tuple[int, int]) -> _Line:
+    def _line(self, sender: int, receiver: int, streams: tuple[int, int]) -> _MoveConnection:
         label, members = route(sender, receiver, streams)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the tensor engine has ended")
             line = self._lines.get((label, members))
             if line is None:
-                line = self._lines[label, members] = _Line(self._groups, label, members)
+                line = self._lines[label, members] = _MoveConnection(self._groups, label, members)
         return line
 
     def _own(self, key: tuple[Any, ...]) -> torch.Tensor:
@@ -193,13 +193,13 @@ def route(sender: int, receiver: int, streams: tuple[int, int]) -> tuple[str, tu
     return f"move {here} {there}", (sender, receiver)
 
 
-class _Line:
+class _MoveConnection:
     """What two ranks move over one group, done by a thread of its own, one after another: a receiver may be late, and the
     stream that sends goes on. On a device the thread has a stream of its own too, which alone waits for the other rank.
 
     Unbounded but for the controller, which is never more than a window of batches ahead of the workers."""
 
-    def __init__(self, groups: Groups, label: str, members: tuple[int, ...]) -> None:
+    def __init__(self, groups: ProcessGroups, label: str, members: tuple[int, ...]) -> None:
         self._groups = groups
         self._label = label
         self._members = members
@@ -315,14 +315,14 @@ _TAGS = 1 << 30
 _making = threading.Lock()
 
 
-def lines_of(executor: Any) -> Lines:
+def lines_of(executor: Any) -> MoveConnections:
     """The connections of the worker whose stream this thread is."""
     groups = groups_of(current.worker())
     with _making:
         found = executor.extras.get("lines")
         if found is None:
-            found = executor.extras["lines"] = Lines(groups)
-    lines: Lines = found
+            found = executor.extras["lines"] = MoveConnections(groups)
+    lines: MoveConnections = found
     return lines
 
 

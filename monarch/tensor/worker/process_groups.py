@@ -38,7 +38,7 @@ class _Slot:
         self.lost = ""
 
 
-class Unfinished:
+class UnfinishedWorks:
     """Works of nccl that are not known to have gone well. Their `wait` lets the stream wait, and no thread; one that fails
     later, because a rank is late or lost, is aborted, and the stream goes on with what it has. Any thread."""
 
@@ -65,10 +65,10 @@ class Unfinished:
                 self._failed = self._failed or f"{what} failed: {error}"
 
 
-class Observed:
+class TrackedBackend:
     """A Backend whose works are `unfinished` until they are done."""
 
-    def __init__(self, backend: Any, members: tuple[int, ...], unfinished: Unfinished) -> None:
+    def __init__(self, backend: Any, members: tuple[int, ...], unfinished: UnfinishedWorks) -> None:
         self._backend = backend
         self._members = members
         self._unfinished = unfinished
@@ -87,7 +87,7 @@ class Observed:
         return call
 
 
-class Groups:
+class ProcessGroups:
     """`call(name, seconds, *args)` asks the engine's Rendezvous; `address`: this host's, as others know it."""
 
     def __init__(self, rank: int, engine: str, call: Callable[..., Any], address: str) -> None:
@@ -100,7 +100,7 @@ class Groups:
         self._slots: dict[tuple[Any, ...], _Slot] = {}
         self._lock = threading.Lock()
         self._device: Any = None
-        self.unfinished = Unfinished()
+        self.unfinished = UnfinishedWorks()
 
     def confirm(self) -> None:
         """GroupLost when a collective of nccl has failed: what its stream did after it is not to be used. For who has
@@ -181,7 +181,7 @@ class Groups:
             options.group_name = name
             with failing_without_the_process():
                 made = dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), place, size, options)
-            return Observed(made, members, self.unfinished)
+            return TrackedBackend(made, members, self.unfinished)
         raise NotImplementedError(
             f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
         )
@@ -216,7 +216,7 @@ def _name(label: str, members: tuple[int, ...]) -> str:
     return f"{label.replace('/', '_')}/{'.'.join(map(str, members))}"
 
 
-def groups_of(worker: Any) -> Groups:
+def groups_of(worker: Any) -> ProcessGroups:
     """The groups of a TensorWorker."""
     extras = worker.executor.extras
     with _making:
@@ -227,6 +227,6 @@ def groups_of(worker: Any) -> Groups:
             def call(name: str, seconds: float, *args: Any) -> Any:
                 return ask(getattr(rendezvous, name), seconds, *args)
 
-            extras["groups"] = Groups(worker.executor.rank, engine, call, worker.address)
-    found: Groups = extras["groups"]
+            extras["groups"] = ProcessGroups(worker.executor.rank, engine, call, worker.address)
+    found: ProcessGroups = extras["groups"]
     return found

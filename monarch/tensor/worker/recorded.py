@@ -8,10 +8,20 @@ from typing import Any
 import torch
 
 from monarch.tensor.failures import Failed
-from monarch.tensor.signature import Number, OpCall, Runner, Slot, contiguously, flatten, has_hole, here, resolve_op
+from monarch.tensor.signature import (
+    NumberHole,
+    OpCall,
+    Runner,
+    TensorHole,
+    contiguously,
+    flatten,
+    has_hole,
+    here,
+    resolve_op,
+)
 
 
-class Rate(float):
+class RecordedRate(float):
     """A number of a step that comes with each run of the recording: the `slot`-th of its numbers, or with `negative` that
     number's negative. It is the value at the recording. `sources`: where the program has it, as the controller counts
     these."""
@@ -21,13 +31,13 @@ class Rate(float):
     sources: frozenset[int]
 
     @classmethod
-    def of(cls, value: float, slot: int, negative: bool, sources: frozenset[int]) -> Rate:
+    def of(cls, value: float, slot: int, negative: bool, sources: frozenset[int]) -> RecordedRate:
         made = cls(value)
         made.slot, made.negative, made.sources = slot, negative, sources
         return made
 
 
-class Step:
+class RecordedStep:
     """Call `call` with the values in slots `inputs` and `numbers`; its fresh results go to slots `results`. `where`:
     the program's line that issued it."""
 
@@ -43,7 +53,7 @@ class Step:
         self.where = where
 
 
-class Recorded:
+class RecordedSegment:
     """The signature.Call of a segment of a recording.
 
     Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps
@@ -56,7 +66,7 @@ class Recorded:
     repeatable = False
 
     def __init__(
-        self, label: str, first: int, total: int, steps: Sequence[Step], inputs: int, reads: Sequence[int],
+        self, label: str, first: int, total: int, steps: Sequence[RecordedStep], inputs: int, reads: Sequence[int],
         gives: Sequence[int], stores: Sequence[tuple[int, int]], mutates: Sequence[int], loses: Sequence[int],
     ) -> None:  # fmt: skip
         self.label = label
@@ -136,8 +146,10 @@ class Recorded:
             runners.append(call.prepare(executor))
             values[f"f{number}"], values[f"n{number}"] = runners[-1], step.numbers
             given = f"n{number}"
-            if any(type(value) is Rate for value in step.numbers):
-                parts = [_rate(v) if type(v) is Rate else f"n{number}[{at}]" for at, v in enumerate(step.numbers)]
+            if any(type(value) is RecordedRate for value in step.numbers):
+                parts = [
+                    _rate(v) if type(v) is RecordedRate else f"n{number}[{at}]" for at, v in enumerate(step.numbers)
+                ]
                 given = f"({', '.join(parts)},)"
             made = f"f{number}([{', '.join(f'v{slot}' for slot in step.inputs)}], {given})"
         if call.keeps is None:
@@ -154,7 +166,7 @@ class Recorded:
         call = step.call
         if call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
             return None
-        if not all(type(arg) is Slot for arg in call.args):
+        if not all(type(arg) is TensorHole for arg in call.args):
             return None
         dead = self._last_used()[number]
         return next((place for place, arg in enumerate(call.args) if step.inputs[arg] in dead), None)
@@ -201,15 +213,15 @@ def add(left: Any, right: Any, ending: int) -> Any:
     return torch.add(left, right)
 
 
-def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
+def _written(value: Any, step: RecordedStep, constants: list[Any], number: int) -> str:
     """`value`, an argument of an operation, as code."""
     kind = type(value)
-    if kind is Slot:
+    if kind is TensorHole:
         return f"v{step.inputs[value]}"
-    if kind is Number:
+    if kind is NumberHole:
         value = step.numbers[value]
         kind = type(value)
-    if kind is Rate:
+    if kind is RecordedRate:
         return _rate(value)
     if kind is bool or kind is int or value is None:
         return repr(value)
@@ -220,7 +232,7 @@ def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
     return f"c{number}_{len(constants) - 1}"
 
 
-def _rate(value: Rate) -> str:
+def _rate(value: RecordedRate) -> str:
     return f"-n[{value.slot}]" if value.negative else f"n[{value.slot}]"
 
 

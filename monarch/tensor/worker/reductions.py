@@ -53,7 +53,7 @@ def obstacle(dtype: torch.dtype, reduction: str) -> str:
     return ""
 
 
-class Plan:
+class ReductionPlan:
     """How tensors of one dtype are reduced: computed in `dtype` (None: as they are) with `op`; `gather`: by each rank
     itself."""
 
@@ -97,7 +97,7 @@ def all_reduce_(backend: Any, tensors: Sequence[torch.Tensor], reduction: str, s
     waiting = []
     for bucket in buckets(tensors):
         first = bucket[0]
-        plan = Plan(first.dtype, reduction, first.device.type)
+        plan = ReductionPlan(first.dtype, reduction, first.device.type)
         whole = len(bucket) == 1 and plan.dtype is None and first.is_contiguous()
         flat = first.view(-1) if whole else _flat(bucket, plan.dtype)
         waiting.append((bucket, plan, whole, flat, _start(backend, flat, plan, size)))
@@ -134,7 +134,7 @@ def reduce_scatter(backend: Any, tensor: torch.Tensor, reduction: str, size: int
     made = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
     if not made.numel():
         return made
-    plan = Plan(rows.dtype, reduction, rows.device.type)
+    plan = ReductionPlan(rows.dtype, reduction, rows.device.type)
     if plan.gather:
         total = _start(backend, rows.view(-1), plan, size)()
         return made.copy_(total.view(rows.shape)[backend.rank()])
@@ -180,7 +180,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _start(backend: Any, flat: torch.Tensor, plan: Plan, size: int) -> Callable[[], torch.Tensor]:
+def _start(backend: Any, flat: torch.Tensor, plan: ReductionPlan, size: int) -> Callable[[], torch.Tensor]:
     """Begins to reduce a flat tensor; the function waits and gives the total, in place where it can be."""
     if plan.gather:
         every = torch.empty((size, flat.numel()), dtype=flat.dtype, device=flat.device)

@@ -14,7 +14,7 @@ import monarch
 from monarch.tensor import inspect
 from monarch.tensor.controller import absent_devices
 from monarch.tensor.controller.activation import in_this_thread
-from monarch.tensor.recording.recorder import Recorder, Watcher
+from monarch.tensor.recording.recorder import CommandRecorder, CommandWatcher
 from tests.support.scripts import Scripts
 from tests.tensor.elsewhere import elsewhere
 
@@ -149,7 +149,7 @@ def test_derivatives_run_in_the_thread_that_asks_for_them(away: Any) -> None:
 
 def test_what_was_set_before_comes_back() -> None:
     assert torch._C._is_multithreading_enabled()
-    with in_this_thread(), Watcher():
+    with in_this_thread(), CommandWatcher():
         assert not torch._C._is_multithreading_enabled()
     assert torch._C._is_multithreading_enabled()
 
@@ -162,7 +162,7 @@ def test_two_threads_that_record_at_once_each_have_their_recorder() -> None:
 
     def record(name: str) -> None:
         x = torch.ones(2, requires_grad=True)
-        with Recorder() as mine:
+        with CommandRecorder() as mine:
             both.wait(TIMEOUT)
             y = x * 2
             y.register_hook(lambda grad: found.__setitem__(name, recorder() is mine))

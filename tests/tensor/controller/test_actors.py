@@ -13,13 +13,13 @@ import monarch
 from monarch.actor import Accumulator, Actor, SupervisionError, concurrent_endpoint, endpoint, this_host
 from monarch.tensor import RemoteException
 from monarch.tensor.worker import actor_transfers
-from monarch.tensor.worker.actor_transfers import Gone, Waiting
+from monarch.tensor.worker.actor_transfers import HandoverTable, WorkerGone
 
 # --- the table of a process
 
 
 def test_a_value_is_taken_once_and_by_name() -> None:
-    table = Waiting()
+    table = HandoverTable()
     table.open("w")
     table.put(("w", 2), "two", "actors", 0.0)
     table.put(("w", 1), "one", "actors", 0.0)
@@ -28,14 +28,14 @@ def test_a_value_is_taken_once_and_by_name() -> None:
 
 
 def test_who_waits_gets_what_comes_or_learns_that_nothing_will() -> None:
-    table = Waiting()
+    table = HandoverTable()
     table.open("w")
     got: list[Any] = []
 
     def take(number: int) -> None:
         try:
             got.append(table.take(("w", number), "w"))
-        except Gone as exc:
+        except WorkerGone as exc:
             got.append(str(exc))
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(2)]
@@ -48,18 +48,18 @@ def test_who_waits_gets_what_comes_or_learns_that_nothing_will() -> None:
     assert got[0] == "there" and "tensor worker of this process has ended" in got[1]
     table.put(("w", 3), "late", "actors", 0.0)
     assert len(table) == 0
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         table.take(("w", 3), "w")
 
 
 def test_a_worker_that_never_comes_up_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_transfers, "STARTING", 0.01)
-    with pytest.raises(Gone, match="none came up within"):
-        Waiting().take(("w", 1), "w")
+    with pytest.raises(WorkerGone, match="none came up within"):
+        HandoverTable().take(("w", 1), "w")
 
 
 def test_results_go_with_the_last_worker_and_claims_with_their_own() -> None:
-    table = Waiting()
+    table = HandoverTable()
     table.open("v")
     table.open("w")
     table.put(("v", 1), "claim", "actors", 0.0)
@@ -77,7 +77,7 @@ def test_what_actors_have_left_behind_is_thrown_away(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(actor_transfers, "lives_here", lambda key: key == "alive")
     monkeypatch.setattr(actor_transfers, "LEFT_OVER", 8)
     monkeypatch.setattr(actor_transfers, "KEPT", 2)
-    table = Waiting()
+    table = HandoverTable()
     table.open("w")
     for number in range(4):
         table.put(("w", number), number, "alive" if number % 2 else "ended", 0.0)

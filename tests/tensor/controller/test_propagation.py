@@ -12,7 +12,7 @@ import torch
 from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import taint
 from monarch.tensor.controller.dispatch import free_numbers
-from monarch.tensor.signature import Slot
+from monarch.tensor.signature import TensorHole
 
 aten = torch.ops.aten
 
@@ -56,35 +56,37 @@ def test_a_fake_has_the_metadata(tensor: torch.Tensor) -> None:
 
 
 def test_a_new_tensor() -> None:
-    found = outcome(aten.add.Tensor, [Slot(0), Slot(1)], meta(2, 1), meta(3))
+    found = outcome(aten.add.Tensor, [TensorHole(0), TensorHole(1)], meta(2, 1), meta(3))
     (leaf,) = found.leaves
     assert (tuple(leaf.meta.shape), leaf.same, leaf.view) == ((2, 3), -1, -1)
     assert (found.keeps, found.mutates, found.changed, found.moved) == (None, (), (), ())
 
 
 def test_a_view() -> None:
-    found = outcome(aten.t.default, [Slot(0)], meta(2, 3))
+    found = outcome(aten.t.default, [TensorHole(0)], meta(2, 3))
     (leaf,) = found.leaves
     assert (leaf.view, leaf.meta.stride, leaf.meta.nbytes) == (0, (1, 3), 24)
 
 
 def test_in_place() -> None:
-    found = outcome(aten.add_.Tensor, [Slot(0), 1], meta(2))
+    found = outcome(aten.add_.Tensor, [TensorHole(0), 1], meta(2))
     assert found.leaves[0].same == 0
     assert (found.mutates, found.fresh, found.keeps) == ((0,), [], ())
 
 
 def test_out() -> None:
-    found = propagation.propagate(aten.add.out, [Slot(0), Slot(1)], {"out": Slot(2)}, [meta(2), meta(2), meta(2)])
+    found = propagation.propagate(
+        aten.add.out, [TensorHole(0), TensorHole(1)], {"out": TensorHole(2)}, [meta(2), meta(2), meta(2)]
+    )
     assert found.leaves[0].same == 2 and found.mutates == (2,)
 
 
 def test_several_tensors_that_share_storages() -> None:
-    found = outcome(aten.split.Tensor, [Slot(0), 1], meta(3))
+    found = outcome(aten.split.Tensor, [TensorHole(0), 1], meta(3))
     assert [leaf.view for leaf in found.leaves] == [0, 0, 0]
     assert found.keeps == (0, 1, 2)
     assert found.structure is not None and found.structure([1, 2, 3]) == [1, 2, 3]
-    pair = outcome(aten.sort.default, [Slot(0)], meta(3))
+    pair = outcome(aten.sort.default, [TensorHole(0)], meta(3))
     assert [leaf.view for leaf in pair.leaves] == [-1, -1]
     assert pair.structure is not None and pair.structure([1, 2]) == (1, 2)
 
@@ -101,11 +103,11 @@ def test_views_of_a_new_tensor_of_the_same_result() -> None:
 @pytest.mark.parametrize(
     ("op", "args", "shape"),
     [
-        (aten.transpose_.default, [Slot(0), 0, 1], (3, 2)),
-        (aten.t_.default, [Slot(0)], (3, 2)),
-        (aten.unsqueeze_.default, [Slot(0), 0], (1, 2, 3)),
-        (aten.squeeze_.default, [Slot(0)], (2, 3)),
-        (aten.resize_.default, [Slot(0), [4, 5]], (4, 5)),
+        (aten.transpose_.default, [TensorHole(0), 0, 1], (3, 2)),
+        (aten.t_.default, [TensorHole(0)], (3, 2)),
+        (aten.unsqueeze_.default, [TensorHole(0), 0], (1, 2, 3)),
+        (aten.squeeze_.default, [TensorHole(0)], (2, 3)),
+        (aten.resize_.default, [TensorHole(0), [4, 5]], (4, 5)),
     ],
 )
 def test_metadata_that_changes_in_place(op: Any, args: list[Any], shape: tuple[int, ...]) -> None:
@@ -116,22 +118,22 @@ def test_metadata_that_changes_in_place(op: Any, args: list[Any], shape: tuple[i
 
 
 def test_memory_that_changes_in_place() -> None:
-    found = outcome(aten.set_.source_Tensor, [Slot(0), Slot(1)], meta(2), meta(2))
+    found = outcome(aten.set_.source_Tensor, [TensorHole(0), TensorHole(1)], meta(2), meta(2))
     assert found.moved == ((0, 1),) and found.changed == ()
-    assert outcome(aten.set_.default, [Slot(0)], meta(2)).moved == ((0, -1),)
+    assert outcome(aten.set_.default, [TensorHole(0)], meta(2)).moved == ((0, -1),)
 
 
 def test_nothing_is_left_of_what_the_thread_has_switched_on() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode(), torch.enable_grad():
-        found = outcome(aten.mm.default, [Slot(0), Slot(1)], meta(2, 2), meta(2, 2))
+        found = outcome(aten.mm.default, [TensorHole(0), TensorHole(1)], meta(2, 2), meta(2, 2))
     assert found.leaves[0].meta.dtype is torch.float32
 
 
 def test_results_that_depend_on_values() -> None:
     with pytest.raises(propagation.DynamicOutputShapeException):
-        outcome(aten.nonzero.default, [Slot(0)], meta(2))
+        outcome(aten.nonzero.default, [TensorHole(0)], meta(2))
     with pytest.raises(propagation.DataDependentOutputException):
-        outcome(aten._local_scalar_dense.default, [Slot(0)], meta())
+        outcome(aten._local_scalar_dense.default, [TensorHole(0)], meta())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import monarch
 from monarch.tensor import RemoteException, Stream, function, inspect
 from monarch.tensor.controller.activation import no_modes
-from monarch.tensor.worker.recorded import Recorded
+from monarch.tensor.worker.recorded import RecordedSegment
 
 
 def local(mesh: Any, tensor: Any) -> Any:
@@ -39,7 +39,7 @@ def runs(mesh: Any, call: Callable[[], Any]) -> int:
 
 def recordings(mesh: Any) -> int:
     """How many of them rank 0 keeps."""
-    return sum(type(defined.call) is Recorded for defined in mesh.client.executors[0].signatures.values())
+    return sum(type(defined.call) is RecordedSegment for defined in mesh.client.executors[0].signatures.values())
 
 
 class Net:

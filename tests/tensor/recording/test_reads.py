@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from monarch.tensor.recording.reads import WHOLE, Key, Node, merged, reads_of
+from monarch.tensor.recording.reads import WHOLE, Node, ReadKey, merged, reads_of
 
 LIMITS: dict[str, Any] = {"top": 1}
 
 
 def shown(node: Node) -> Any:
     """A node without what nothing hangs in."""
-    return {key.value if type(key) is Key else key: shown(inner) for key, inner in node.items() if key is not WHOLE}
+    return {key.value if type(key) is ReadKey else key: shown(inner) for key, inner in node.items() if key is not WHOLE}
 
 
 def chain(self: Any) -> Any:
@@ -76,8 +76,8 @@ def test_a_value_that_is_used_itself() -> None:
 
 
 def test_keys_are_told_apart_by_type() -> None:
-    assert Key(1) != Key(True)
-    assert len({Key(1), Key(1), Key("1")}) == 2
+    assert ReadKey(1) != ReadKey(True)
+    assert len({ReadKey(1), ReadKey(1), ReadKey("1")}) == 2
 
 
 def test_merging() -> None:

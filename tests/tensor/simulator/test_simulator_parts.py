@@ -17,8 +17,8 @@ from monarch.simulator import communication as links
 from monarch.tensor import metadata
 from monarch.tensor.simulator import machine as machines
 from monarch.tensor.simulator.ir import IRGraph
-from monarch.tensor.simulator.machine import AllocationLedger, Machine, Team
-from monarch.tensor.simulator.task import Command, Kind, Use
+from monarch.tensor.simulator.machine import AllocationLedger, SimulatedMachine, Team
+from monarch.tensor.simulator.task import SimulatedCommand, TaskKind, Use
 from monarch.tensor.simulator.trace import device_name, memory_view
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
@@ -76,9 +76,9 @@ def test_what_is_not_known_has_a_default() -> None:
 
 def test_estimates_have_defaults_and_can_be_set() -> None:
     estimator = RuntimeEstimator()
-    call = Task(Kind.CALL, "aten.mm", meta="slow")
+    call = Task(TaskKind.CALL, "aten.mm", meta="slow")
     assert [estimator.get_runtime(kind, call) for kind in TimingType] == [10_000, 100_000, 100_000, 500, 500]
-    assert estimator.get_runtime(TimingType.SEND_TENSOR, Task(Kind.SEND, "SendTensor", local=True)) == 1_000
+    assert estimator.get_runtime(TimingType.SEND_TENSOR, Task(TaskKind.SEND, "SendTensor", local=True)) == 1_000
     estimator.set_custom_timing(
         {TimingType.CALL_FUNCTION: lambda task: 7.4 if task.meta == "slow" else 1, TimingType.REDUCE: 3}
     )
@@ -100,23 +100,23 @@ def test_a_timing_that_makes_no_sense_is_refused(timings: Any, error: type[Excep
     estimator = RuntimeEstimator()
     with pytest.raises(error):
         estimator.set_custom_timing({TimingType.CALL_FUNCTION: 1, **timings})
-    assert estimator.get_runtime(TimingType.CALL_FUNCTION, Task(Kind.CALL, "f")) == 10_000  # none of it was taken
+    assert estimator.get_runtime(TimingType.CALL_FUNCTION, Task(TaskKind.CALL, "f")) == 10_000  # none of it was taken
 
 
 def test_what_a_timing_function_gives_is_checked_too() -> None:
     estimator = RuntimeEstimator()
     estimator.set_custom_timing({TimingType.CALL_FUNCTION: lambda task: -3})
     with pytest.raises(ValueError, match="CALL_FUNCTION is -3"):
-        estimator.get_runtime(TimingType.CALL_FUNCTION, Task(Kind.CALL, "f"))
+        estimator.get_runtime(TimingType.CALL_FUNCTION, Task(TaskKind.CALL, "f"))
 
 
 def test_estimates_by_the_communication_model() -> None:
     estimator = RuntimeEstimator()
     estimator.set_custom_timing(by_communication())
     meta = metadata.contiguous((1000, 1000), torch.float32, "cpu")
-    reduce = Task(Kind.REDUCE, "all_reduce", (meta, meta), peers=16)
+    reduce = Task(TaskKind.REDUCE, "all_reduce", (meta, meta), peers=16)
     assert estimator.get_runtime(TimingType.REDUCE, reduce) == round(2 * links.all_reduce_time(4e6, 16))
-    far = Task(Kind.SEND, "SendTensor", (meta,), same_node=False)
+    far = Task(TaskKind.SEND, "SendTensor", (meta,), same_node=False)
     assert estimator.get_runtime(TimingType.SEND_TENSOR, far) == round(links.send_time(4e6, same_node=False))
 
 
@@ -193,12 +193,12 @@ def test_a_memory_view_is_what_torch_draws() -> None:
 # --- clocks ---------------------------------------------------------------------------------------------------
 
 
-def spans(machine: Machine, at: int = 0) -> list[tuple[int, int, str]]:
+def spans(machine: SimulatedMachine, at: int = 0) -> list[tuple[int, int, str]]:
     return [(span.start, span.start + span.duration, span.name) for span in machine.devices[at].spans]
 
 
 def test_a_stream_does_one_thing_after_the_other_and_not_before_it_was_told() -> None:
-    machine = Machine(2)
+    machine = SimulatedMachine(2)
     team = Team(range(2))
     machine.launch(500)
     assert machine.run(team, 0, 1_000, "a", "CallFunction", 1) == 500
@@ -211,7 +211,7 @@ def test_a_stream_does_one_thing_after_the_other_and_not_before_it_was_told() ->
 
 
 def test_a_stream_waits_for_an_event_of_another() -> None:
-    machine = Machine(1)
+    machine = SimulatedMachine(1)
     team = Team([0])
     machine.run(team, 0, 1_000, "a", "CallFunction", 1)
     machine.post(team, 0, 7)
@@ -222,7 +222,7 @@ def test_a_stream_waits_for_an_event_of_another() -> None:
 
 
 def test_a_collective_begins_when_the_last_rank_is_there() -> None:
-    machine = Machine(4)
+    machine = SimulatedMachine(4)
     machine.run(Team([1]), 0, 900, "late", "CallFunction", 1)
     machine.collect(Team(range(4)), [[0, 1], [2, 3]], 0, 100, "all_reduce", "Reduce", 2)
     assert spans(machine, 0) == [(0, 900, "waiting for other ranks"), (900, 1_000, "all_reduce")]
@@ -231,7 +231,7 @@ def test_a_collective_begins_when_the_last_rank_is_there() -> None:
 
 
 def test_a_receiver_has_it_when_the_sender_does_and_not_before() -> None:
-    machine = Machine(3)
+    machine = SimulatedMachine(3)
     machine.run(Team([0]), 0, 400, "a", "CallFunction", 1)
     machine.send(Team([0, 1]), 0, "move", {0: 100, 1: 10}, "SendTensor", "SendTensor", 2)
     machine.receive(Team([2, 1]), 0, "move", {2: 0, 1: 1}, "RecvTensor", "RecvTensor", 2)
@@ -256,8 +256,8 @@ def histories(draw: Any) -> list[tuple[Any, ...]]:
     return draw(st.lists(step, max_size=12))
 
 
-def play(history: list[tuple[Any, ...]], grouped: bool) -> Machine:
-    machine = Machine(8, grouped)
+def play(history: list[tuple[Any, ...]], grouped: bool) -> SimulatedMachine:
+    machine = SimulatedMachine(8, grouped)
     for number, (what, *rest) in enumerate(history):
         if what == "launch":
             machine.launch(rest[0])
@@ -303,7 +303,7 @@ def test_spans_of_a_stream_do_not_overlap(history: list[tuple[Any, ...]]) -> Non
 
 def test_spans_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "SPANS", 3)
-    machine = Machine(1)
+    machine = SimulatedMachine(1)
     for number in range(5):
         machine.run(Team([0]), 0, 10, "run", "CallFunction", number)
     assert (len(machine.devices[0].spans), machine.dropped, machine.turn()) == (3, 2, (50, 0))
@@ -319,10 +319,10 @@ def test_the_names_of_devices() -> None:
 
 
 def command(
-    order: int, kind: Kind = Kind.CALL, reads: tuple[int, ...] = (), makes: tuple[int, ...] = (), **facts: Any
-) -> Command:
+    order: int, kind: TaskKind = TaskKind.CALL, reads: tuple[int, ...] = (), makes: tuple[int, ...] = (), **facts: Any
+) -> SimulatedCommand:
     meta = metadata.contiguous((3, 3), torch.float32, "cpu")
-    made = Command(
+    made = SimulatedCommand(
         order, order, kind, facts.pop("name", "aten.mm"), facts.pop("stream", "main"), facts.pop("ranks", (0, 1))
     )
     made.inputs = [Use(buffer, buffer, meta) for buffer in reads]
@@ -333,7 +333,7 @@ def command(
     return made
 
 
-def graph(*commands: Command) -> IRGraph:
+def graph(*commands: SimulatedCommand) -> IRGraph:
     made = IRGraph()
     for one in commands:
         made.add(one)
@@ -345,7 +345,7 @@ def test_edges_say_what_has_to_come_first() -> None:
         command(1, makes=(1,)),
         command(2, reads=(1,), stream="other"),
         command(3, reads=(1,), writes=(1,), stream="third"),
-        command(4, Kind.DELETE, reads=(1,), freed=(1,)),
+        command(4, TaskKind.DELETE, reads=(1,), freed=(1,)),
         command(5, makes=(2,), ranks=(1, 2)),
     )
     assert made.edges == [(0, 1, "data"), (0, 2, "data"), (1, 2, "order"), (2, 3, "order"), (0, 4, "stream")]
@@ -353,7 +353,7 @@ def test_edges_say_what_has_to_come_first() -> None:
 
 
 def test_keys_count_what_is_the_same_and_take_times() -> None:
-    reduce = command(3, Kind.REDUCE, reads=(1,), name="reduce_scatter", peers=4)
+    reduce = command(3, TaskKind.REDUCE, reads=(1,), name="reduce_scatter", peers=4)
     made = graph(
         command(1, makes=(1,), name="aten.randn"),
         command(2, reads=(1, 1), makes=(2,)),

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from monarch.tensor import signature  # noqa: E402
 from monarch.tensor.controller import engines  # noqa: E402
-from monarch.tensor.signature import Slot  # noqa: E402
+from monarch.tensor.signature import TensorHole  # noqa: E402
 
 
 def places(hosts: str) -> Any:
@@ -52,7 +52,7 @@ def test_the_controllers_cuda_is_this_ranks_device(third: None) -> None:
     assert signature.here("cuda:0") == "cuda:0"
     given: list[Any] = []
     run = signature.runner(
-        lambda *args, **kwargs: given.append((args, kwargs)), (Slot(0),), {"device": torch.device("cuda:0")}
+        lambda *args, **kwargs: given.append((args, kwargs)), (TensorHole(0),), {"device": torch.device("cuda:0")}
     )
     run(["tensor"], ())
     assert given == [(("tensor",), {"device": wanted})]

@@ -9,8 +9,8 @@ import torch
 
 import monarch.tensor as mt
 from monarch.tensor import commands
-from monarch.tensor.signature import OpCall, Slot
-from monarch.tensor.worker.executor import Executor, Streams
+from monarch.tensor.signature import OpCall, TensorHole
+from monarch.tensor.worker.executor import Executor, StreamThreads
 
 
 def broken() -> Any:
@@ -122,7 +122,7 @@ def test_shapes_that_do_not_fit_are_raised_at_the_call(loop: Any) -> None:
 # --- batches, without an engine -----------------------------------------------------------------------------
 
 
-class Now(Streams):
+class Now(StreamThreads):
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor, None, None)  # type: ignore[arg-type]
 
@@ -146,19 +146,19 @@ class Opened:
 def worker() -> Now:
     made = Now(Executor(0))
     mesh = commands.DefineMesh(1, ("gpus",), (1,), (0,))
-    take(made, 1, mesh, commands.Place(1, 0), commands.Constant(1, 0), payloads=[torch.ones(2)])
+    take(made, 1, mesh, commands.SetPlacement(1, 0), commands.Constant(1, 0), payloads=[torch.ones(2)])
     return made
 
 
-def take(worker: Streams, number: int, *batch: Any, payloads: Any = ()) -> list[Any]:
+def take(worker: StreamThreads, number: int, *batch: Any, payloads: Any = ()) -> list[Any]:
     answers: list[Any] = []
     worker.take(number, commands.encode(list(batch)), payloads, answers.append)
     return answers
 
 
 def test_a_batch_that_comes_twice_is_done_once(worker: Now) -> None:
-    add = Opened(OpCall("aten.add_.Tensor", [Slot(0), 1], {}, (), (0,)))
-    batch = (commands.Define(2, 0), commands.Place(1, 0), commands.Run(2, 5, (1,)))
+    add = Opened(OpCall("aten.add_.Tensor", [TensorHole(0), 1], {}, (), (0,)))
+    batch = (commands.Define(2, 0), commands.SetPlacement(1, 0), commands.Run(2, 5, (1,)))
     assert take(worker, 2, *batch, payloads=[add]) == []
     assert take(worker, 2, *batch, payloads=[add]) == [None]
     assert worker.executor.tensors[1].tolist() == [2.0, 2.0]
@@ -170,7 +170,7 @@ def test_commands_for_other_ranks_are_passed_over(worker: Now) -> None:
         worker,
         2,
         elsewhere,
-        commands.Place(2, 0),
+        commands.SetPlacement(2, 0),
         commands.Constant(7, 0),
         commands.Fetch(8, (7,), 3),
         payloads=[torch.ones(1)],
@@ -181,29 +181,29 @@ def test_commands_for_other_ranks_are_passed_over(worker: Now) -> None:
 
 def test_a_call_that_cannot_be_read_fails_alone(worker: Now) -> None:
     unreadable = Opened(ModuleNotFoundError("No module named 'nomod'"))
-    take(worker, 2, commands.Place(1, 0), commands.Do(3, 0, (1,)), payloads=[unreadable])
-    (answer,) = take(worker, 3, commands.Place(1, 0), commands.Fetch(9, (1,), 0))
+    take(worker, 2, commands.SetPlacement(1, 0), commands.Do(3, 0, (1,)), payloads=[unreadable])
+    (answer,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Fetch(9, (1,), 0))
     assert answer[0][0].tolist() == [1.0, 1.0]
     assert "nomod" in answer[1][0].text
-    add = Opened(OpCall("aten.add.Tensor", [Slot(0), Slot(1)], {}, None, ()))
-    take(worker, 4, commands.Place(1, 0), commands.Do(6, 0, (1, 4)), payloads=[add])
+    add = Opened(OpCall("aten.add.Tensor", [TensorHole(0), TensorHole(1)], {}, None, ()))
+    take(worker, 4, commands.SetPlacement(1, 0), commands.Do(6, 0, (1, 4)), payloads=[add])
     for number, ref in ((5, 4), (6, 6)):  # a result of it, and what depends on one
-        (answer,) = take(worker, number, commands.Place(1, 0), commands.Fetch(9, (ref,), 0))
+        (answer,) = take(worker, number, commands.SetPlacement(1, 0), commands.Fetch(9, (ref,), 0))
         assert answer[0].ident == 3 and "nomod" in answer[0].text
 
 
 def test_an_unknown_operation_says_how_to_register_it(worker: Now) -> None:
-    unknown = Opened(OpCall("mine.twice.default", [Slot(0)], {}, None, ()))
-    take(worker, 2, commands.Define(2, 0), commands.Place(1, 0), commands.Run(2, 3, (1,)), payloads=[unknown])
-    (answer,) = take(worker, 3, commands.Place(1, 0), commands.Fetch(9, (3,), 0))
+    unknown = Opened(OpCall("mine.twice.default", [TensorHole(0)], {}, None, ()))
+    take(worker, 2, commands.Define(2, 0), commands.SetPlacement(1, 0), commands.Run(2, 3, (1,)), payloads=[unknown])
+    (answer,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Fetch(9, (3,), 0))
     assert "'mine.twice.default' is not registered in this process" in answer[0].text
     assert "bootstrap" in answer[0].text
 
 
 def test_failures_are_told_once_and_bounded(worker: Now) -> None:
-    bad = Opened(OpCall("aten.view.default", [Slot(0), [5]], {}, None, ()))
+    bad = Opened(OpCall("aten.view.default", [TensorHole(0), [5]], {}, None, ()))
     runs = [commands.Run(2, ident, (1,)) for ident in range(10, 400)]
-    take(worker, 2, commands.Define(2, 0), commands.Place(1, 0), *runs, payloads=[bad])
-    (first,) = take(worker, 3, commands.Place(1, 0), commands.Sync(500))
-    (second,) = take(worker, 4, commands.Place(1, 0), commands.Sync(501))
+    take(worker, 2, commands.Define(2, 0), commands.SetPlacement(1, 0), *runs, payloads=[bad])
+    (first,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Sync(500))
+    (second,) = take(worker, 4, commands.SetPlacement(1, 0), commands.Sync(501))
     assert len(first[1]) == 256 and not second[1]

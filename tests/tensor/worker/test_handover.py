@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here
-from monarch.tensor.worker.moves import Adopt, Lines
+from monarch.tensor.worker.moves import AdoptTensors, MoveConnections
 
 
 class OnCard(torch.Tensor):
@@ -74,7 +74,7 @@ def test_what_is_on_no_device_passes_through(card: Any, value: Any) -> None:
 
 def test_a_move_from_a_rank_to_itself_is_a_hand_over(card: Any) -> None:
     groups: Any = None
-    lines = Lines(groups)
+    lines = MoveConnections(groups)
     lines.send(0, 0, (0, 1), 7, on_card())
     card.stream = "second"
     got: Any = lines.receive(0, 0, (0, 1), 7, (2,), torch.float32, "cuda")
@@ -84,7 +84,7 @@ def test_a_move_from_a_rank_to_itself_is_a_hand_over(card: Any) -> None:
 
 def test_who_waits_for_a_move_that_will_not_come_is_told(card: Any) -> None:
     groups: Any = None
-    lines = Lines(groups)
+    lines = MoveConnections(groups)
     lines.close()
     with pytest.raises(RuntimeError, match="the tensor engine has ended"):
         lines.receive(0, 0, (0, 1), 7, (2,), torch.float32, "cuda")
@@ -93,5 +93,5 @@ def test_who_waits_for_a_move_that_will_not_come_is_told(card: Any) -> None:
 def test_a_copy_that_another_stream_made_is_taken_over(card: Any) -> None:
     tensor = on_card()
     card.stream = "second"
-    Adopt().prepare(None)([tensor], ())
+    AdoptTensors().prepare(None)([tensor], ())
     assert tensor.users == ["second"]

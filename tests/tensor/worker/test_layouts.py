@@ -11,7 +11,7 @@ import torch
 import monarch
 from monarch.tensor import RemoteException, function, inspect
 from monarch.tensor.controller.activation import no_modes
-from monarch.tensor.signature import CONTIGUOUS, Layout, OpCall, Slot, same_strides, with_strides
+from monarch.tensor.signature import CONTIGUOUS, Layout, OpCall, TensorHole, same_strides, with_strides
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,6 @@ def test_strides_that_mean_the_same() -> None:
 
 
 def test_a_result_that_is_contiguous_is_not_copied() -> None:
-    run = OpCall("aten.relu_.default", [Slot(0)], {}, None, (), None, (CONTIGUOUS,)).prepare(None)
+    run = OpCall("aten.relu_.default", [TensorHole(0)], {}, None, (), None, (CONTIGUOUS,)).prepare(None)
     x = torch.ones(2)
     assert run([x], ()) is x

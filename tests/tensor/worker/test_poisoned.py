@@ -14,7 +14,7 @@ from monarch.tensor.failures import Failed, GroupLost
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import poisoned
 from monarch.tensor.worker.executor import Executor
-from monarch.tensor.worker.process_groups import Groups, Observed, Unfinished
+from monarch.tensor.worker.process_groups import ProcessGroups, TrackedBackend, UnfinishedWorks
 from tests.support.tiers import full
 
 TIMEOUT = 60
@@ -165,7 +165,7 @@ class Work:
 
 def test_values_do_not_leave_behind_a_collective_that_failed() -> None:
     executor = Executor(0)
-    groups = executor.extras["groups"] = Groups(0, "engine", lambda *args: None, "127.0.0.1")
+    groups = executor.extras["groups"] = ProcessGroups(0, "engine", lambda *args: None, "127.0.0.1")
     good, late = Work(), Work()
     groups.unfinished.add(good, "allreduce of ranks [0, 1]")
     groups.unfinished.add(late, "allreduce of ranks [0, 2]")
@@ -189,7 +189,7 @@ def test_works_are_kept_only_until_they_are_done(monkeypatch: pytest.MonkeyPatch
     import torch.distributed as dist
 
     monkeypatch.setattr(dist, "Work", Work)
-    unfinished = Unfinished()
+    unfinished = UnfinishedWorks()
     made: list[Work] = []
 
     class Backend:
@@ -202,7 +202,7 @@ def test_works_are_kept_only_until_they_are_done(monkeypatch: pytest.MonkeyPatch
         def name(self) -> str:
             return "nccl"
 
-    backend = Observed(Backend(), (0, 1), unfinished)
+    backend = TrackedBackend(Backend(), (0, 1), unfinished)
     for _ in range(5):
         if made:
             made[-1].done = True

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from monarch.actor import this_proc
 from monarch.tensor.worker import process_groups
-from monarch.tensor.worker.process_groups import Groups
-from monarch.tensor.worker.reductions import Plan
+from monarch.tensor.worker.process_groups import ProcessGroups
+from monarch.tensor.worker.reductions import ReductionPlan
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
 
 TIMEOUT = 60
@@ -108,7 +108,7 @@ def test_an_nccl_group_is_made_to_fail_without_its_process(given: str | None, mo
 
     make.Options = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "ProcessGroupNCCL", make, raising=False)
-    groups = Groups(3, "engine", lambda *args: None, "127.0.0.1")
+    groups = ProcessGroups(3, "engine", lambda *args: None, "127.0.0.1")
     groups.backend("reduce", (1, 3), 0, "cuda")
     assert seen == [(given or "2", 1, 2, process_groups.TIMEOUT)]
     assert os.environ.get(name) == given
@@ -117,7 +117,7 @@ def test_an_nccl_group_is_made_to_fail_without_its_process(given: str | None, mo
 # --- averages ---------------------------------------------------------------------------------------------------
 
 
-def averaged(plan: Plan, parts: list[torch.Tensor]) -> torch.Tensor:
+def averaged(plan: ReductionPlan, parts: list[torch.Tensor]) -> torch.Tensor:
     """What gloo makes of it: each rank prepares its own, the sum is the same everywhere."""
     mine = [part.clone() for part in parts]
     for part in mine:
@@ -131,7 +131,7 @@ def averaged(plan: Plan, parts: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_an_average_cannot_overflow_and_is_the_sum_divided(dtype: torch.dtype, size: int) -> None:
-    plan = Plan(dtype, "avg", "cpu")
+    plan = ReductionPlan(dtype, "avg", "cpu")
     large = torch.tensor([torch.finfo(dtype).max, -torch.finfo(dtype).max], dtype=dtype)
     assert averaged(plan, [large] * size).tolist() == pytest.approx(large.tolist(), rel=1e-6)
     generator = torch.Generator().manual_seed(size)
@@ -143,17 +143,17 @@ def test_an_average_cannot_overflow_and_is_the_sum_divided(dtype: torch.dtype, s
 
 
 def test_averages_of_integers_are_summed_and_rounded_towards_zero() -> None:
-    plan = Plan(torch.int32, "avg", "cpu")
+    plan = ReductionPlan(torch.int32, "avg", "cpu")
     parts = [torch.tensor([7, -7, 1]), torch.tensor([2, -2, 0])]
     assert averaged(plan, parts).tolist() == [4, -4, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
 def test_nccl_averages_itself(dtype: torch.dtype) -> None:
-    plan = Plan(dtype, "avg", "cuda")
+    plan = ReductionPlan(dtype, "avg", "cuda")
     assert plan.op == dist.ReduceOp.AVG
     total = torch.ones(2, dtype=dtype)
     plan.prepare(total, 4)
     assert plan.finish(total, 4).tolist() == [1, 1]
-    assert Plan(torch.int64, "avg", "cuda").op == dist.ReduceOp.SUM
-    assert Plan(dtype, "sum", "cuda").op == dist.ReduceOp.SUM
+    assert ReductionPlan(torch.int64, "avg", "cuda").op == dist.ReduceOp.SUM
+    assert ReductionPlan(dtype, "sum", "cuda").op == dist.ReduceOp.SUM

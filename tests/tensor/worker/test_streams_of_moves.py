@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from monarch.tensor.worker.events import Alias
-from monarch.tensor.worker.moves import Adopt, Lines, route
+from monarch.tensor.worker.events import AliasTensor
+from monarch.tensor.worker.moves import AdoptTensors, MoveConnections, route
 from tests.tensor.worker.fake_streams import Device, Group, Network
 
 TIMEOUT = 60
@@ -42,7 +42,7 @@ class Pair:
         self.networks: dict[Any, Network] = {}
         self.device = Device()  # one for both: each rank's streams are its own
         self.groups = [Groups(self.device, rank, self.networks) for rank in (0, 1)]
-        self.lines: list[Any] = [Lines(groups) for groups in self.groups]  # type: ignore[arg-type]
+        self.lines: list[Any] = [MoveConnections(groups) for groups in self.groups]  # type: ignore[arg-type]
 
     def close(self) -> None:
         for lines in self.lines:
@@ -122,7 +122,7 @@ def test_who_waits_is_told_when_the_engine_ends() -> None:
 
         def lose(self, *args: Any) -> None: ...
 
-    lines: Any = Lines(Never())  # type: ignore[arg-type]
+    lines: Any = MoveConnections(Never())  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="nobody came"):
         lines.receive(0, 1, (0, 0), 1, (2,), torch.float32, "cpu")
     lines.close()
@@ -145,12 +145,12 @@ def test_memory_that_was_lent_outlives_its_last_use_by_the_borrower(monkeypatch:
     other = device.stream()
     lent = device.tensor((2,))
     monkeypatch.setattr(type(lent), "detach", lambda self: self, raising=False)
-    alias = Alias().prepare(None)([lent], ())
+    alias = AliasTensor().prepare(None)([lent], ())
     event = torch.Event()
     event.record()
     device.enter(other)
     event.wait()
-    Adopt().prepare(None)([alias], ())  # as the controller issues it before the borrower's first use
+    AdoptTensors().prepare(None)([alias], ())  # as the controller issues it before the borrower's first use
     other.work(alias.block)
     device.enter(device.default)
     del lent, alias
