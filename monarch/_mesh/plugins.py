@@ -34,7 +34,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "telemetry.export": ("telemetry.otel", "set_up"),
     "telemetry.measure": ("telemetry.machine", "measure"),
     "tensor.device_mesh": ("tensor.controller.engines", "device_mesh"),
-    "tensor.keep": ("tensor.worker.claims", "keep"),
+    "tensor.keep": ("tensor.worker.actor_transfers", "keep"),
     "tensor.rref": ("tensor.remote.rref", "rref"),
     "trace.begin": ("trace.local_sink", "begin"),
     "trace.finish": ("trace.local_sink", "finish"),
