@@ -49,9 +49,9 @@ format: $(READY)  ## let ruff format everything
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
 # What depends on which thread reads.
-WAITING := $(addprefix tests/procs/test_,waits.py restarts.py interrupts.py exit.py threads.py other_loops.py chaos.py)
+WAITING := $(addprefix tests/procs/test_,waits.py interrupts.py other_loops.py)
 
-test: $(READY)  ## every promise once, in a few minutes
+test: $(READY)  ## every promise once, in under four minutes on two cores
 	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not browser and not ray'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
@@ -65,7 +65,7 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
 	@$(BIN)/python -m pytest -q -m ray
 
-test-slow: $(READY)  ## the tests marked slow
+test-slow: $(READY)  ## the tests marked slow, for a night
 	@$(BIN)/python -m pytest -q -m 'slow and not device'
 
 test-device: $(READY)  ## the tests that need a GPU or an RDMA device

@@ -5,8 +5,10 @@ examples in every run. Here are the fixtures that tests of several folders use; 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,12 @@ from tests.support.scripts import Scripts
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("repeatable"), max_examples=20)
 hypothesis.settings.load_profile("repeatable")
+
+
+# Where nothing is to write bytecode, every program of the tests, and each of its processes, compiles the package anew: that
+# is half of the time which most of them take.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from monarch._runtime import future as module
@@ -377,7 +378,7 @@ def test_a_future_is_made_by_the_runtime_only() -> None:
 
 
 def test_a_future_is_not_picklable_and_says_what_to_do() -> None:
-    for attempt in (pickle.dumps, copy.copy):
+    for attempt in (pickle.dumps, cloudpickle.dumps, copy.copy):
         with pytest.raises(TypeError, match="send its result"):
             attempt(done_future(1))
 

@@ -1,4 +1,5 @@
-"""A fixed range of seeds, of which `make test` runs the first hundred; `make soak SEEDS=10000` runs more.
+"""A fixed range of seeds, of which `make test` runs the first hundred and `make test-all` the first three hundred;
+`make test-slow` runs the others, `make soak SEEDS=10000` more.
 
 How to replay one: see the package.
 """
@@ -11,12 +12,15 @@ from monarch.testing import check_leaks
 from tests.soak.soak import check, check_faults
 from tests.support.tiers import first_of
 
-SEEDS = 1200
+SEEDS = 2000
 _QUICK = 100
+_FULL = 300
 _CHUNK = 50
 
+CHUNKS = first_of(range(0, SEEDS, _CHUNK), quick=_QUICK // _CHUNK, full=_FULL // _CHUNK)
 
-@pytest.mark.parametrize("first", first_of(range(0, SEEDS, _CHUNK), quick=_QUICK // _CHUNK))
+
+@pytest.mark.parametrize("first", CHUNKS)
 def test_programs_keep_every_promise(first: int) -> None:
     with check_leaks():
         for seed in range(first, first + _CHUNK):
@@ -25,10 +29,7 @@ def test_programs_keep_every_promise(first: int) -> None:
                 pytest.fail(wrong, pytrace=False)
 
 
-FAULTY = 2000
-
-
-@pytest.mark.parametrize("first", first_of(range(0, FAULTY, _CHUNK), quick=2))
+@pytest.mark.parametrize("first", CHUNKS)
 def test_programs_keep_every_promise_while_system_calls_fail(first: int) -> None:
     with check_leaks():
         for seed in range(first, first + _CHUNK):
