@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._mesh.inspection import log_level
-from monarch._mesh.inspection.log_level import Level, level_of
+from monarch._mesh.inspection.small_answers import LOG_LEVEL, LogLevel, level_of
 from monarch._mesh.output.kept import Line, Told, Wanted
 from monarch.admin.programs import Program
 
@@ -25,6 +24,6 @@ def read(program: Program, wanted: Wanted, agents: Sequence[str] | None = None) 
 
 def set_level(program: Program, addresses: Sequence[str], level: int, logger: str) -> tuple[int, dict[str, str]]:
     """In how many of these processes it is set, and why not in the others."""
-    order = msgspec.msgpack.encode(Level(level, logger))
-    answers = program.ask(log_level.QUESTION, order, timeout=_ANSWER, only=list(addresses))
+    order = msgspec.msgpack.encode(LogLevel(level, logger))
+    answers = program.ask(LOG_LEVEL, order, timeout=_ANSWER, only=list(addresses))
     return len(answers.replies), answers.silent

@@ -10,9 +10,9 @@ from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection import doctor
 from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.diagnosis import mesh_in
-from monarch._mesh.inspection.failure_list import FailureNote
 from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
+from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking

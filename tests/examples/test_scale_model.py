@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from monarch._mesh.casts import tree
+from monarch._mesh.casts.relay_state import split
 
 ROOT = Path(__file__).resolve().parents[2]
 LATENCY = 100e-6
@@ -57,7 +57,7 @@ def longest_way(count: int, width: int) -> int:
     """How many agents a cast passes on its longest way from the root to one of `count` other hosts."""
     levels = 0
     while count:
-        count = len(tree.split(count, width)[0]) - 1
+        count = len(split(count, width)[0]) - 1
         levels += 1
     return levels
 

@@ -15,7 +15,6 @@ from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.adverb_codes import KEEP
-from monarch._mesh.actors.advice import advise
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
@@ -187,7 +186,7 @@ class ActorBehaviour:
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
-        advise(exc)
+        _advise(exc)
         self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
@@ -298,7 +297,7 @@ class ActorBehaviour:
         return None
 
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure:
-        advise(exc)
+        _advise(exc)
         if in_cleanup:
             cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else formatted(exc)}"
         elif isinstance(exc, Aborted):
@@ -345,3 +344,27 @@ def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
     """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
     name = (delivery.back, delivery.call.sender, delivery.call.port)
     plugins.outer("tensor.keep")(name, result, error)
+
+
+# What is added to exceptions of endpoints that say little to somebody who does not know where endpoints run.
+
+
+_NO_STDIN = "An endpoint runs in a process of its mesh, whose stdin is /dev/null: nobody can type there. "
+_DEBUGGER = (
+    f"{_NO_STDIN}To use a debugger, spawn the actor in the process of the program, this_proc().spawn(name, Class), where the "
+    f"terminal is; or set PYTHONBREAKPOINT to a debugger that listens on a port. Where every endpoint is at the moment: "
+    f"print(wait_graph().get())"
+)
+_INPUT = f"{_NO_STDIN}Read the input in the program, and pass it as an argument."
+
+
+def _advise(exc: BaseException) -> None:
+    """Adds a note to an exception that an endpoint or constructor raised, if there is something to say."""
+    kind = type(exc)
+    text = ""
+    if kind.__name__ == "BdbQuit" and kind.__module__ == "bdb":
+        text = _DEBUGGER
+    elif kind is EOFError and "reading a line" in str(exc):
+        text = _INPUT
+    if text and text not in getattr(exc, "__notes__", ()):
+        exc.add_note(text)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from monarch._mesh.casts import tree
 from monarch._mesh.casts.answer_cache import Given, Key, Record, size_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
@@ -78,7 +78,7 @@ class Part:
 
 def parts(plan: Plan, hosts: Sequence[PlanHost], start: int) -> list[Part]:
     parts = []
-    for places in tree.split(len(hosts), plan.width):
+    for places in split(len(hosts), plan.width):
         part = Part(plan, hosts[places.start : places.stop], start)
         parts.append(part)
         start = part.stop
@@ -335,3 +335,22 @@ class Downstream:
         del self.bodies[in_flight.cast.number]
         self.size -= in_flight.size
         in_flight.drop_body()
+
+
+# A plan's hosts stand in one order. The agent at the root cuts the list (but for its own host, where that is the first) into
+# at most `width` contiguous parts of nearly equal size; the first host of each is a child, which does the same with the rest
+# of its part. So what is below a host follows from the list alone: the host that takes a dead one's place cuts as it did.
+def split(count: int, width: int) -> list[range]:
+    """Divides `count` places into at most `width` contiguous parts, none empty, whose sizes differ by one at most,
+    larger first.
+
+    ValueError when `width` is below 1.
+    """
+    if width < 1:
+        raise ValueError(f"a tree's width is at least 1, got {width} (setting max_cast_fanout)")
+    parts = min(count, width)
+    if not parts:
+        return []
+    size, larger = divmod(count, parts)
+    starts = [part * size + min(part, larger) for part in range(parts + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(starts)]

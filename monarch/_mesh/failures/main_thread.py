@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.fault_hook import fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._mesh.failures.repeats import Repeats
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
@@ -113,6 +112,22 @@ class Raised:
 
     def over(self) -> None:
         self._until = 0.0
+
+
+class Repeats:
+    """The last failure that was reported: one cause, told by each rank of a mesh, is reported in full once. Pure."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, str] | None = None
+
+    def shortened(self, failure: MeshFailure, block: str) -> str:
+        """`block`, the report as it is shown; or a line, when the one before said the same of other ranks of the mesh."""
+        # The first line names the actor; of a constructor that raises, the rest is the same on each rank.
+        cause = (failure.mesh_name, failure.report().partition("\n")[2])
+        last, self._last = self._last, cause
+        if cause != last or not failure.crashed_ranks or not cause[1]:
+            return block
+        return f"The same failure on rank(s) {', '.join(map(str, failure.crashed_ranks))} of {failure.mesh_name}\n"
 
 
 class Faults:

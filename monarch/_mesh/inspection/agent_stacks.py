@@ -14,9 +14,20 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection import fault_dump, fault_signal, native_dump
+from monarch._mesh.failures import stacks
+from monarch._mesh.inspection import fault_dump, fault_signal
+from monarch._mesh.inspection.fault_dump import actor_of
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage, memory_of_host
-from monarch._mesh.inspection.stack_records import HOW_NATIVE, HOW_SIGNAL, AgentStacks, ProcessStacks, StacksByAgent
+from monarch._mesh.inspection.stack_records import (
+    HOW_NATIVE,
+    HOW_SIGNAL,
+    AgentStacks,
+    Frame,
+    ProcessStacks,
+    StacksByAgent,
+    ThreadStack,
+)
+from monarch._text import NAME_LIMIT, sendable
 from monarch._wire.address import host_of, name_of, split_proc_name
 from monarch.config import settings
 
@@ -65,7 +76,7 @@ def by_pyspy(folder: str, wanted: StacksByAgent) -> AgentStacks:
             return
         try:
             text = _dump(program, pid, min(wanted.seconds, _LONGEST))
-            threads = native_dump.parse(json.loads(text), wanted.all_threads)
+            threads = parse_native(json.loads(text), wanted.all_threads)
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
             silent[address] = str(exc)
         else:
@@ -132,3 +143,40 @@ def answer_host(agent: Any, argument: bytes) -> bytes:
     total, available = memory_of_host()
     usage = HostUsage(agent.host, socket.gethostname(), os.getpid(), total, available, os.getloadavg()[0], running)
     return msgspec.msgpack.encode(usage)
+
+
+def parse_native(threads: Any, all_threads: bool = False) -> list[ThreadStack]:
+    """Reads what `py-spy dump --json --native` says of a process, decoded. ValueError when it is something else. Pure.
+
+    Without `all_threads`, the threads in which lines of the program are, each from its outermost line of the program on:
+    native frames below that are what it has called.
+    """
+    try:
+        found = [_native_thread(thread, all_threads) for thread in threads]
+    except (TypeError, KeyError, AttributeError) as exc:
+        raise ValueError(f"py-spy said something that is not understood ({type(exc).__name__}: {exc})") from None
+    return [stack for stack in found if stack is not None]
+
+
+def _native_thread(thread: dict[str, Any], all_threads: bool) -> ThreadStack | None:
+    frames = [
+        Frame(
+            sendable(frame["filename"] or frame.get("module") or "?", NAME_LIMIT),
+            int(frame["line"] or 0),
+            sendable(frame["name"], NAME_LIMIT),
+        )
+        for frame in reversed(thread["frames"])
+    ]
+    actor, endpoint = actor_of(frames)
+    if not all_threads:
+        first = next(
+            (i for i, frame in enumerate(frames) if frame.file.endswith(".py") and not stacks.is_hidden(frame.file)),
+            None,
+        )
+        if first is None:
+            return None
+        frames = [frame for frame in frames[first:] if not stacks.is_hidden(frame.file)]
+    name = thread.get("thread_name") or f"thread {thread['thread_id']}"
+    number = int(thread.get("os_thread_id") or 0)
+    gil = bool(thread.get("owns_gil"))
+    return ThreadStack(sendable(name, NAME_LIMIT), number, frames, actor, endpoint=endpoint, gil=gil)

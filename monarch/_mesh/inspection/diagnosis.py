@@ -16,9 +16,9 @@ from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection import folding
 from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.collectives import GroupState
-from monarch._mesh.inspection.failure_list import FailureNote
 from monarch._mesh.inspection.folding import called, where
 from monarch._mesh.inspection.host_usage import HostUsage
+from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph

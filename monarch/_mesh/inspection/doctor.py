@@ -10,9 +10,9 @@ import msgspec
 from monarch._mesh.inspection import diagnosis
 from monarch._mesh.inspection.collectives import GroupState, decode_groups
 from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look
-from monarch._mesh.inspection.failure_list import FailureNote, decode_failures
 from monarch._mesh.inspection.folding import completed
 from monarch._mesh.inspection.host_usage import HostUsage, decode_host
+from monarch._mesh.inspection.small_answers import FailureNote, decode_failures
 from monarch._mesh.inspection.stacks_of_program import Ask, Stacks, Wanted, gather, ordered
 from monarch._mesh.inspection.survey import Answers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined

@@ -45,13 +45,13 @@ def _outer(name: str, quick: bool = False) -> Question:
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
-    "clock": Question("_mesh.inspection.wall_clock", quick=True),
+    "clock": Question("_mesh.inspection.small_answers", "answer_clock", quick=True),
     "debugger.editor.begin": _outer("debugger.editor.begin"),
     "debugger.editor.check": _outer("debugger.editor.check"),
     "debugger.editor.end": _outer("debugger.editor.end"),
     "debugger.editor.exchange": _outer("debugger.editor.exchange", quick=True),
     "debugger.on_exception": _outer("debugger.on_exception"),
-    "log.level": Question("_mesh.inspection.log_level"),
+    "log.level": Question("_mesh.inspection.small_answers", "answer_log_level"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
     "torch.start": Question("_mesh.inspection.torch_profile", "start"),
@@ -61,7 +61,7 @@ QUESTIONS: dict[str, Question] = {
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
-    "failures": Question("_mesh.inspection.failure_list", quick=True),
+    "failures": Question("_mesh.inspection.small_answers", "answer_failures", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
     "telemetry.measure": _outer("telemetry.measure"),
@@ -70,7 +70,7 @@ QUESTIONS: dict[str, Question] = {
 
 # Answered by host agents.
 AGENT_QUESTIONS: dict[str, Question] = {
-    "output": Question("_mesh.inspection.output", quick=True),
+    "output": Question("_mesh.inspection.small_answers", "answer_output", quick=True),
     "tree": Question("_mesh.inspection.host_description", quick=True),
     "stacks_by_signal": Question("_mesh.inspection.agent_stacks", "answer_by_signal"),
     "native_stacks": Question("_mesh.inspection.agent_stacks", "answer_native"),

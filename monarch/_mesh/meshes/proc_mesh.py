@@ -300,9 +300,9 @@ class ProcMesh(Handle):
         `level`: a number from 0 to 255, or a name such as "DEBUG"; ValueError for others. The Future raises RuntimeError when
         a process has not taken it, with the reason. A process that is restarted begins with its old level.
         """
-        from monarch._mesh.inspection import log_level  # loaded when first used
+        from monarch._mesh.inspection import small_answers  # loaded when first used
 
-        return log_level.set_in(self._addresses(), level, logger)
+        return small_answers.set_log_level(self._addresses(), level, logger)
 
     # --- what optional packages bring
 

@@ -10,12 +10,11 @@ import socket
 import sys
 import termios
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from monarch._mesh.output import budget, log_lines
-from monarch._mesh.output.budget import Budget
+from monarch._mesh.output import log_lines
 from monarch._mesh.output.kept import KeptOutput, KeptOutputs
-from monarch._mesh.output.last_words import LastWords
 from monarch._mesh.output.left_out import LeftOut
 from monarch._mesh.output.rank_files import RankFile, RankFiles, path_of
 from monarch._runtime.loop import Loop, Timer
@@ -197,7 +196,7 @@ class Outputs:
     def _send_lines(self, mesh: MeshOutput, stream: int, lines: Sequence[str], source: str, counted: int) -> None:
         """Lines with their newlines. If they are counted, they are dropped beyond what may be on its way."""
         if counted:
-            lines = self._budget.admit(counted, lines, budget.TOTAL if counted == mesh.counted else budget.PROCESS)
+            lines = self._budget.admit(counted, lines, TOTAL if counted == mesh.counted else PROCESS)
         text = "".join(lines)
         if text and not self._show(mesh, Output(stream, text, source, counted)) and counted:
             self._budget.printed(counted, len(text))  # it is not on its way
@@ -328,3 +327,103 @@ class Outputs:
                 for pipe in output.pipes:
                     if pipe.fd >= 0:
                         self._loop.resume(pipe.fd)
+
+
+# How much streamed output may be on its way to clients, until they say that they have printed it: characters of one process,
+# and of all processes of a host. Beyond them whole lines are dropped and counted; a line in their place says how many.
+PROCESS = 1 << 18
+TOTAL = 1 << 22
+
+
+class Budget:
+    """A host's streamed output on its way to clients, and what was dropped. Pure. A source is a process, or the folded
+    lines of a mesh, by a number of its own."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, int] = {}  # on its way, of each source
+        self._total = 0
+        self._lost: dict[int, tuple[int, int]] = {}  # lines and characters dropped of each source
+
+    def admit(self, source: int, lines: Sequence[str], limit: int = PROCESS) -> list[str]:
+        """Those of these lines that may be sent now, in order; the others are dropped. Lines end with a newline."""
+        if source in self._lost:  # in order: first it is said that some are missing
+            return self._drop(source, lines)
+        room = min(limit - self._sent.get(source, 0), TOTAL - self._total)
+        taken = 0
+        for count, line in enumerate(lines):
+            if taken + len(line) > room:
+                self._send(source, taken)
+                self._drop(source, lines[count:])
+                return list(lines[:count])
+            taken += len(line)
+        self._send(source, taken)
+        return list(lines)
+
+    def _send(self, source: int, size: int) -> None:
+        if size:
+            self._sent[source] = self._sent.get(source, 0) + size
+            self._total += size
+
+    def _drop(self, source: int, lines: Sequence[str]) -> list[str]:
+        count, size = self._lost.get(source, (0, 0))
+        self._lost[source] = count + len(lines), size + sum(map(len, lines))
+        return []
+
+    def printed(self, source: int, size: int) -> list[int]:
+        """The client has printed so much of a source. The sources of which it is now to be said what was dropped (`lost`):
+        the client has caught up with half of what may be on its way."""
+        size = min(size, self._sent.get(source, 0))
+        self._total -= size
+        left = self._sent.pop(source, 0) - size
+        if left:
+            self._sent[source] = left
+        if self._total > TOTAL // 2:
+            return []
+        return [source for source in self._lost if self._sent.get(source, 0) <= PROCESS // 2]
+
+    def lost(self, source: int) -> str:
+        """What was dropped of a source since this was asked last, for people; "" if nothing was."""
+        count, size = self._lost.pop(source, (0, 0))
+        if not count:
+            return ""
+        return f"[{count} lines, {size} characters were dropped: they came faster than the client prints them]"
+
+
+# How Python's faulthandler begins; every process of a mesh has it on.
+_CRASH = "Fatal Python error: "
+# A line of it that names every extension module that is loaded, hundreds with torch, and explains nothing.
+_NOISE = "Extension modules: "
+
+
+class LastWords:
+    """The end of the stderr of a process that ended, for its report: the last `most` lines. Pure.
+
+    From a crash on it keeps as many from the last crash on, and those before it: what native code said as it gave up. The
+    innermost frame of a stack comes first, so the end of a long one would be the wrong end.
+    """
+
+    __slots__ = ("_before", "_crash", "_lines", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lines: deque[str] = deque(maxlen=most)
+        self._before: list[str] = []
+        self._crash: list[str] | None = None
+
+    def take(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if line.startswith(_CRASH):
+                self._before = list(self._lines)
+                self._crash = []
+            self._lines.append(line)
+            if self._crash is not None and len(self._crash) < self._most and not line.startswith(_NOISE):
+                self._crash.append(line)
+
+    def shown(self, crashed: bool) -> list[str]:
+        """`crashed`: a signal ended it. Otherwise a dump in its output was that of a process it had started.
+
+        At most `most` lines. Of a crash, half of them may be those before it."""
+        if not crashed or self._crash is None:
+            return list(self._lines)
+        earlier = min(len(self._before), max(self._most // 2, self._most - len(self._crash)))
+        return self._before[len(self._before) - earlier :] + self._crash[: self._most - earlier]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.failures import stacks
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.failures.stacks import Line
 from monarch._mesh.inspection import recording
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, OwnedProcs
@@ -20,7 +23,6 @@ from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
-from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime import recorder as recorders
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Slot, Source, once
@@ -335,3 +337,52 @@ def _recording(name: str, cls: type, rank: int) -> tuple[bytes, int]:
         return b"", 0
     folder = plugins.outer("replay.folder")(name, f"{cls.__module__}.{cls.__qualname__}", rank)
     return os.fsencode(folder), settings.record_bytes()
+
+
+MANY = 20  # living meshes of one line that are worth a word
+_TOLD = 100  # lines that are named; after that, none
+
+logger = logging.getLogger("monarch")
+
+
+class SpawnSites:
+    """Where the meshes of this process were spawned: a line that leaves many of them alive is named once. Any thread.
+
+    A mesh lives until it is stopped, its owner ends or the program exits, whether or not the program still holds it: others
+    may have been sent it, and what was broadcast to it may still run. So a loop that spawns and does not stop fills the host.
+    There is one of these for proc meshes and one for actor meshes; `what` is for people.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+        self._site_of: dict[str, Line] = {}  # of each living mesh
+        self._living: dict[Line, int] = {}
+        self._told: set[Line] = set()
+
+    def spawned(self, key: str) -> None:
+        """The program is spawning a mesh, in this thread."""
+        site = stacks.caller()
+        if site is None:
+            return
+        with self._lock:
+            self._site_of[key] = site
+            count = self._living[site] = self._living.get(site, 0) + 1
+            if count < MANY or site in self._told or len(self._told) >= _TOLD:
+                return
+            self._told.add(site)
+        file, line, function = site
+        logger.warning(
+            "%d %s that were spawned at %s:%d in %s run at the same time. A mesh lives until it is stopped, its owner ends "
+            "or the program exits, also when nothing refers to it any more. If they are not all needed: mesh.stop().get(), "
+            "or `async with`, for each before the next one. (Said once for this line.)",
+            count, self._what, file, line, function,
+        )  # fmt: skip
+
+    def gone(self, key: str) -> None:
+        with self._lock:
+            site = self._site_of.pop(key, None)
+            if site is not None:
+                left = self._living[site] = self._living[site] - 1
+                if not left:
+                    del self._living[site]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.agent.lease import NEVER, Lease
+from monarch._mesh.agent.host_agent import NEVER, Lease
 
 CLIENT, OTHER = "unix:/run/a/client", "tcp://node2:1/mesh.0"
 

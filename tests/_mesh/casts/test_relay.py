@@ -22,7 +22,7 @@ from monarch._mesh.casts import relay as machine
 from monarch._mesh.casts import relay_state
 from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.relay import Casts, Deliver, Pass, Straight, Up
-from monarch._mesh.casts.tree import split
+from monarch._mesh.casts.relay_state import split
 from monarch._runtime.ordering import Numbering, Reorder, compress
 from monarch._wire import message
 from monarch._wire.address import host_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.casts.tree import split
+from monarch._mesh.casts.relay_state import split
 
 
 @given(st.integers(0, 300), st.integers(1, 20))

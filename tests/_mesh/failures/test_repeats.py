@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch._mesh.failures.ledger import MeshFailure, actor_failure
-from monarch._mesh.failures.repeats import Repeats
+from monarch._mesh.failures.main_thread import Repeats
 
 
 def failure(rank: int, cause: str = "__init__ raised:\nValueError: x", mesh: str = "m-1") -> MeshFailure:

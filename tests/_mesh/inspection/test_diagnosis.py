@@ -10,8 +10,8 @@ import pytest
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection.collectives import GroupState
 from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look, diagnose, mesh_in
-from monarch._mesh.inspection.failure_list import FailureNote
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
+from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stack_records import HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph

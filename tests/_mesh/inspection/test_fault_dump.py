@@ -8,7 +8,7 @@ import tempfile
 import threading
 
 import monarch
-from monarch._mesh.inspection import fault_dump, native_dump
+from monarch._mesh.inspection import agent_stacks, fault_dump
 from monarch._mesh.inspection.stack_records import Frame
 
 OURS = os.path.dirname(monarch.__file__)
@@ -100,7 +100,7 @@ def native(*frames: tuple[str, str, int]) -> dict[str, object]:
 
 
 def test_native_frames_are_shown_from_the_program_on() -> None:
-    (stack,) = native_dump.parse(
+    (stack,) = agent_stacks.parse_native(
         [
             native(
                 ("nanosleep", "/usr/lib/libc.so.6", 0),
@@ -117,5 +117,5 @@ def test_native_frames_are_shown_from_the_program_on() -> None:
 
 def test_threads_in_which_the_program_is_not_are_left_out() -> None:
     threads = [native(("poll", "libc.so", 0), ("run", f"{OURS}/_runtime/loop.py", 3))]
-    assert native_dump.parse(threads) == []
-    assert len(native_dump.parse(threads, all_threads=True)) == 1
+    assert agent_stacks.parse_native(threads) == []
+    assert len(agent_stacks.parse_native(threads, all_threads=True)) == 1

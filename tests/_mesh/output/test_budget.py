@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.output.budget import PROCESS, TOTAL, Budget
+from monarch._mesh.output.capture import PROCESS, TOTAL, Budget
 
 LINE = "x" * 99 + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch._mesh.output.last_words import LastWords
+from monarch._mesh.output.capture import LastWords
 
 DUMP = [
     "Fatal Python error: Segmentation fault",

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from monarch._mesh.process import spawn_sites
-from monarch._mesh.process.spawn_sites import MANY, SpawnSites
+from monarch._mesh.process import spawning
+from monarch._mesh.process.spawning import MANY, SpawnSites
 from monarch.actor import Actor, endpoint, this_host
 
 
@@ -54,7 +54,7 @@ def test_loops_that_stop_what_they_spawned_are_not(said: pytest.LogCaptureFixtur
 def test_what_is_kept_is_bounded_by_what_lives(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     sites = SpawnSites("meshes")
     lines = iter([("program.py", number, "main") for number in range(200) for _ in range(MANY)])
-    monkeypatch.setattr(spawn_sites.stacks, "caller", lambda: next(lines))
+    monkeypatch.setattr(spawning.stacks, "caller", lambda: next(lines))
     for number in range(200 * MANY):
         sites.spawned(str(number))
     assert len(said.messages) == 100
