@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._errors import NoStreamError
+from monarch._linux.local_socket import read_exactly
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 from monarch._wire import frame as frames
@@ -297,21 +298,10 @@ def _left(deadline: float) -> float:
 
 def _read_answer(sock: socket.socket, deadline: float) -> message.Message:
     """Exactly one frame, so that what follows it is the stream's."""
-    head, body, buffers = frames.PREFIX.unpack(_read(sock, frames.PREFIX.size, deadline))
+    head, body, buffers = frames.PREFIX.unpack(read_exactly(sock, frames.PREFIX.size, deadline))
     if head > _ANSWER_BYTES or body or buffers:
         raise OSError("its first bytes are no answer")
-    return message.decode(_read(sock, head, deadline))
-
-
-def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        sock.settimeout(_left(deadline))
-        more = sock.recv(count - len(data))
-        if not more:
-            raise OSError("it closed the connection")
-        data += more
-    return data
+    return message.decode(read_exactly(sock, head, deadline))
 
 
 def _close(outcome: StreamSocket | DialFailed) -> None:

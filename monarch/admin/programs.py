@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Sequence
 
 import msgspec
 
-from monarch._linux import procfs
+from monarch._linux import local_socket, procfs
 from monarch._mesh.inspection import door
 from monarch._mesh.inspection.door import AskAll, Given, Refused, Request, Response, Stream
 from monarch._mesh.inspection.survey import Answers
 from monarch._mesh.start.run_directory import base_directory
-from monarch._wire.transport import unix
 
-_LENGTH = struct.Struct("!I")
 _GRACE = 5.0  # seconds that an answer may take beyond the time that was given for it
 _PROGRAM = "MONARCH_PROGRAM"  # the run folder of the program that is meant, where there are several
 
@@ -75,34 +72,21 @@ class Program:
         raise ValueError(response.why if isinstance(response, Refused) else "this is no answer")
 
     def _connect(self, timeout: float) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.settimeout(timeout)
         try:
-            sock.connect(os.path.join(self.folder, door.NAME))
-            if not unix.same_user(sock):
-                raise PermissionError(f"the socket in {self.folder} is another user's")
+            return local_socket.connect(os.path.join(self.folder, door.NAME), timeout)
         except (FileNotFoundError, ConnectionRefusedError):
-            sock.close()
             raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
         except TimeoutError:
-            sock.close()
             raise self._stuck(timeout) from None
-        except BaseException:
-            sock.close()
-            raise
-        return sock
 
     def _exchange(self, sock: socket.socket, request: Request) -> Response:
         try:
             sock.sendall(door.packed(request))
-            (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
-            if length > door.LARGEST_ANSWER:
-                raise ValueError(f"an answer of {length:,} bytes is over the limit of {door.LARGEST_ANSWER:,}")
-            response: Response = msgspec.msgpack.decode(_read(sock, length), type=Response)
+            response: Response = msgspec.msgpack.decode(local_socket.receive(sock, door.LARGEST_ANSWER), type=Response)
             return response
         except TimeoutError:
             raise self._stuck(sock.gettimeout() or 0.0) from None
-        except (EOFError, ConnectionError):
+        except ConnectionError:
             raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
 
     def _stuck(self, timeout: float) -> TimeoutError:
@@ -110,16 +94,6 @@ class Program:
             f"the program (pid {self.pid}) did not answer within {timeout:g} s: its client is stopped, or native code holds "
             f"its interpreter lock"
         )
-
-
-def _read(sock: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = sock.recv(min(length - len(data), 1 << 20))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
 
 
 def running_programs() -> list[Program]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from typing import Any
 
 import msgspec
 
-_LENGTH = struct.Struct("!I")
+from monarch._linux import local_socket
+
 _LARGEST = 64 << 20  # of one message: a tree of a million files, or some blocks
 
 # path, kind, size, mode, mtime_ns, target, content. Names are bytes: not all of them are text.
@@ -111,35 +111,19 @@ class Wire:
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """OSError when the other end is gone."""
+        """Sends a message. OSError when the other end is gone."""
         data = _encoder.encode(message)
-        if len(data) > _LARGEST:
-            raise ValueError(f"a message of {len(data):,} bytes is over the limit of {_LARGEST:,}")
         with self._sending:
-            self._end.sendall(_LENGTH.pack(len(data)))
-            self._end.sendall(data)
+            local_socket.send(self._end, data, _LARGEST)
 
     def receive(self) -> Message | None:
-        """None when the other end is gone."""
-        head = self._read(_LENGTH.size)
-        if head is None:
-            return None
-        (length,) = _LENGTH.unpack(head)
-        data = self._read(length) if length <= _LARGEST else None
-        return None if data is None else _decoder.decode(data)
-
-    def _read(self, length: int) -> bytearray | None:
-        data = bytearray(length)
-        view = memoryview(data)
+        """Returns the next message; None when the other end is gone."""
         try:
-            while view:
-                count = self._end.recv_into(view)
-                if not count:
-                    return None
-                view = view[count:]
-        except OSError:
+            data = local_socket.receive(self._end, _LARGEST)
+        except (OSError, ValueError):
             return None
-        return data
+        message: Message = _decoder.decode(data)
+        return message
 
     def shut(self) -> None:
         """The other end reads that we are gone, and so does whoever receives here."""

@@ -1,18 +1,18 @@
 """What goes through an observer's socket: frames of a length, a kind and a body. Both ends are of one user, which each end
-checks before it reads."""
+checks before it reads (`local_socket.check_peer`)."""
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Any
 
 import msgspec
 
+from monarch._linux import local_socket
+
 HEAD = struct.Struct("!IB")  # bytes of the body, and its kind
 LARGEST = 16 << 20
-_CREDENTIALS = struct.Struct("3i")
 
 # Kinds.
 SERVE = 1  # a Serve, answered by SERVING or FAILED
@@ -48,27 +48,8 @@ def pack_struct(kind: int, body: msgspec.Struct) -> bytes:
 
 
 def receive(connection: socket.socket) -> tuple[int, bytes]:
-    """The next frame. EOFError when the other side has gone; ValueError for one that is too large."""
-    length, kind = HEAD.unpack(_read(connection, HEAD.size))
+    """Returns the next frame, kind and body. EOFError when the other side has gone; ValueError for one that is too large."""
+    length, kind = HEAD.unpack(local_socket.read_exactly(connection, HEAD.size))
     if length > LARGEST:
         raise ValueError(f"a frame of {length:,} bytes is over the limit of {LARGEST:,}")
-    return kind, _read(connection, length)
-
-
-def peer(connection: socket.socket) -> int:
-    """The pid of the other side. PermissionError when it is another user's: the kernel says whose it is."""
-    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid not in (os.geteuid(), 0):
-        raise PermissionError(f"process {pid} of user {uid} is at the other end of an observer's socket")
-    return int(pid)
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError("the other side has gone")
-        view = view[count:]
-    return bytes(data)
+    return kind, bytes(local_socket.read_rest(connection, length))

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from monarch._linux.local_socket import peer_of
 from monarch.actor import Actor, HostMesh, current_rank, endpoint
 from monarch.gather_mount import GatherMount, gather_mount
 from monarch.job import ProcessJob, job_load
 from monarch.job.mounts.sidecar import folder_of
-from monarch.job.mounts.sidecar_messages import peer
 from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_program import AHEAD
 from monarch.remotemount.remotemount import MountHandler, remotemount
@@ -404,7 +404,7 @@ def test_no_mount_is_left_of_a_sidecar_that_is_killed(
         job.state()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(f"{folder_of(job)}/socket")
-            os.kill(peer(connection), signal.SIGKILL)
+            os.kill(peer_of(connection)[0], signal.SIGKILL)
         wait_until_nothing_is_mounted(tmp_path)
         job.state()
         assert contents(there) == contents(source)

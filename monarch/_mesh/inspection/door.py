@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.local_socket import same_user
 from monarch._mesh import plugins
 from monarch._mesh.inspection.survey import Answers, Survey
 from monarch._runtime.loop import Timer, start_thread
@@ -94,7 +95,7 @@ class Door:
         self._accepting = Accepting(self._listening, proc.loop, self._accepted)
 
     def _accepted(self, sock: socket.socket, where: Any) -> None:
-        if not unix.same_user(sock):
+        if not same_user(sock):
             sock.close()
             return
         sock.setblocking(False)

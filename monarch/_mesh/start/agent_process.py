@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ import msgspec
 if TYPE_CHECKING:
     import subprocess
 
-_LENGTH = struct.Struct("<I")
 _LIMIT = 16 * 1024 * 1024
 _ANSWER = 30.0  # seconds that an agent may take to say where it listens
 
@@ -56,8 +54,9 @@ class AgentStarted(msgspec.Struct):
 
 
 def write(sock: socket.socket, struct_: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(struct_)
-    sock.sendall(_LENGTH.pack(len(data)) + data)
+    from monarch._linux import local_socket  # when a client starts, as below
+
+    local_socket.send(sock, msgspec.msgpack.encode(struct_))
 
 
 def read_options(sock: socket.socket) -> AgentOptions:
@@ -74,21 +73,16 @@ def read_started(sock: socket.socket) -> AgentStarted:
         sock.settimeout(None)
 
 
-def _read(sock: socket.socket) -> bytes:
-    size = _LENGTH.unpack(_read_exactly(sock, _LENGTH.size))[0]
-    if size > _LIMIT:
-        raise ConnectionError("the process at the other end is not one of ours")
-    return _read_exactly(sock, size)
+def _read(sock: socket.socket) -> bytearray:
+    """ConnectionError when the other end has ended, or says what is no message."""
+    from monarch._linux import local_socket
 
-
-def _read_exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise ConnectionError("the process at the other end has ended")
-        data += more
-    return data
+    try:
+        return local_socket.receive(sock, _LIMIT)
+    except local_socket.PeerClosedError:
+        raise ConnectionError("the process at the other end has ended") from None
+    except ValueError:
+        raise ConnectionError("the process at the other end is not one of ours") from None
 
 
 def start(

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.local_socket import same_user
 from monarch._wire.auth import Dialler, Failure, Secret
 from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
 from monarch._wire.transport.handshake import Handshake
 from monarch._wire.transport.listeners import TLS_MISSING, name_of, tls_over, tune
 from monarch._wire.transport.socket_errors import OnDial, explain, on_dial
-from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:
     import ssl

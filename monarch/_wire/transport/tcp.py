@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.local_socket import same_user
 from monarch._wire.auth import Acceptor, Failure, Secret
 from monarch._wire.host_address import HostAddress
 from monarch._wire.logs import warn
@@ -33,7 +34,6 @@ from monarch._wire.transport.listeners import (
     tune,
 )
 from monarch._wire.transport.places import Places, source_of
-from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:
     import ssl

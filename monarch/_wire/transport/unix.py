@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch._linux.local_socket import same_user
 from monarch._wire.address import name_of
 from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Handler, Reactor
@@ -68,11 +69,6 @@ def dial(path: str, wait: bool = True) -> socket.socket:
 
 def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-
-
-def same_user(sock: socket.socket) -> bool:
-    _pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(uid == os.geteuid())
 
 
 def hand_over(folder: str, name: str, sock: socket.socket, data: bytes) -> None:

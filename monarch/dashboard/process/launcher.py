@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux import local_socket
 from monarch.dashboard.process.config import Addresses, ObserverConfig
 from monarch.telemetry import frames
 
@@ -78,15 +79,7 @@ class Observer:
 
     def connect(self, timeout: float | None) -> socket.socket:
         """A connection to it. OSError when it does not run."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connection.settimeout(timeout)
-            connection.connect(self.socket)
-            frames.peer(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return local_socket.connect(self.socket, timeout, root=True)
 
     def look(self) -> Addresses:
         """What it serves. ObserverFailed when it does not run."""

@@ -13,9 +13,9 @@ import socket
 import sys
 import threading
 
+from monarch._linux import local_socket
 from monarch.dashboard.process.connection import Talk
 from monarch.dashboard.process.observer_state import Observing
-from monarch.telemetry import frames
 
 logger = logging.getLogger("monarch.observer")
 
@@ -84,7 +84,7 @@ def accept(listening: socket.socket, observing: Observing, end: int) -> None:
         except OSError:  # it is closed: this process ends
             return
         try:
-            frames.peer(connection)
+            local_socket.check_peer(connection, "an observer's socket")
             if not places.acquire(blocking=False):
                 raise ConnectionRefusedError(f"more than {_CONNECTIONS} connections")
         except OSError as exc:

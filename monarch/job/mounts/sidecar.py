@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._linux import local_socket
 from monarch.actor.run_folders import user_folder
 from monarch.job.mounts.orders import Order
 from monarch.job.mounts.sidecar_messages import (
@@ -30,7 +31,6 @@ from monarch.job.mounts.sidecar_messages import (
     Reply,
     Request,
     StartObserver,
-    peer,
     receive,
     send,
 )
@@ -91,7 +91,7 @@ class Sidecar:
         connection = self._connection
         if connection is None:
             return
-        pid = os.pidfd_open(peer(connection))
+        pid = os.pidfd_open(local_socket.peer_of(connection)[0])
         try:
             send(connection, End())
             if not select.select([pid], [], [], _END)[0]:
@@ -136,17 +136,10 @@ class Sidecar:
             if not gone:
                 return True
             self._drop()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            connection.connect(os.path.join(self.folder, "socket"))
-            peer(connection)
+            self._connection = local_socket.connect(os.path.join(self.folder, "socket"), root=True)
         except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
             return False
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
         return True
 
     def _drop(self) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 from typing import Any
 
 import msgspec
 
+from monarch._linux import local_socket
 from monarch.job.mounts.orders import Order
 
 OBSERVER = "observer"  # the folder of the job's observer in the sidecar's
-_LENGTH = struct.Struct("!I")
 _LARGEST = 16 << 20
-_CREDENTIALS = struct.Struct("3i")
 
 
 class OpenMounts(msgspec.Struct, frozen=True, tag=True):
@@ -50,31 +47,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def send(connection: socket.socket, message: Request | Reply) -> None:
-    data = _encoder.encode(message)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+    local_socket.send(connection, _encoder.encode(message))
 
 
 def receive(connection: socket.socket, kind: Any) -> Any:
-    """The next message, of the types `kind`. EOFError when the other side has gone; ValueError for what is none."""
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-    if length > _LARGEST:
-        raise ValueError(f"a message of {length:,} bytes is over the limit of {_LARGEST:,}")
-    return msgspec.msgpack.decode(_read(connection, length), type=kind)
-
-
-def peer(connection: socket.socket) -> int:
-    """The pid of the other side. PermissionError when it is another user's: the kernel says whose it is."""
-    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid not in (os.geteuid(), 0):
-        raise PermissionError(f"process {pid} of user {uid} is at the other end of the job's sidecar's socket")
-    return int(pid)
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise EOFError("the other side has gone")
-        data += part
-    return bytes(data)
+    """Returns the next message, of the types `kind`. EOFError when the other side has gone; ValueError for anything else."""
+    return msgspec.msgpack.decode(local_socket.receive(connection, _LARGEST), type=kind)

@@ -18,6 +18,7 @@ import traceback
 from typing import Any
 
 import monarch.actor
+from monarch._linux import local_socket
 from monarch.config import settings
 from monarch.job.job_trait import job_loads
 from monarch.job.mounts.held import HeldMounts
@@ -31,7 +32,6 @@ from monarch.job.mounts.sidecar_messages import (
     Reply,
     Request,
     StartObserver,
-    peer,
     receive,
     send,
 )
@@ -77,7 +77,7 @@ class SidecarProgram:
             except OSError:  # it is closed: this process ends
                 return
             try:
-                peer(connection)
+                local_socket.check_peer(connection, "the job's sidecar's socket")
                 with self._counting:
                     if self._programs >= _CONNECTIONS:
                         raise PermissionError(f"more than {_CONNECTIONS} programs at a time")

@@ -1,0 +1,41 @@
+"""Another user of this machine, for tests that run as root."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+STRANGER = 65534  # nobody
+
+T = TypeVar("T")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
+
+
+def as_stranger(do: Callable[[], T], uid: int = STRANGER) -> T:
+    """What `do` returns in a forked child that is another user; AssertionError with the traceback of what it raised there."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            said = pickle.dumps((do(), None))
+        except BaseException:
+            said = pickle.dumps((None, traceback.format_exc()))
+        finally:
+            with os.fdopen(writing, "wb") as file:
+                file.write(said)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        returned, raised = pickle.loads(file.read())
+    os.waitpid(child, 0)
+    assert raised is None, raised
+    return returned  # type: ignore[no-any-return]
