@@ -4,12 +4,12 @@ from monarch import actor as actor
 from monarch import builtins as builtins
 from monarch import checkpoint as checkpoint
 from monarch import config as config
-from monarch import mesh_controller as mesh_controller
 from monarch import rdma as rdma
 from monarch import spmd as spmd
 from monarch import tensor as tensor
 from monarch import testing as testing
 from monarch import timer as timer
+from monarch._older_paths import mesh_controller as mesh_controller
 from monarch._runtime.future import Future as ActorFuture
 from monarch._runtime.future import Future as Future
 from monarch._shape.extent import Extent as Extent

@@ -277,7 +277,9 @@ def _by_value(name: str) -> bool:
 
 
 def _find(name: str) -> bool:
-    if name in sys.builtin_module_names or name.partition(".")[0] in sys.stdlib_module_names:
+    top = name.partition(".")[0]
+    # Our own package is everywhere, and has modules in a folder that only its import adds to its path.
+    if name in sys.builtin_module_names or top in sys.stdlib_module_names or top == "monarch":
         return True
     path: Any = list(sys.path)  # a copy: another thread that takes an entry out would make the search skip one
     spec: importlib.machinery.ModuleSpec | None = None

@@ -504,6 +504,13 @@ def test_a_module_on_the_path_goes_by_name(tmp_path: pathlib.Path, monkeypatch: 
         del codec._importable["found_on_path"]
 
 
+def test_a_module_of_an_older_path_goes_by_name() -> None:
+    assert (
+        importlib.import_module("monarch.experimental.thread_timeout").__name__ == "monarch.experimental.thread_timeout"
+    )
+    assert codec.importable("monarch.experimental.thread_timeout")
+
+
 def test_another_module_of_the_same_name_goes_by_value(
     handmade: types.ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,13 @@ from tests.support.recording import FIRST_LINE, recorded
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"cloudpickle", "msgspec", "pymonarch"}
 TOOLS = {"pip", "setuptools"}  # what an environment has from the start
-IN_WHEEL = ["monarch/py.typed", "monarch/__init__.pyi", "monarch/dashboard/static/index.html"]
+IN_WHEEL = [
+    "monarch/py.typed",
+    "monarch/__init__.pyi",
+    "monarch/_older_paths/fetch.py",
+    "monarch-stubs/fetch.pyi",
+    "monarch/dashboard/static/index.html",
+]
 IN_SDIST = ["pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "docs/conf.py", "examples/ddp.py"]
 TIMEOUT = 300
 
@@ -40,8 +46,8 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def check_wheel(names: list[str]) -> None:
-    """It has the package and nothing else."""
-    others = sorted({name.split("/")[0] for name in names if not name.startswith("monarch/")})
+    """It has the package, its stubs, and nothing else."""
+    others = sorted({name.split("/")[0] for name in names if not name.startswith(("monarch/", "monarch-stubs/"))})
     if len(others) != 1 or not others[0].endswith(".dist-info"):
         raise Wrong(f"the wheel holds more than the package: {others}")
     for wanted in IN_WHEEL:
@@ -94,7 +100,9 @@ def check_environment(wheel: Path, folder: Path) -> None:
     script.write_text(FIRST_LINE.format(str(notes)) + text)  # whose first line is empty
     # Kept apart from this checkout: what the program imports to note its prints lies there, and the package must not.
     (folder / "tests").symlink_to(ROOT / "tests")
-    (folder / "where.py").write_text("import monarch.actor, sys; print(monarch.__file__, 'torch' in sys.modules)")
+    (folder / "where.py").write_text(
+        "import monarch.actor, monarch.experimental, sys; print(monarch.__file__, 'torch' in sys.modules)"
+    )
     where, torch = run(str(python), "where.py", cwd=folder).split()
     if not where.startswith(str(folder)) or torch != "False":
         raise Wrong(f"the package is {where}; torch imported: {torch}")

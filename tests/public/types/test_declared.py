@@ -50,6 +50,18 @@ def test_the_stub_of_the_package_says_what_its_table_says() -> None:
     for node in ast.walk(ast.parse(stub.read_text())):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                whole = node.module == "monarch"
+                whole = node.module in ("monarch", "monarch._older_paths")
                 found[alias.asname] = (f"monarch.{alias.name}", "") if whole else (node.module, alias.name)
     assert found == vars(monarch)["_HOMES"]
+
+
+def test_the_stubs_of_older_paths_are_those_of_the_folder() -> None:
+    """Checkers do not see that `monarch/__init__.py` adds a folder to its path: monarch-stubs says it to them."""
+    package = Path(inspect.getfile(monarch)).parent
+    folder, stubs = package / "_older_paths", package.parent / "monarch-stubs"
+    modules = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")} - {Path("__init__")}
+    assert {path.relative_to(stubs).with_suffix("") for path in stubs.rglob("*.pyi")} == modules
+    for module in modules:
+        text = (stubs / module).with_suffix(".pyi").read_text()
+        dotted = ".".join(module.parts)
+        assert text == ("" if module.name == "__init__" else f"from monarch._older_paths.{dotted} import *\n")

@@ -1,0 +1,1 @@
+from monarch._older_paths.worker._testing_function import *
