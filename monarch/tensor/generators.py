@@ -7,15 +7,18 @@ recordings and failures mean for a generator what they mean for tensors, and no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 DEVICE_BYTES = 16  # of the state of a CUDA or ROCm generator: a seed and an offset. That of the CPU's is larger
 _SUFFIX = "_from_state"  # of the name of an operation that is given a state
 
 
-def drawing_name(op: Any) -> str:
+def drawing_name(op: OpOverload) -> str:
     """The name of `op` (an OpOverload) when it is given a state in place of its generator."""
     return f"{op}{_SUFFIX}"
 
@@ -33,7 +36,7 @@ def generator_argument(schema: Any) -> tuple[int, str] | None:
     return None
 
 
-def drawing(op: Any) -> Callable[..., Any]:
+def drawing(op: OpOverload) -> Callable[..., Any]:
     """`op`, an OpOverload with a generator, as a function that takes the generator's state in its place and changes it.
     For workers: on local tensors."""
     found = generator_argument(op._schema)

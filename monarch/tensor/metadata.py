@@ -24,8 +24,8 @@ class Meta:
         shape: torch.Size,
         stride: tuple[int, ...],
         offset: int,
-        dtype: Any,
-        device: Any,
+        dtype: torch.dtype,
+        device: torch.device,
         nbytes: int,
         deferred: int = 0,
     ) -> None:
@@ -75,8 +75,8 @@ def intern(
     shape: torch.Size,
     stride: tuple[int, ...],
     offset: int,
-    dtype: Any,
-    device: Any,
+    dtype: torch.dtype,
+    device: torch.device,
     nbytes: int,
     deferred: int = 0,
 ) -> Meta:
@@ -114,7 +114,7 @@ def of(tensor: torch.Tensor) -> Meta:
     )  # fmt: skip
 
 
-def contiguous(shape: Any, dtype: Any, device: Any) -> Meta:
+def contiguous(shape: Any, dtype: torch.dtype, device: torch.device) -> Meta:
     """The metadata of a fresh contiguous tensor."""
     size = torch.Size(shape)
     return intern(size, steps(size), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import metadata, propagation
 from monarch.tensor.metadata import Meta
 from monarch.tensor.propagation import Leaf, Outcome
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
 
 
 class _Inside(threading.local):
@@ -109,7 +112,7 @@ def leaves(values: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
     return found
 
 
-def structure(spec: Any, found: list[Leaf]) -> Callable[[list[Any]], Any] | None:
+def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], Any] | None:
     """What puts the leaves of a result together again; None for a single tensor."""
     if spec.is_leaf():
         return None if found[0].meta is not None else lambda leaves: leaves[0]

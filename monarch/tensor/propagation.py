@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -22,6 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata, signature
 from monarch.tensor.metadata import Meta
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 
 # Shapes that do not fit are an ordinary error of the program, raised at the call: not to be logged as well.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -37,7 +41,7 @@ class _FakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, types, args, kwargs or {})
 
 
@@ -86,7 +90,7 @@ class Outcome:
         self.keeps = None if structure is None and keeps == (0,) else keeps
 
 
-def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Meta]) -> Outcome:
+def propagate(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Meta]) -> Outcome:
     """The outcome of `op` with Slots of `args` and `kwargs` filled by tensors of metadata `inputs`.
 
     Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
@@ -143,7 +147,7 @@ def describe(
     return Outcome(leaves, structure, mutates, changed, moved)
 
 
-def fill(value: Any, tensors: Sequence[Any]) -> Any:
+def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """`value` with its Slots replaced."""
     kind = type(value)
     if kind is signature.TensorHole:
@@ -153,7 +157,7 @@ def fill(value: Any, tensors: Sequence[Any]) -> Any:
     return value
 
 
-def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def written(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """The inputs that `op` writes to, by its schema."""
     schema = op._schema
     if not schema.is_mutable:

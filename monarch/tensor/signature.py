@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from monarch.tensor import generators
 from monarch.tensor.failures import OneLine
 
-Runner = Callable[[Sequence[Any], Sequence[Any]], Any]
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+
+Scalar = int | float
+Runner = Callable[[Sequence[torch.Tensor], Sequence[Scalar]], Any]
 
 
 class WorkerCall(Protocol):
@@ -121,7 +126,7 @@ class OpCall:
 def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tuple[int, ...] | str | None]) -> Runner:
     """Runs, and gives results in the layout that the controller believes them to have."""
 
-    def laid_out(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def laid_out(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         result = run(tensors, numbers)
         if keeps is None:
             return with_strides(result, strides[0])
@@ -136,7 +141,7 @@ def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tupl
 def _exactly(target: str, run: Runner, keeps: tuple[int, ...] | None, exact: Sequence[Layout]) -> Runner:
     """Runs, and raises when a result is not what the operation's fake implementation says."""
 
-    def exactly(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def exactly(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         result = run(tensors, numbers)
         leaves = flatten(result)
         for index, wanted in zip((0,) if keeps is None else keeps, exact, strict=True):
@@ -178,7 +183,7 @@ _defaulting = threading.Lock()
 def _with_default(dtype: torch.dtype, run: Runner) -> Runner:
     """Runs with another default dtype. Torch has one for all threads of a process, so streams take turns at that."""
 
-    def changed(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def changed(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         with _defaulting:
             before = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
@@ -190,7 +195,7 @@ def _with_default(dtype: torch.dtype, run: Runner) -> Runner:
     return changed
 
 
-def op_name(op: Any) -> str:
+def op_name(op: OpOverload) -> str:
     """`aten.add.Tensor`, from which `resolve_op` finds it in another process."""
     return str(op)
 

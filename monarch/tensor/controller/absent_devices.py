@@ -14,10 +14,15 @@ parts, batch norm without cudnn.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
 
 _META = torch.device("meta")
 _NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of a GPU's driver
@@ -44,7 +49,7 @@ def meant(device: torch.device | None) -> torch.device | None:
 
 
 class _Nothing(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}) | {"device": torch.device("cpu")})
 
 

@@ -17,6 +17,10 @@ from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.absent_devices import allow_names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
     from monarch.tensor.controller.mesh import DeviceMesh
 
 M = TypeVar("M", bound="DeviceMesh")
@@ -65,7 +69,9 @@ class _MeshMode(TorchDispatchMode):
         super().__init__()
         self.mesh = mesh
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return dispatch.operate(func, args, kwargs or {}, self.mesh)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
@@ -27,10 +27,13 @@ from monarch.tensor.controller.taint import merge
 from monarch.tensor.worker.events import AliasTensor
 from monarch.tensor.worker.moves import AdoptTensors
 
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
+
 _orphans: deque[_BorrowLoan] = deque()  # whose Borrow the collector took
 
 
-def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Borrow]:
+def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Any, Borrow]:
     """The memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
 
     On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was
@@ -58,7 +61,7 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Bor
     return made, Borrow(loan)
 
 
-def lend_all(tensors: Sequence[Any], stream: Stream, mutable: bool) -> tuple[list[Any], list[_BorrowLoan]]:
+def lend_all(tensors: Sequence[Tensor], stream: Stream, mutable: bool) -> tuple[list[Any], list[_BorrowLoan]]:
     """What stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and the loans, for
     `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
     sweep()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +13,20 @@ from monarch.tensor.controller.records import BORROWED, DROPPED, LENT, RETURNED,
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.stream_placement import StreamPlacement
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from monarch.tensor.controller.tensor import Tensor
+
 
 def check(
-    func: Any, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: StreamPlacement, mesh: Any
+    func: OpOverload,
+    args: Any,
+    kwargs: Any,
+    inputs: list[Tensor],
+    mutates: tuple[int, ...],
+    place: StreamPlacement,
+    mesh: Any,
 ) -> StreamPlacement:
     """Every reason why an input cannot be used. Returns where the operation runs."""
     stream = _streams.stream
@@ -32,7 +43,7 @@ def check(
     return wanted
 
 
-def trouble(tensor: Any, place: StreamPlacement, writes: bool) -> OperandProblem | None:
+def trouble(tensor: Tensor, place: StreamPlacement, writes: bool) -> OperandProblem | None:
     """Why `tensor` cannot be used at `place`, if so."""
     if not is_distributed(tensor):
         return OperandProblem(tensor, "LOCAL_TENSOR")

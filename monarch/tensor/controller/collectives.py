@@ -24,11 +24,14 @@ from monarch.tensor.worker.collectives import ReduceTensor, shape_of
 from monarch.tensor.worker.reductions import REDUCTIONS
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.tensor import Tensor
 
 
 def reduce(
-    tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
     async_op: bool = False, _inplace: bool = False,
 ) -> Any:  # fmt: skip
     """`tree` with each distributed tensor replaced by its reduction over the ranks along `dims` of its mesh.
@@ -72,7 +75,7 @@ def reduce(
 
 
 def reduce_(
-    tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
     async_op: bool = False,
 ) -> Any:  # fmt: skip
     """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another
@@ -81,7 +84,7 @@ def reduce_(
 
 
 def reduce_tensor(
-    tensor: Any, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any,
+    tensor: Tensor, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any,
     async_op: bool = False,
 ) -> Any:  # fmt: skip
     """`reduce` of one tensor; `out`: a tensor of the result's shape and dtype that becomes the result."""
@@ -92,7 +95,7 @@ def reduce_tensor(
     return _issue([tensor], dims, reduction, scatter, mesh, inplace, out)[0]
 
 
-def _look(tree: Any, dims: Any, reduction: str, scatter: bool, mesh: Any, inplace: bool) -> None:
+def _look(tree: PyTree, dims: Any, reduction: str, scatter: bool, mesh: Any, inplace: bool) -> None:
     """Raises what stands in the way of a reduction, before anything is lent for it."""
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     if not tensors:
@@ -103,7 +106,7 @@ def _look(tree: Any, dims: Any, reduction: str, scatter: bool, mesh: Any, inplac
         _checked([tensor], dims, reduction, scatter, mesh, inplace, None)
 
 
-def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
+def _together(tensors: Sequence[Tensor], inplace: bool) -> list[list[int]]:
     """Which tensors go in one command: those of one mesh and device; in place only if no two share memory."""
     groups: dict[Any, list[int]] = {}
     seen: set[int] = set()
@@ -120,7 +123,7 @@ def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
 
 
 def _checked(
-    tensors: list[Any], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
+    tensors: list[Tensor], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
 ) -> tuple[StreamPlacement, tuple[str, ...], tuple[int, ...]]:
     """Where it runs, along which dimensions, and the shape of its result."""
     if mesh is not None:
@@ -151,7 +154,7 @@ def _checked(
 
 
 def _issue(
-    tensors: list[Any], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
+    tensors: list[Tensor], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
 ) -> list[Any]:
     place, wanted, shape = _checked(tensors, dims, reduction, scatter, mesh, inplace, out)
     inputs = tensors if out is None else [*tensors, out]
@@ -190,7 +193,7 @@ def _issue(
 
 
 def _usable(
-    name: str, inputs: list[Any], dims: Any, reduction: str, scatter: bool, inplace: bool, has_out: bool
+    name: str, inputs: list[Tensor], dims: Any, reduction: str, scatter: bool, inplace: bool, has_out: bool
 ) -> StreamPlacement:
     """Where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()

@@ -14,9 +14,10 @@ from monarch.tensor.controller.stream_placement import StreamPlacement
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.tensor import Tensor
 
 
-def constant(place: StreamPlacement, local: torch.Tensor) -> Any:
+def constant(place: StreamPlacement, local: torch.Tensor) -> Tensor:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
@@ -33,7 +34,7 @@ def constant(place: StreamPlacement, local: torch.Tensor) -> Any:
     return make(TensorRecord(ident, meta, place, storage))
 
 
-def replica(place: StreamPlacement, local: torch.Tensor) -> Any:
+def replica(place: StreamPlacement, local: torch.Tensor) -> Tensor:
     """The same on purpose, whatever device `local` is on: the processes get it on the CPU. TypeError for tensors that have no
     values to send, or more to them than values."""
     check_values(local)
@@ -51,12 +52,13 @@ def check_values(local: torch.Tensor) -> None:
         )
 
 
-def on_device_of(local: torch.Tensor, made: Any) -> Any:
+def on_device_of(local: torch.Tensor, made: Tensor) -> Tensor:
     """`made` on a device of the kind that `local` is on."""
     if local.device.type == "cpu":
         return made
     with torch.no_grad():
-        return made.to(local.device.type)
+        moved: Tensor = made.to(local.device.type)
+        return moved
 
 
 def goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:

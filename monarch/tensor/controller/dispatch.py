@@ -37,8 +37,11 @@ from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import CONTIGUOUS, Layout, NumberHole, OpCall, TensorHole, op_name
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
     from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.taint import Taint
     from monarch.tensor.controller.tensor import Tensor
 else:
     # The class: see `handles`. A name of this module too, because every operation needs it.
@@ -88,7 +91,7 @@ class _KnownOp:
 
     __slots__ = ("names", "op", "places", "random", "special")
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: OpOverload) -> None:
         self.op = op
         self.places, self.names = free_numbers(op)
         self.special: Callable[..., Any] | None = _special.get(op_name(op))
@@ -102,7 +105,7 @@ _COUNTING = frozenset({"arange", "range", "linspace", "logspace", "arange_start"
 _VALUES = frozenset({"number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"})
 
 
-def free_numbers(op: Any) -> tuple[frozenset[int], frozenset[str]]:
+def free_numbers(op: OpOverload) -> tuple[frozenset[int], frozenset[str]]:
     """Returns positions and names of the arguments of `op` (an OpOverload) that are numbers which cannot change the metadata
     of what it gives, by their types in its schema.
 
@@ -126,7 +129,7 @@ def free_numbers(op: Any) -> tuple[frozenset[int], frozenset[str]]:
 _ops: dict[int, _KnownOp] = {}  # by the operation's id: an OpOverload hashes in Python
 
 
-def known_op(func: Any) -> _KnownOp:
+def known_op(func: OpOverload) -> _KnownOp:
     """What is known of an operation."""
     op = _ops.get(id(func))
     if op is None:
@@ -134,7 +137,7 @@ def known_op(func: Any) -> _KnownOp:
     return op
 
 
-def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
+def operate(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
     op = _ops.get(id(func))
     if op is None:
@@ -272,7 +275,7 @@ def _plain(kind: type, value: Any) -> Any:
     return kind, value
 
 
-def _nested(value: Any, inputs: list[Any]) -> tuple[Any, ...]:
+def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
     """The key of a list or tuple argument; its tensors go to `inputs`."""
     key: list[Any] = [type(value)]
     for item in value:
@@ -305,7 +308,7 @@ def template(args: Any, kwargs: dict[str, Any], op: _KnownOp | None) -> tuple[li
 
 # A function of the module, as every recursive one is that sees tensors: a closure that names itself is garbage that only the
 # collector finds, and would keep them until then.
-def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> Any:
+def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -317,7 +320,7 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
     return value
 
 
-def _learn(op: _KnownOp, args: Any, kwargs: Any, inputs: list[Any], engine: TensorEngine, key: Any) -> KnownCall:
+def _learn(op: _KnownOp, args: Any, kwargs: Any, inputs: list[Tensor], engine: TensorEngine, key: Any) -> KnownCall:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     if misuse.compiling():
         raise misuse.not_compiled(str(op.op))
@@ -385,10 +388,10 @@ def _finish(
     entry: KnownCall,
     args: Any,
     kwargs: Any,
-    inputs: list[Any],
+    inputs: list[Tensor],
     place: StreamPlacement,
     ident: int,
-    taint: Any,
+    taint: Taint | None,
 ) -> Any:
     """Results of every form: several, nested, none, of changed metadata."""
     outcome = entry.outcome
@@ -409,7 +412,7 @@ def _finish(
 
 
 def fresh_leaves(
-    outcome: propagation.Outcome, inputs: list[Any], place: StreamPlacement, ident: int, taint: Any
+    outcome: propagation.Outcome, inputs: list[Tensor], place: StreamPlacement, ident: int, taint: Taint | None
 ) -> list[Any]:
     """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
     leaves: list[Any] = []
@@ -435,7 +438,7 @@ def fresh_leaves(
     return leaves
 
 
-def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
+def change_meta(op: OpOverload, args: Any, kwargs: Any, tensor: Tensor, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         if (
@@ -449,7 +452,7 @@ def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None
         )
 
 
-def _move(record: TensorRecord, source: TensorRecord | None, taint: Any) -> None:
+def _move(record: TensorRecord, source: TensorRecord | None, taint: Taint | None) -> None:
     """A tensor lies in the storage of another from here on, or in one of its own (`set_`)."""
     before = record.storage.records
     if before is not None:
@@ -462,7 +465,7 @@ def _move(record: TensorRecord, source: TensorRecord | None, taint: Any) -> None
 # --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
-def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: DeviceMesh | None) -> Any:
+def _with_locals(func: OpOverload, args: Any, kwargs: Any, inputs: list[Tensor], mesh: DeviceMesh | None) -> Any:
     """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
     sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
     number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
@@ -488,13 +491,13 @@ _copy = torch.ops.aten.copy_.default
 # --- operations that are not what they seem ------------------------------------------------------------------
 
 
-def _item(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _item(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     if type(args[0]) is Tensor:
         return known_scalar(args[0])
     return func(*args, **kwargs)
 
 
-def _lift(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _lift(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     """`torch.tensor([...])` under a mesh: its values go to every rank."""
     if type(args[0]) is Tensor:
         return NotImplemented
@@ -503,14 +506,14 @@ def _lift(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     return constant(mesh.place(_streams.stream), args[0])
 
 
-def _local(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _local(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     """What stays local for local tensors, also under a mesh."""
     if any(type(arg) is Tensor for arg in args):
         return NotImplemented
     return func(*args, **kwargs)
 
 
-def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _equal(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     ours = [arg for arg in args if type(arg) is Tensor]
     known = [value_of(tensor._record) for tensor in ours]
     if len(known) == 2 and all(value is not None for value in known):
@@ -521,7 +524,7 @@ def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     raise misuse.data_dependent(str(func))
 
 
-def _empty(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _empty(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     """Torch rebuilds a tensor that it has read (torch.load, a message of its own) as an empty one that it then gives the
     storage it has read: that is in this process (torch._utils._rebuild_tensor)."""
     if mesh is None or list(args[0]) != [0] or not misuse.asked_by(_REBUILDING):
@@ -532,7 +535,7 @@ def _empty(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
 _REBUILDING = torch._utils.__file__
 
 
-def _pinned(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _pinned(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     return False
 
 

@@ -7,7 +7,7 @@ each other as they do with casts.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,14 +28,18 @@ from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.placements import Placement
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.controller.engine import TensorEngine
+    from monarch.tensor.signature import Runner
+    from monarch.tensor.worker.executor import Executor
 
 AT_ONCE = (
     64 << 20
 )  # bytes that wait for a batch; more leave at once, so that a large model is not copied as a whole first
 
 
-def replicate(tree: Any, mesh: Any = None) -> Any:
+def replicate(tree: PyTree, mesh: Any = None) -> Any:
     """`tree` with each local tensor replaced by a distributed one with its values, the same in each process of `mesh` (a
     DeviceMesh or ProcMesh; by default the active one).
 
@@ -65,7 +69,7 @@ def replicate(tree: Any, mesh: Any = None) -> Any:
     return pytree.tree_map(one, tree)
 
 
-def shard(tree: Any, dims: str | Placement, dim: int = 0, mesh: Any = None) -> Any:
+def shard(tree: PyTree, dims: str | Placement, dim: int = 0, mesh: Any = None) -> Any:
     """`tree` with each local tensor replaced by a distributed one, of which each process of `mesh` has its part.
 
     `dims`: a dimension of the mesh, along which the tensor's dimension `dim` is divided into equal parts, in order; or a
@@ -90,7 +94,7 @@ def shard(tree: Any, dims: str | Placement, dim: int = 0, mesh: Any = None) -> A
     return pytree.tree_map(one, tree)
 
 
-def gather(tree: Any, dims: str | Placement, dim: int = 0) -> Future[Any]:
+def gather(tree: PyTree, dims: str | Placement, dim: int = 0) -> Future[Any]:
     """A Future of `tree` with each distributed tensor replaced by the whole, on the CPU: the inverse of `shard`.
 
     `dims` and `dim` as there. One process of those that have the same part is asked. All tensors of the tree come in one
@@ -189,7 +193,7 @@ class ShardCall:
     def name(self) -> str:
         return "monarch.shard"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
+    def prepare(self, executor: Executor) -> Runner:
         mine = self.whole[_slices(self.parts[executor.rank])]
         return lambda tensors, numbers: mine.clone(memory_format=torch.contiguous_format)
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send
 from monarch.tensor import commands
@@ -25,6 +25,9 @@ from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar, WorkerCall
 
 BATCH = 192  # commands in a full batch
 ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
@@ -135,7 +138,7 @@ class TensorEngine:
     # --- commands
 
     def run(
-        self, place: StreamPlacement, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int,
+        self, place: StreamPlacement, signature: int, inputs: Sequence[int], numbers: Sequence[Scalar], results: int,
         stack: Any = None,
     ) -> int:  # fmt: skip
         """Issues a Run at `place`; returns its ident, which is its first result. `stack`: the caller's, if it has it."""
@@ -167,7 +170,7 @@ class TensorEngine:
             self.flush()
         return ident
 
-    def do(self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int) -> int:
+    def do(self, place: StreamPlacement, call: WorkerCall, inputs: Sequence[int], results: int) -> int:
         """Issues a call that is made once (`signature.Call`); returns its ident, which is its first result."""
         sealed = Sealed(call)
         return self._issue(
@@ -181,7 +184,12 @@ class TensorEngine:
         )
 
     def _issue(
-        self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int, command: Callable[[int], Any]
+        self,
+        place: StreamPlacement,
+        call: WorkerCall,
+        inputs: Sequence[int],
+        results: int,
+        command: Callable[[int], Any],
     ) -> int:
         """Issues `command(ident)` at `place`, unless a recorder keeps it back as `call`. `run` is the same for what comes by
         the thousand."""
@@ -201,8 +209,8 @@ class TensorEngine:
         return ident
 
     def _held(
-        self, place: StreamPlacement, ident: int, call: Any, inputs: Sequence[int], numbers: Sequence[Any], results: int,
-        signature: int = 0,
+        self, place: StreamPlacement, ident: int, call: WorkerCall | None, inputs: Sequence[int], numbers: Sequence[Scalar],
+        results: int, signature: int = 0,
     ) -> bool:  # fmt: skip
         """Tells this thread's recorder of a command; whether it keeps it back."""
         here = recorder()
@@ -229,7 +237,7 @@ class TensorEngine:
                     self._put(commands.Do(noted.ident, self._carry(Sealed(noted.call)), noted.inputs))
         self.flush()
 
-    def define(self, key: Hashable, call: Any) -> int:
+    def define(self, key: Hashable, call: WorkerCall) -> int:
         """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls
         that are the same; with one that cannot be hashed it is defined anew."""
         try:
@@ -470,7 +478,7 @@ class TensorEngine:
         return convert(result)
 
     def ask(
-        self, mesh: DeviceMesh, wide: DeviceMesh, call: Any, refs: Sequence[int], taints: Sequence[Taint | None],
+        self, mesh: DeviceMesh, wide: DeviceMesh, call: WorkerCall, refs: Sequence[int], taints: Sequence[Taint | None],
         adverb: str, stream: Stream,
     ) -> Any:  # fmt: skip
         """Runs `call` once on the ranks of `mesh`, with the tensors `refs` of the ranks of `wide`, of which these are a part.

@@ -15,10 +15,12 @@ from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.controller.mesh import DeviceMesh
 
 
-def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
+def fetch_shard(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> Future[Any]:
     """A Future of `obj`, a tree of distributed tensors and other values, with the local tensors of one rank on the CPU.
 
     The rank is the one at `shard` (or the keywords) in the mesh of the tensors, by default coordinate 0 of each dimension.
@@ -84,12 +86,12 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
     return offset + sum(wanted[name] * stride for name, stride in zip(names, mesh.processes.strides, strict=True))
 
 
-def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+def inspect(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
     """`fetch_shard(...)`, waited for."""
     return fetch_shard(obj, shard, **coordinates).get()
 
 
-def show(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+def show(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
     """`inspect(...)`, shown as a picture by the package torchshow. ImportError when that is not installed."""
     try:
         import torchshow

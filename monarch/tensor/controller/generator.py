@@ -21,6 +21,7 @@ from monarch.tensor.generators import DEVICE_BYTES
 from monarch.tensor.signature import OpCall, TensorHole
 
 if TYPE_CHECKING:
+    from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
 
 _Plain: Any = torch._C.Generator
@@ -191,7 +192,7 @@ class Generator(_Plain, metaclass=_GeneratorType):
             return None
         return mesh.place(get_active_stream())
 
-    def _forget(self, engine: Any) -> None:
+    def _forget(self, engine: TensorEngine) -> None:
         self._states.pop(engine, None)
         self._parts = {mesh: state for mesh, state in self._parts.items() if mesh.client is not engine}
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -21,6 +21,9 @@ from torch.utils import _pytree as pytree
 from monarch.tensor.controller.activation import active_mesh, no_mesh
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree, TreeSpec
 
 Root: TypeAlias = torch.Tensor | GradientEdge
 Restorer: TypeAlias = Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -247,7 +250,7 @@ def _fitted(gradient: torch.Tensor, about: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _place_of(tensors: Sequence[Any]) -> Iterator[None]:
+def _place_of(tensors: Sequence[object]) -> Iterator[None]:
     """The mesh and stream of the first distributed tensor are active; without one no mesh is."""
     first = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
     if first is None:
@@ -288,7 +291,7 @@ class GradGenerator:
         self._roots.append(tensor)
         self._grad_roots.append(grad)
 
-    def grad(self, tree: Any) -> None:
+    def grad(self, tree: PyTree) -> None:
         """Asks for the gradients of the tensors in `tree`."""
         leaves, spec = pytree.tree_flatten(tree, is_leaf=lambda value: isinstance(value, GradientEdge))
         self._trees.append((len(leaves), spec))
@@ -329,7 +332,7 @@ def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 class _GradientCall:
     """One call of a function made by `grad_function`; lives as long as its node."""
 
-    def __init__(self, fn: Callable[..., Any], spec: Any, count: int) -> None:
+    def __init__(self, fn: Callable[..., Any], spec: TreeSpec, count: int) -> None:
         self.fn = fn
         self.spec = spec
         self.count = count
@@ -418,7 +421,7 @@ def _without_tensors(function: Any) -> tuple[list[torch.Tensor], Callable[[Seque
     code, names, name, plain = function.__code__, function.__globals__, function.__name__, function.__defaults__
     keywords = function.__kwdefaults__
 
-    def again(tensors: Sequence[Any]) -> Any:
+    def again(tensors: Sequence[Tensor]) -> Any:
         def put(lifted: Any) -> Any:
             spec, places = lifted
             return pytree.tree_unflatten([tensors[index] if index >= 0 else leaf for index, leaf in places], spec)

@@ -7,12 +7,16 @@ import linecache
 import traceback
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.tensor.frames import internal
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.stream_placement import StreamPlacement
+    from monarch.tensor.signature import Runner
+    from monarch.tensor.worker.executor import Executor
 
 # Commands whose stacks are kept; those of earlier ones say so. A stack costs half a microsecond and shares code objects.
 KEPT = 1 << 16
@@ -59,8 +63,8 @@ class IssuedCommand:
     __slots__ = ("call", "ident", "inputs", "numbers", "place", "results", "signature", "stack")
 
     def __init__(
-        self, place: Any, ident: int, call: Any, inputs: tuple[int, ...], numbers: tuple[Any, ...], results: int,
-        signature: int, stack: Any,
+        self, place: StreamPlacement, ident: int, call: Any, inputs: tuple[int, ...], numbers: tuple[int | float, ...],
+        results: int, signature: int, stack: Any,
     ) -> None:  # fmt: skip
         self.place = place
         self.ident = ident
@@ -78,8 +82,8 @@ class IssuedCommand:
 class RepeatedConstant:
     """A signature.Call that gives a tensor the program sent: a new copy each time, because it may be changed."""
 
-    keeps = None
-    mutates = ()
+    keeps: tuple[int, ...] | None = None
+    mutates: tuple[int, ...] = ()
     repeatable = True
 
     def __init__(self, value: Any) -> None:
@@ -88,5 +92,5 @@ class RepeatedConstant:
     def name(self) -> str:
         return "a constant"
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         return lambda tensors, numbers: self.value.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,8 +14,15 @@ from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, reco
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.signature import flatten
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
-def know(op: Any, outcome: propagation.Outcome, args: Any, kwargs: Any, inputs: list[Any], made: list[Any]) -> None:
+    from monarch.tensor.controller.tensor import Tensor
+
+
+def know(
+    op: OpOverload, outcome: propagation.Outcome, args: Any, kwargs: Any, inputs: list[Tensor], made: list[Any]
+) -> None:
     """Computes results here too that are scalars made of known scalars and constants; forgets what is overwritten by others.
 
     Such a value is the same on every rank by construction: the same deterministic operations on the same numbers.
@@ -49,12 +56,12 @@ def value_of(record: TensorRecord, any_shape: bool = False) -> torch.Tensor | No
     return known
 
 
-def is_known(tensor: Any) -> bool:
+def is_known(tensor: Tensor) -> bool:
     """Whether `known_scalar` has its number."""
     return value_of(tensor._record, any_shape=True) is not None and not tensor._record.storage.flags & DROPPED
 
 
-def known_scalar(tensor: Any) -> Any:
+def known_scalar(tensor: Tensor) -> Any:
     """The number of a scalar that is known here. DataDependentError otherwise; TypeError when it may not be used."""
     record = tensor._record
     problem = trouble(tensor, record.place, False)

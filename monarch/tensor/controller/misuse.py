@@ -7,12 +7,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from monarch.tensor.frames import PACKAGE, TORCH
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
 
 _EXPLANATIONS = {
     "LOCAL_TENSOR": (
@@ -42,7 +45,7 @@ class OperandProblem:
 
     __slots__ = ("code", "tensor", "text")
 
-    def __init__(self, tensor: Any, code: str, **facts: Any) -> None:
+    def __init__(self, tensor: Tensor, code: str, **facts: Any) -> None:
         self.tensor = tensor
         self.code = code
         self.text = _EXPLANATIONS[code].format(**facts)
@@ -85,7 +88,7 @@ def _shown(value: Any, places: dict[int, int]) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def explained(operator: Callable[[Any, Any], Any], tensor: Any, other: Any) -> Any:
+def explained(operator: Callable[[Any, Any], Any], tensor: Tensor, other: Any) -> Any:
     """Raises the explanation that torch's `operator` has swallowed when it gave NotImplemented for these operands; that
     again when nothing of ours stands in the way."""
     if hasattr(other, "__array_interface__") and not isinstance(other, torch.Tensor):
@@ -224,7 +227,7 @@ def data_dependent(what: str, kind: type[Exception] = DataDependentError) -> Exc
     return kind(what) if kind is DataDependentError else kind(_values_elsewhere(what))
 
 
-def not_sendable(tensor: Any) -> TypeError:
+def not_sendable(tensor: Tensor) -> TypeError:
     return TypeError(
         f"a distributed tensor cannot be pickled here ({tensor!r}): it can be an argument of remote functions, and "
         f"of endpoints "

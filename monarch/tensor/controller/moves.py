@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,11 +22,16 @@ from monarch.tensor.controller.stream import Stream
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.worker.moves import AdoptTensors, CopyTensor, ReceiveTensor, SendTensor
 
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.controller.tensor import Tensor
+
 _numbers = itertools.count(1)
 _moving = threading.Lock()  # the two halves of a move are issued together
 
 
-def to_mesh(tree: Any, mesh: Any, stream: Stream | None = None) -> Any:
+def to_mesh(tree: PyTree, mesh: Any, stream: Stream | None = None) -> Any:
     """`tree` with each distributed tensor, or MeshSliceTensor, replaced by a copy on `mesh` (a DeviceMesh or ProcMesh).
 
     The copy of a rank comes from the rank with the same coordinates: dimensions are matched by name and have equal
@@ -45,7 +50,7 @@ def to_mesh(tree: Any, mesh: Any, stream: Stream | None = None) -> Any:
     return pytree.tree_unflatten(moved, spec)
 
 
-def slice_mesh(tree: Any, **dims: Any) -> Any:
+def slice_mesh(tree: PyTree, **dims: Any) -> Any:
     """`tree` with each distributed tensor replaced by a MeshSliceTensor: its part on the ranks of `mesh.slice(**dims)`."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: _sliced(tensor, dims), tree)
 
@@ -53,7 +58,7 @@ def slice_mesh(tree: Any, **dims: Any) -> Any:
 class MeshSliceTensor:
     """Part of the ranks of `tensor`: those of the mesh `slicing`. It can be sent with `to_mesh`, and nothing else."""
 
-    def __init__(self, tensor: Any, slicing: DeviceMesh) -> None:
+    def __init__(self, tensor: Tensor, slicing: DeviceMesh) -> None:
         self.tensor = tensor
         self.slicing = slicing
 
@@ -65,7 +70,7 @@ class MeshSliceTensor:
         return f"MeshSliceTensor({self.tensor!r}, {self.slicing!r})"
 
 
-def _sliced(tensor: Any, dims: dict[str, Any]) -> MeshSliceTensor:
+def _sliced(tensor: Tensor, dims: dict[str, Any]) -> MeshSliceTensor:
     if not is_distributed(tensor):
         raise misuse.incorrect("slice_mesh", (tensor,), dims, [OperandProblem(tensor, "LOCAL_TENSOR")], None, None)
     return MeshSliceTensor(tensor, tensor.mesh.slice(**dims))

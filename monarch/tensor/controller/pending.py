@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,6 +22,9 @@ from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.worker.moves import AdoptTensors
 
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree, TreeSpec
+
 STREAM = Stream("collectives")  # one for all of them: ranks have to come to collectives in the same order
 
 
@@ -33,7 +36,9 @@ class PendingReduce:
     result is lost.
     """
 
-    def __init__(self, spec: Any, leaves: list[Any], places: Sequence[int], loans: list[Any], inplace: bool) -> None:
+    def __init__(
+        self, spec: TreeSpec, leaves: list[Any], places: Sequence[int], loans: list[Any], inplace: bool
+    ) -> None:
         self._spec = spec
         self._leaves = leaves  # with what the reductions gave, on STREAM, at `places`
         self._places = places
@@ -111,7 +116,7 @@ class PendingReduce:
         return f"<PendingReduce of {len(self._places)} tensors{', waited for' if self._waited else ''}>"
 
 
-def begin(tree: Any, inplace: bool, reduce: Callable[[Any], Any]) -> PendingReduce:
+def begin(tree: PyTree, inplace: bool, reduce: Callable[[Any], Any]) -> PendingReduce:
     """Lends the tensors of `tree`, which have been looked at, to STREAM and runs `reduce` there on what stands for them."""
     leaves, spec = pytree.tree_flatten(tree)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]

@@ -100,7 +100,7 @@ def note_seed(seeds: weakref.WeakKeyDictionary[DeviceMesh, int], mesh: DeviceMes
 
 
 def issue(
-    place: StreamPlacement, what: str, tensors: Sequence[Any] = (), numbers: Sequence[int] = (), sizes: Sequence[int] = (),
+    place: StreamPlacement, what: str, tensors: Sequence[Tensor] = (), numbers: Sequence[int] = (), sizes: Sequence[int] = (),
     mutates: tuple[int, ...] = (),
 ) -> list[Any]:  # fmt: skip
     """Issues the RandomCall `what` at `place`; the states that it gives, of `sizes` bytes."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.generators import drawing_name, generator_argument
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 # The generators made while a mesh was active, by the address of what torch keeps of one: an operation arrives here with
 # another Python object for it.
@@ -26,7 +29,7 @@ class Drawing:
     """`op`, an OpOverload, with its generator's state for a tensor that it changes. As much of an OpOverload as
     `dispatch` looks at."""
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: OpOverload) -> None:
         self._op = op
         self._generator = generator_argument(op._schema)
         self.tags = op.tags
@@ -56,7 +59,7 @@ class Drawing:
 
 
 def given_state(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: StreamPlacement
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], place: StreamPlacement
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """The call of `func` at `place` with a state, or nothing, in place of its generator; None when it has no generator.
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
 
 
 class Stream:
@@ -26,7 +29,7 @@ class Stream:
         """From here on operations run on this stream; leaving the `with` block ends that."""
         return StreamActivation(self)
 
-    def borrow(self, tensor: Any, mutable: bool = False) -> Any:
+    def borrow(self, tensor: Tensor, mutable: bool = False) -> Any:
         """`(tensor on this stream, Borrow)`: the same memory, for use here until the Borrow is dropped.
 
         Immutable: both streams may read. Mutable: only this one may use it. RuntimeError for a mutable borrow of what is

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from monarch.tensor.controller.stream import MAIN
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.stream_placement import StreamPlacement
 
 REMEMBERED = 1 << 16  # commands known to have gone badly; of earlier ones every rank has the failure itself
 
@@ -22,7 +25,7 @@ class Taint:
 
     __slots__ = ("good", "ident", "parents", "place")
 
-    def __init__(self, ident: int, place: Any, parents: tuple[Taint, ...]) -> None:
+    def __init__(self, ident: int, place: StreamPlacement | None, parents: tuple[Taint, ...]) -> None:
         self.ident = ident
         self.place = place
         self.parents = parents
@@ -65,7 +68,7 @@ class Taints:
         self._bad: deque[int] = deque(maxlen=REMEMBERED)
         self._known_bad: set[int] = set()
 
-    def issued(self, ident: int, place: Any, parents: Iterable[Taint | None]) -> Taint:
+    def issued(self, ident: int, place: StreamPlacement, parents: Iterable[Taint | None]) -> Taint:
         """The taint of a command that was just issued at `place`. Idents grow."""
         kept = dict.fromkeys(parent for parent in parents if parent is not None and not parent.good)
         taint = Taint(ident, place, tuple(kept))

@@ -25,6 +25,10 @@ _SAVING = torch.serialization.__file__
 _TO_PARAMETER = "_process_value_according_to_param_policy"  # torch/optim/optimizer.py, from 2.0 on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.stream import Stream
 
@@ -43,7 +47,9 @@ class Tensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return dispatch.operate(func, args, kwargs or {}, None)
 
     # --- what it is
@@ -290,7 +296,7 @@ def _asked_by_scaler() -> bool:
     return misuse.asked_by(_SCALER)
 
 
-def _agreed(tensor: Any) -> Any:
+def _agreed(tensor: Tensor) -> Any:
     """The number of a distributed scalar: the largest of all processes, and from here on that of each. Waits until they have
     it. RemoteException when it failed in any."""
     record = tensor._record
@@ -321,7 +327,7 @@ def _asked_by_save() -> bool:
     return misuse.asked_by(_SAVING)
 
 
-def _saved(tensor: Any) -> Any:
+def _saved(tensor: Tensor) -> Any:
     """A plain tensor on the CPU with what the first process of the tensor's mesh has; a Parameter for a Parameter. Waits."""
     record = tensor._record
     place = record.place

@@ -78,7 +78,7 @@ def _autocast() -> tuple[Any, ...]:
     return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
-def aliased(tensors: Sequence[Any]) -> list[Any]:
+def aliased(tensors: Sequence[Tensor]) -> list[Any]:
     """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a
     variable of its own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
     found: dict[int, Any] = {}
@@ -90,7 +90,7 @@ def aliased(tensors: Sequence[Any]) -> list[Any]:
     return [found[id(tensor)] for tensor in tensors]
 
 
-def reshaped(noted: CommandRecorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
+def reshaped(noted: CommandRecorder, formals: Sequence[Tensor], arguments: Arguments, give: bool) -> None:
     """Stops a recording that gave an argument, one of `formals`, another shape or memory. With `give` the tensors that they
     stand for are given it too."""
     for formal, tensor, (meta, storage) in zip(formals, arguments.tensors, arguments.before, strict=True):

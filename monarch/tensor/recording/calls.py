@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,6 +13,9 @@ from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.arguments import Arguments, aliased, reshaped
 from monarch.tensor.recording.recorder import CommandRecorder
 from monarch.tensor.recording.trace import RecordedTrace
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
 
 TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
 
@@ -55,7 +58,7 @@ class Replay:
         return put_together(self.plan, self.spec, arguments.tensors, made)
 
 
-def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
+def results_of(value: Any, given: Sequence[Tensor], formals: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
     """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
     those are `_Made` and arguments `_Given`, by number."""
     leaves, spec = pytree.tree_flatten(value)
@@ -74,7 +77,7 @@ def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tupl
     return plan, spec, list(made.values())
 
 
-def without_graph(tensor: Any) -> Any:
+def without_graph(tensor: Tensor) -> Any:
     """The same memory without a graph of derivatives, as another tensor."""
     with tensor._record.place.stream.activate(), torch.no_grad():
         return tensor.detach()
@@ -88,7 +91,7 @@ class _Made(int):
     __slots__ = ()
 
 
-def put_together(plan: Sequence[Any], spec: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
+def put_together(plan: Sequence[Any], spec: TreeSpec, given: Sequence[Tensor], made: Sequence[Tensor]) -> Any:
     """What a call returns: the tree with these arguments and tensors."""
     if spec is None:
         return made[0]

@@ -10,7 +10,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh
@@ -20,6 +20,10 @@ from monarch.tensor.recording.arguments import Arguments
 from monarch.tensor.recording.calls import TRACES, RecordedCall, Replay, label_of
 from monarch.tensor.recording.recorder import CommandRecorder, divergence
 from monarch.tensor.recording.trace import RecordedTrace, Unrecordable, drop_leaked
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import WorkerCall
 
 
 def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
@@ -125,7 +129,7 @@ class _Compiled:
         if oldest is not None:
             oldest.trace.forget()
 
-    def _no_grad(self, tensors: list[Any], what: str) -> None:
+    def _no_grad(self, tensors: list[Tensor], what: str) -> None:
         problems = [misuse.OperandProblem(tensor, "REQUIRES_GRAD") for tensor in tensors if tensor.requires_grad]
         if problems:
             raise misuse.incorrect(f"{self._label}: {what}", tensors, {}, problems, active_mesh(), get_active_stream())
@@ -141,7 +145,7 @@ class _Strict(CommandRecorder):
     def known(self, what: str) -> None:
         raise NotImplementedError(f"NYI: {what} in a compiled function: the number would stay as it is now")
 
-    def asking(self, call: Any) -> None:
+    def asking(self, call: WorkerCall) -> None:
         if getattr(call, "describes", False):
             raise _Unknown
         super().asking(call)

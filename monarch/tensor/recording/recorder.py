@@ -10,13 +10,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.pending import PendingReduce
+    from monarch.tensor.controller.stream_placement import StreamPlacement
+    from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import WorkerCall
 
 HELD = 1 << 16  # commands that are noted in one go, at most
 
@@ -48,7 +54,7 @@ class CommandWatcher:
         records.holders.discard(self._thread)
         self._derivatives.__exit__()
 
-    def meet(self, tensor: Any) -> None:
+    def meet(self, tensor: Tensor) -> None:
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.grads:
             self.grads[id(tensor)] = (tensor, tensor.grad)
 
@@ -65,10 +71,10 @@ class CommandWatcher:
         """A command was issued. True keeps it back."""
         return False
 
-    def began(self, pending: Any, inplace: bool) -> None:
+    def began(self, pending: PendingReduce, inplace: bool) -> None:
         """A reduction begins that will be waited for."""
 
-    def waits_for(self, pending: Any) -> None:
+    def waits_for(self, pending: PendingReduce) -> None:
         """It is waited for."""
 
     def known(self, what: str) -> None:
@@ -77,7 +83,7 @@ class CommandWatcher:
     def fetching(self, what: str = "fetching results") -> None:
         """The program asks workers for something."""
 
-    def asking(self, call: Any) -> None:
+    def asking(self, call: WorkerCall) -> None:
         """The same with `call`, a signature.Call that is run for its answer."""
         self.fetching("fetching what a remote function returns")
 
@@ -155,14 +161,14 @@ class CommandRecorder(CommandWatcher):
             f"(of optimizers: Adam(..., fused=True) or capturable=True)"
         )
 
-    def asking(self, call: Any) -> None:
+    def asking(self, call: WorkerCall) -> None:
         if not getattr(call, "describes", False):
             super().asking(call)
 
-    def began(self, pending: Any, inplace: bool) -> None:
+    def began(self, pending: PendingReduce, inplace: bool) -> None:
         self._pending[id(pending)] = pending
 
-    def waits_for(self, pending: Any) -> None:
+    def waits_for(self, pending: PendingReduce) -> None:
         if self._pending.pop(id(pending), None) is None:
             raise RuntimeError(
                 "a reduction that was begun outside of a recorded function is waited for in it, and would be with each "
@@ -204,7 +210,7 @@ class CommandHolder(CommandWatcher):
         self.notes.append(noted)
         return True
 
-    def asking(self, call: Any) -> None:
+    def asking(self, call: WorkerCall) -> None:
         if getattr(call, "describes", False):
             self._release(self.notes)
         else:
@@ -223,7 +229,9 @@ class RecordingSegment:
 
     __slots__ = ("call", "gives", "place", "takes")
 
-    def __init__(self, place: Any, takes: list[tuple[int, int]], gives: list[int], call: RecordedSegment) -> None:
+    def __init__(
+        self, place: StreamPlacement, takes: list[tuple[int, int]], gives: list[int], call: RecordedSegment
+    ) -> None:
         self.place = place
         self.takes = takes
         self.gives = gives
@@ -249,7 +257,7 @@ class CommandRecording:
 class _Draft:
     """A segment while its commands are gathered. Slots number the values it knows, its inputs first."""
 
-    def __init__(self, place: Any, event: bool) -> None:
+    def __init__(self, place: StreamPlacement, event: bool) -> None:
         self.place = place
         self.event = event
         self.slots: dict[int, int] = {}
@@ -341,7 +349,7 @@ def assemble(
     return CommandRecording(segments, captures, (frozenset(written_formals), frozenset(written_captures)), homes, steps)
 
 
-def _computes(call: Any) -> bool:
+def _computes(call: WorkerCall) -> bool:
     """Whether the numbers of a Run are values, and no names of its own."""
     return type(call) is OpCall or getattr(call, "repeatable", False)
 

@@ -10,7 +10,7 @@ import operator
 import weakref
 from collections.abc import Sequence
 from operator import call, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,10 @@ from monarch.tensor.controller.taint import merge
 from monarch.tensor.frames import PACKAGE, TORCH, internal
 from monarch.tensor.recording.rates import Rates, marked
 from monarch.tensor.recording.recorder import CommandRecorder, assemble
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.taint import Taint
+    from monarch.tensor.controller.tensor import Tensor
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
@@ -43,7 +47,7 @@ class RecordedTrace:
     any more."""
 
     def __init__(
-        self, label: str, recorder: CommandRecorder, formals: Sequence[Any], results: Sequence[Any], keep: bool,
+        self, label: str, recorder: CommandRecorder, formals: Sequence[Tensor], results: Sequence[Tensor], keep: bool,
         groups: Sequence[dict[str, Any]] = (),
     ) -> None:  # fmt: skip
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
@@ -112,8 +116,8 @@ class RecordedTrace:
 
     def _adopt_results(
         self,
-        results: Sequence[Any],
-        formals: Sequence[Any],
+        results: Sequence[Tensor],
+        formals: Sequence[Tensor],
         storages: dict[int, TensorStorage],
         kept: Sequence[TensorRecord],
     ) -> None:
@@ -184,7 +188,7 @@ class RecordedTrace:
 
     # --- replay
 
-    def replay(self, tensors: Sequence[Any]) -> list[Any]:
+    def replay(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Issues it with `tensors` as arguments; the tensors it gives.
 
         Raises TypeError when an argument or a captured tensor may not be used now, EngineEnded.
@@ -216,7 +220,7 @@ class RecordedTrace:
         self._write(tensors, given, taint)
         return results
 
-    def _made(self, given: list[TensorRecord], idents: list[int], taint: Any) -> list[Any]:
+    def _made(self, given: list[TensorRecord], idents: list[int], taint: Taint | None) -> list[Any]:
         results: list[Any] = []
         new: dict[int, TensorRecord] = {}
         for segment, position, meta, place, kind, which in self._results:
@@ -230,7 +234,7 @@ class RecordedTrace:
             results.append(make(record))
         return results
 
-    def _write(self, tensors: Sequence[Any], given: list[TensorRecord], taint: Any) -> None:
+    def _write(self, tensors: Sequence[Tensor], given: list[TensorRecord], taint: Taint | None) -> None:
         """What a replay changed is different from here on, also to autograd."""
         changed = [tensor for weak in self._captures_written if (tensor := weak()) is not None]
         for at in self._formals_written:
@@ -244,7 +248,7 @@ class RecordedTrace:
         if changed:
             torch.autograd.graph.increment_version(changed)
 
-    def _check(self, tensors: Sequence[Any]) -> None:
+    def _check(self, tensors: Sequence[Tensor]) -> None:
         used = {at for segment in self.recording.segments for source, at in segment.takes if source < 0}
         problems = [
             trouble(tensor, tensor._record.place, at in self._formals_written)

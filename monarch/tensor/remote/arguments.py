@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +15,11 @@ from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.signature import NumberHole, TensorHole
 from monarch.tensor.worker.function_call import FunctionCall
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Scalar
 
 INT = 1 << 62
 NUMBERS = frozenset({int, float, bool})
@@ -27,7 +32,7 @@ _LONG = 4096  # characters of a string from which on it is sent with each call: 
 LEAVES = NUMBERS | _CONSTANTS | {Tensor}
 
 
-def template(args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any) -> tuple[Any, list[Any]]:
+def template(args: Any, kwargs: Any, leaves: Sequence[object], shape: Any) -> tuple[Any, list[Any]]:
     """(args, kwargs) with Slots for tensors and Numbers for numbers, and the numbers."""
     held: list[Any] = []
     numbers: list[Any] = []
@@ -48,14 +53,14 @@ def template(args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any) -> tuple
     return pytree.tree_unflatten(held, shape), numbers
 
 
-def with_numbers(tree: Any, numbers: Sequence[Any]) -> Any:
+def with_numbers(tree: PyTree, numbers: Sequence[Scalar]) -> Any:
     """`tree` with its Numbers filled; its Slots stay."""
     if not numbers:
         return tree
     return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is NumberHole else leaf, tree)
 
 
-def signature_key(leaves: Sequence[Any], shape: Any, call: FunctionCall) -> Any:
+def signature_key(leaves: Sequence[object], shape: Any, call: FunctionCall) -> Any:
     """Equal for calls that differ in their numbers and their tensors' metadata alone, and give tensors of the same
     metadata."""
     kinds = tuple(type(leaf) if type(leaf) is Tensor or travels(leaf) else (type(leaf), leaf) for leaf in leaves)
@@ -74,7 +79,7 @@ def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(first.setdefault(id(tensor._record.storage), place) for place, tensor in enumerate(inputs))
 
 
-def has_tensors(leaves: Sequence[Any]) -> bool:
+def has_tensors(leaves: Sequence[object]) -> bool:
     """Whether there are local tensors among them."""
     return any(isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor for leaf in leaves)
 

@@ -13,7 +13,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +29,9 @@ from monarch.tensor.placements import Placement, checked, local_shape, whole_sha
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
 from monarch.tensor.worker import checkpoint as worker
 from monarch.tensor.worker.checkpoint import CheckpointError, FoundCheckpoint, PlacedShard, ReadPlan
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
 Placements = Mapping[str, Placement]  # by name, or a pattern of names as fnmatch has them
 
@@ -242,7 +245,7 @@ class _Layout:
         return ReadPlan(laid, self.mesh.sizes)
 
 
-def _mesh_of(tensors: Sequence[Any], mesh: Any) -> DeviceMesh:
+def _mesh_of(tensors: Sequence[Tensor], mesh: Any) -> DeviceMesh:
     if not tensors:
         found = get_active_mesh() if mesh is None else mesh
         found = found if isinstance(found, DeviceMesh) else getattr(found, "_device_mesh", None)
@@ -283,7 +286,7 @@ def _own(mesh: Any) -> int:
     return int(mesh.ranks.index(current.worker().executor.rank))
 
 
-def _staging(number: int, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
+def _staging(number: int, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
     worker.stage(number, plan, _own(mesh), tensors)
 
 
@@ -291,17 +294,17 @@ def _writing(number: int, path: str, values: Any, mesh: Any) -> Any:
     return worker.write(number, path, values.data if _own(mesh) == 0 else None)
 
 
-def _reading(path: str, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
+def _reading(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
     worker.read(path, plan.entries(_own(mesh)), tensors)
 
 
-def _changed(path: str, plan: ReadPlan, tensors: list[Any], mesh: Any) -> None:
+def _changed(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
     """What `_reading` does, as far as the program is concerned: it writes to all of them."""
     for tensor in tensors:
         tensor.zero_()
 
 
-def _nothing(tensors: list[Any]) -> None:
+def _nothing(tensors: list[Tensor]) -> None:
     """Fails where one of the tensors has failed."""
 
 
@@ -339,7 +342,7 @@ def _flattened(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return flat, paths
 
 
-def _numbered(tree: Any) -> Any:
+def _numbered(tree: PyTree) -> Any:
     """`tree` with dicts whose keys are numbers as text keyed by these numbers."""
     if isinstance(tree, list):
         return [_numbered(item) for item in tree]

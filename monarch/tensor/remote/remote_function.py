@@ -33,9 +33,13 @@ from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
     from typing_extensions import ParamSpec, TypeVar  # every checker has it: `default` came with Python 3.13
 
+    from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.stream_placement import StreamPlacement
+    from monarch.tensor.signature import Scalar
 
     P = ParamSpec("P", default=...)
     R = TypeVar("R", default=Any)
@@ -245,7 +249,8 @@ class Remote(Generic[P, R_co]):
         return found
 
     def _learn(
-        self, args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any, inputs: list[Any], place: Any, key: Any,
+        self, args: Any, kwargs: Any, leaves: Sequence[object], shape: Any, inputs: list[Tensor],
+        place: StreamPlacement, key: Any,
         pure: bool, loose: bool,
     ) -> _KnownFunctionCall:  # fmt: skip
         """What a call gives that was not made before."""
@@ -293,7 +298,7 @@ class Remote(Generic[P, R_co]):
             self._first[key] = entry
         return entry
 
-    def _try(self, tree: Any, numbers: Sequence[Any], inputs: list[Any], place: Any) -> Outcome:
+    def _try(self, tree: PyTree, numbers: Sequence[Scalar], inputs: list[Tensor], place: StreamPlacement) -> Outcome:
         """Runs it once on the first rank, for what it gives."""
         call = FunctionCall(self._target(), arguments.with_numbers(tree, numbers), (), (), None, False, self._label)
         mesh = _rank_mesh(place.mesh, 0)
@@ -303,7 +308,7 @@ class Remote(Generic[P, R_co]):
         answers = engine.ask(mesh, place.mesh, PatternCall(call), refs, taints, "call", place.stream).get()
         return patterns.received(_values(engine, answers)[0])
 
-    def _seldom(self, entry: _KnownFunctionCall, key: Any, engine: Any) -> int:
+    def _seldom(self, entry: _KnownFunctionCall, key: Any, engine: TensorEngine) -> int:
         """The signature of a call that is made only now and then: defined when it comes again. -1 until then, and for values
         that may change under their name."""
         if entry.key is None:
@@ -326,7 +331,7 @@ class Remote(Generic[P, R_co]):
             return None if self._propagate == "inspect" else self._propagate(*args, **kwargs)
         return functions.undecorated(self)(*args, **kwargs)
 
-    def _local_tensors(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> TypeError:
+    def _local_tensors(self, args: Any, kwargs: Any, leaves: Sequence[object]) -> TypeError:
         mesh = active_mesh()
         code = "NO_MESH" if mesh is None and not any(type(leaf) is Tensor for leaf in leaves) else "LOCAL_TENSOR"
         problems = [
@@ -424,7 +429,7 @@ class Remote(Generic[P, R_co]):
         )
         return wide, ValueCall(call), inputs
 
-    def _wide(self, mesh: DeviceMesh, leaves: Sequence[Any]) -> DeviceMesh:
+    def _wide(self, mesh: DeviceMesh, leaves: Sequence[object]) -> DeviceMesh:
         """The mesh of the tensors among `leaves`. ValueError unless it has all ranks of `mesh`."""
         first = next((leaf for leaf in leaves if type(leaf) is Tensor), None)
         if first is None:
@@ -479,7 +484,7 @@ class _KnownFunctionCall(KnownCall):
         self.between = between
         self.key: Any = None  # of its signature, if it can have one
 
-    def call_with(self, numbers: Sequence[Any]) -> FunctionCall:
+    def call_with(self, numbers: Sequence[Scalar]) -> FunctionCall:
         """The call with its numbers filled in, to be sent by itself."""
         call = self.call
         tree = arguments.with_numbers(call.tree, numbers)
@@ -501,7 +506,9 @@ def _rebuild(found: Any, propagate: Any) -> Remote:
     return Remote(found.resolve(), propagate)
 
 
-def _check(label: str, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: Any) -> Any:
+def _check(
+    label: str, args: Any, kwargs: Any, inputs: list[Tensor], mutates: tuple[int, ...], place: StreamPlacement
+) -> Any:
     """TypeError unless the inputs can be used on the mesh of `place` and the active stream. Where it runs."""
     stream = _streams.stream
     if place.stream is not stream and torch._C._current_graph_task_id() != -1:
@@ -534,7 +541,7 @@ def _rank_mesh(mesh: DeviceMesh, place: int) -> DeviceMesh:
     return mesh.slice(**coordinates) if coordinates else mesh
 
 
-def _values(engine: Any, answers: Any) -> list[Any]:
+def _values(engine: TensorEngine, answers: Any) -> list[Any]:
     """The answers of the ranks that ran it, in order. RemoteException for the failure issued first."""
     found = [answer for answer in answers.values() if answer is not None]
     failed = [answer for answer in found if isinstance(answer[0], Failed)]

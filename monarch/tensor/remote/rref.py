@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,12 @@ from monarch.tensor.remote.remote_function import _mutated
 from monarch.tensor.worker import actor_transfers
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec
+
     from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 _log = logging.getLogger("monarch")
 
@@ -76,7 +80,7 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
     return made[0] if outcome.structure is None else outcome.structure(made)
 
 
-def _with(fakes: Sequence[Any], leaves: Sequence[Any], spec: Any) -> Any:
+def _with(fakes: Sequence[Any], leaves: Sequence[object], spec: TreeSpec) -> Any:
     """The arguments with stand-ins for the tensors."""
     rest = iter(fakes)
     return pytree.tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
@@ -150,8 +154,8 @@ class TakeResult:
     def name(self) -> str:
         return f"endpoint {self.endpoint}"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             leaves = actor_transfers.kept(self.result, self.worker)
             failed = next((value for value in tensors if isinstance(value, Failed)), None)
             if failed is not None:

@@ -9,7 +9,10 @@ Gb/s card a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 NODE = 8  # ranks in one node
 INTRA_NODE = 900.0  # bytes in a nanosecond (GB/s), between ranks of a node
@@ -19,7 +22,7 @@ CONTENTION = 0.5  # what is left of a link when every rank sends to every other
 UNKNOWN_ITEM = 4  # bytes of an element of unknown dtype
 
 
-def nbytes(shape: Sequence[int], dtype: Any = None) -> int:
+def nbytes(shape: Sequence[int], dtype: torch.dtype = None) -> int:
     """Bytes of a tensor; an element of what is no dtype counts four."""
     total = int(getattr(dtype, "itemsize", UNKNOWN_ITEM))
     for length in shape:
@@ -66,7 +69,7 @@ _COLLECTIVES = {
 }
 
 
-def collective_time(name: str, shape: Sequence[int], dtype: Any, ranks: int) -> float:
+def collective_time(name: str, shape: Sequence[int], dtype: torch.dtype, ranks: int) -> float:
     """Nanoseconds of the collective `name` over `ranks` with a tensor of that shape and dtype; of all_gather, the
     result.
 

@@ -7,7 +7,7 @@ were issued (`FunctionCall.outcome`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +23,9 @@ from monarch.tensor.worker.collectives import ReduceTensor, shape_of
 from monarch.tensor.worker.function_call import FunctionCall
 from monarch.tensor.worker.random_numbers import RandomCall
 from monarch.tensor.worker.ranks import Coordinate
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar, WorkerCall
 
 KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
 
@@ -60,7 +63,7 @@ class Effects:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[Effect, Any]] = {}
 
-    def of(self, call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], peers: int = 1) -> Effect:
+    def of(self, call: WorkerCall, inputs: Sequence[Meta | None], numbers: Sequence[Scalar], peers: int = 1) -> Effect:
         """The effect of `call` with tensors `inputs`. `peers`: how many ranks take part in it together."""
         key = (id(call), peers, *map(id, inputs))
         known = self._known.get(key)
@@ -71,7 +74,7 @@ class Effects:
         return known[0]
 
 
-def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], peers: int) -> Effect:
+def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Scalar], peers: int) -> Effect:
     kind = type(call)
     if kind is OpCall:
         return _operation(call, inputs, numbers)
@@ -91,7 +94,7 @@ def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], pe
     return Effect([(None, -1)] * (1 if call.keeps is None else len(call.keeps)), call.mutates)
 
 
-def _operation(call: OpCall, inputs: Sequence[Meta | None], numbers: Sequence[Any]) -> Effect:
+def _operation(call: OpCall, inputs: Sequence[Meta | None], numbers: Sequence[Scalar]) -> Effect:
     metas = [meta for meta in inputs if meta is not None]
     if len(metas) < len(inputs):  # of something that is not known itself
         return Effect([(None, -1)] * (1 if call.keeps is None else len(call.keeps)), call.mutates)
@@ -117,7 +120,7 @@ def _reduction(call: ReduceTensor, inputs: Sequence[Meta | None], peers: int) ->
     return Effect(made)
 
 
-def _numbered(value: Any, numbers: Sequence[Any]) -> Any:
+def _numbered(value: Any, numbers: Sequence[Scalar]) -> Any:
     """`value` with its Numbers replaced."""
     kind = type(value)
     if kind is NumberHole:

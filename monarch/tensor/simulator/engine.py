@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
@@ -30,6 +30,9 @@ from monarch.tensor.simulator.reports import Reports
 from monarch.tensor.simulator.task import TaskKind
 from monarch.tensor.worker.actor_transfers import PublishTensors
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import WorkerCall
 
 
 class _Tag(threading.local):
@@ -76,13 +79,13 @@ class SimulatedEngine(TensorEngine):
 
     # --- what goes to workers elsewhere: calls as they are, in place of what is pickled of them
 
-    def define(self, key: Any, call: Any) -> int:
+    def define(self, key: Any, call: WorkerCall) -> int:
         if isinstance(call, FunctionCall):
             key = (key, _Unique())  # equal functions that give other metadata are calls of their own here
         with self._due.calls(call):
             return super().define(key, call)
 
-    def do(self, place: StreamPlacement, call: Any, inputs: Sequence[int], results: int) -> int:
+    def do(self, place: StreamPlacement, call: WorkerCall, inputs: Sequence[int], results: int) -> int:
         if isinstance(call, PublishTensors | TakeResult):
             raise NotImplementedError(
                 f"{call.name()}: actors can neither take nor return tensors of a simulated mesh, because it has no "
@@ -142,7 +145,7 @@ class SimulatedEngine(TensorEngine):
         return convert([effects.zeros(meta) for meta in metas])
 
     def ask(
-        self, mesh: DeviceMesh, wide: DeviceMesh, call: Any, refs: Sequence[int], taints: Sequence[Taint | None],
+        self, mesh: DeviceMesh, wide: DeviceMesh, call: WorkerCall, refs: Sequence[int], taints: Sequence[Taint | None],
         adverb: str, stream: Stream,
     ) -> Any:  # fmt: skip
         """Runs the function of `call` once, here, on fake tensors; its tensors come back as zeros, the same from each
@@ -172,7 +175,7 @@ class SimulatedEngine(TensorEngine):
             return follow(_ready(answers), waited)
         return (follow(_ready(answer), waited) for answer in answers.values() if answer is not None)
 
-    def _asked(self, call: Any, ident: int, refs: Sequence[int], place: StreamPlacement) -> tuple[Any, int]:
+    def _asked(self, call: WorkerCall, ident: int, refs: Sequence[int], place: StreamPlacement) -> tuple[Any, int]:
         if not isinstance(call, PatternCall | ValueCall):
             raise NotImplementedError(f"{call.name()}: a simulated mesh has no processes that could answer")
         there = self._interpreter.place(place.mesh_number, place.stream_number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor import commands, metadata
 from monarch.tensor.metadata import Meta
@@ -25,6 +25,9 @@ from monarch.tensor.worker.groups import DropGroup
 from monarch.tensor.worker.moves import AdoptTensors, CopyTensor, ReceiveTensor, SendTensor
 from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar, WorkerCall
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
 Issue = tuple[Any, Any]  # what `set_meta` said, and the stack, of a command
@@ -174,7 +177,7 @@ class Interpreter:
 
     # --- calls
 
-    def _run(self, call: Any, ident: int, inputs: Sequence[int], numbers: Sequence[Any]) -> None:
+    def _run(self, call: Any, ident: int, inputs: Sequence[int], numbers: Sequence[Scalar]) -> None:
         if type(call) is RecordedSegment:
             self._recorded(call, ident, inputs)
             return
@@ -185,10 +188,10 @@ class Interpreter:
 
     def _perform(
         self,
-        call: Any,
+        call: WorkerCall,
         ident: int,
         inputs: Inputs,
-        numbers: Sequence[Any],
+        numbers: Sequence[Scalar],
         where: str = "",
     ) -> list[SimulatedValue]:
         """Does it at the present place; what it made."""
@@ -565,7 +568,7 @@ class _Borrows:
         return self._told.pop(number, 0)
 
 
-def call_name(call: Any) -> str:
+def call_name(call: WorkerCall) -> str:
     """As traces show a call: `aten.mm`, `aten.add.Tensor`, the name of a function."""
     if type(call) is OpCall:
         return call.target.removesuffix(".default")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,6 +19,10 @@ from torch.utils import _pytree as pytree
 from monarch.actor import lives_here
 from monarch.tensor.failures import Failed, RemoteException, remote_exception
 from monarch.tensor.worker.handover import ready_here, taken_here
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 LEFT_OVER = 1024  # values in a table from which on those of actors that have ended are thrown away
 LATE = 60.0  # seconds after which a message to an actor that is not there will not come any more
@@ -137,8 +141,8 @@ class PublishTensors:
     def name(self) -> str:
         return f"the arguments of {self.what}"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[Any]:
             if self.ranks is None or executor.rank in self.ranks:
                 now = time.monotonic()
                 for number, value in zip(self.numbers, tensors, strict=True):

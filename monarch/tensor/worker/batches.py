@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,6 +13,10 @@ from torch.utils import _pytree as pytree
 from monarch._devices import own_device
 from monarch.tensor import patterns
 from monarch.tensor.worker import current
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 _EXTRA = "loaders"
 _CLOSING = 2.0  # seconds that a worker's end waits for loaders that are making a batch
@@ -151,8 +155,8 @@ class TakeBatch:
     def name(self) -> str:
         return f"batch {self.number} of monarch.DataLoaders"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             leaves = _loaders()[self.key].take(self.number)
             return leaves[0] if self.keeps is None else leaves
 
@@ -171,8 +175,8 @@ class CloseLoader:
     def name(self) -> str:
         return "the end of monarch.DataLoaders"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[Any]:
             loader = _loaders().pop(self.key, None)
             if loader is not None:
                 loader.close()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from monarch.tensor.failures import Failed, GroupLost, is_echo
 from monarch.tensor.worker import current, reductions
 from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.handover import used_here
 from monarch.tensor.worker.process_groups import groups_of
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 
 class ReduceTensor:
@@ -39,12 +44,12 @@ class ReduceTensor:
     def name(self) -> str:
         return f"reduce({self._reduction!r}, dims={self._dims}{', scatter=True' if self._scatter else ''})"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
+    def prepare(self, executor: Executor) -> Runner:
         groups = groups_of(current.worker())
         members = tuple(executor.meshes[self._mesh].along(executor.rank, self._dims))
         device = self._expected[0][2].type
 
-        def run(tensors: Sequence[Any], numbers: Any) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             mine, problem = self._own(tensors)
             if len(members) == 1:
                 made = [reductions.local(tensor, self._reduction, self._scatter) for tensor in mine]
@@ -64,7 +69,7 @@ class ReduceTensor:
 
         return run
 
-    def _own(self, tensors: Sequence[Any]) -> tuple[list[torch.Tensor], Exception | None]:
+    def _own(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Exception | None]:
         """What this rank takes part with: zeros in place of what it does not have, and then why."""
         mine: list[torch.Tensor] = []
         problem: Exception | None = None
@@ -82,7 +87,7 @@ class ReduceTensor:
             problem = problem or RuntimeError(out.text)
         return mine, problem
 
-    def _between(self, backend: Any, mine: list[torch.Tensor], good: bool, size: int) -> list[torch.Tensor]:
+    def _between(self, backend: dist.Backend, mine: list[torch.Tensor], good: bool, size: int) -> list[torch.Tensor]:
         if self._reduction == "stack":
             if self._scatter:
                 return [reductions.all_to_all(backend, mine[0])]
@@ -94,7 +99,7 @@ class ReduceTensor:
         reductions.all_reduce_(backend, made, self._reduction, size)
         return made
 
-    def _placed(self, tensors: Sequence[Any], made: list[torch.Tensor]) -> Any:
+    def _placed(self, tensors: Sequence[torch.Tensor], made: list[torch.Tensor]) -> Any:
         if self._has_out:
             tensors[-1].copy_(made[0])
             return None
@@ -113,7 +118,7 @@ def _told(exc: Exception, members: tuple[int, ...]) -> str:
     )
 
 
-def shape_of(tensor: Any, reduction: str, scatter: bool, size: int) -> tuple[int, ...]:
+def shape_of(tensor: torch.Tensor, reduction: str, scatter: bool, size: int) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if scatter and (not shape or shape[0] != size):
         raise TypeError(

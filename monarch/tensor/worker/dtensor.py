@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.tensor.worker import current
 from monarch.tensor.worker.stream_group import Arrived, StreamGroup
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+if TYPE_CHECKING:
+    pass
 
 _making = threading.Lock()
 
@@ -36,7 +39,7 @@ def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[Any])
     return DTensor.from_local(local, found, list(placements), run_check=False)
 
 
-def from_dtensor(tensor: Any) -> torch.Tensor:
+def from_dtensor(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor of a DTensor, to be returned by a remote function. TypeError for anything else, RuntimeError
     for partial sums, of which no rank has the value: `redistribute` them first."""
     from torch.distributed.tensor import DTensor

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner
+    from monarch.tensor.worker.executor import Executor
 
 
 class Events:
@@ -51,7 +54,7 @@ class Events:
 _making = threading.Lock()
 
 
-def events_of(executor: Any) -> Events:
+def events_of(executor: Executor) -> Events:
     """The events of a worker."""
     with _making:
         found: Events = executor.extras.setdefault("events", Events())
@@ -68,9 +71,9 @@ class PostEvent:
     def name(self) -> str:
         return "an event between streams"
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         events = events_of(executor)
-        return lambda tensors, numbers: events.post(numbers[0])
+        return lambda tensors, numbers: events.post(int(numbers[0]))
 
 
 class AwaitEvent(PostEvent):
@@ -78,9 +81,9 @@ class AwaitEvent(PostEvent):
 
     event = "await"
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         events = events_of(executor)
-        return lambda tensors, numbers: events.wait(numbers[0])
+        return lambda tensors, numbers: events.wait(int(numbers[0]))
 
 
 class AliasTensor:
@@ -92,5 +95,5 @@ class AliasTensor:
     def name(self) -> str:
         return "borrow"
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         return lambda tensors, numbers: tensors[0].detach()

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,9 @@ from monarch.tensor.signature import flatten
 from monarch.tensor.worker.current import thread
 from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, report
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar
 
 Answer = Callable[[Any], Any]
 FAILURES = 256  # failures that wait to be told; the ident of a later one is enough to find it on its results
@@ -254,7 +257,7 @@ class _Defined:
         self.single = False
         self.run: signature.Runner = self._first
 
-    def _first(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def _first(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         if self.call is None:
             thread.groups = self.groups
             try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.failures import Failed
+
+if TYPE_CHECKING:
+    import torch
 
 Expected = tuple[tuple[int, ...], Any, Any]  # shape, dtype, device
 
 
-def problem_with(tensor: Any, expected: Expected) -> Exception | None:
+def problem_with(tensor: torch.Tensor, expected: Expected) -> Exception | None:
     """Why `tensor`, or the Failed in its place, cannot be sent to ranks that wait for `expected`."""
     shape, dtype, _ = expected
     if type(tensor) is Failed:

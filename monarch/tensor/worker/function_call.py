@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +15,12 @@ from torch.utils import _pytree as pytree
 from monarch.tensor import functions, patterns, signature
 from monarch.tensor.failures import OneLine
 from monarch.tensor.signature import Layout, NumberHole, TensorHole
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Scalar
+    from monarch.tensor.worker.executor import Executor
 
 
 class FunctionCall:
@@ -32,7 +38,7 @@ class FunctionCall:
     def __init__(
         self,
         function: Any,
-        tree: Any,
+        tree: PyTree,
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
         count: int | None,
@@ -53,11 +59,11 @@ class FunctionCall:
     def name(self) -> str:
         return f"remote function {self.label}"
 
-    def prepare(self, executor: Any) -> signature.Runner:
+    def prepare(self, executor: Executor) -> signature.Runner:
         call = self.caller()
         keeps, count = self.keeps, self.count
 
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             result = call(tensors, numbers)
             if count is None:
                 return ()
@@ -97,7 +103,7 @@ class FunctionCall:
         """The function of (tensors, numbers) that gives what the function returns."""
         apply = applier(functions.resolve(self.function), self.tree)
 
-        def call(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        def call(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             inputs = [tensor.detach() for tensor in tensors]
             before = torch.is_grad_enabled()
             torch._C._set_grad_enabled(True)
@@ -122,10 +128,10 @@ class PatternCall:
     def name(self) -> str:
         return f"{self.call.name()} (run once to learn what it returns)"
 
-    def prepare(self, executor: Any) -> signature.Runner:
+    def prepare(self, executor: Executor) -> signature.Runner:
         call = self.call.caller()
 
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             inputs = patterns.copies(tensors)
             before = [tensor._version for tensor in inputs]
             with _own_randomness():
@@ -147,7 +153,7 @@ class ValueCall:
     def name(self) -> str:
         return self.call.name()
 
-    def prepare(self, executor: Any) -> signature.Runner:
+    def prepare(self, executor: Executor) -> signature.Runner:
         call = self.call.caller()
         return lambda tensors, numbers: pytree.tree_map(_to_cpu, call(tensors, numbers))
 
@@ -161,30 +167,30 @@ class ItemCall:
     def name(self) -> str:
         return "a value that torch.amp.GradScaler decides by"
 
-    def prepare(self, executor: Any) -> signature.Runner:
+    def prepare(self, executor: Executor) -> signature.Runner:
         return lambda tensors, numbers: tensors[0].item()
 
 
-def applier(function: Callable[..., Any], tree: Any) -> signature.Runner:
+def applier(function: Callable[..., Any], tree: PyTree) -> signature.Runner:
     """`function(*args, **kwargs)` for the args and kwargs of `tree` with their holes filled."""
     args, kwargs = tree
     if all(map(_flat, args)) and all(map(_flat, kwargs.values())) and all(map(_written_plainly, kwargs)):
         return signature.runner(function, args, kwargs)
     fill = filler(pytree.tree_map(signature.here, tree))
 
-    def apply(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def apply(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         args, kwargs = fill(tensors, numbers)
         return function(*args, **kwargs)
 
     return apply
 
 
-def filler(tree: Any) -> signature.Runner:
+def filler(tree: PyTree) -> signature.Runner:
     """The function of (tensors, numbers) that gives `tree` with its holes filled."""
     leaves, spec = pytree.tree_flatten(tree)
     holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (TensorHole, NumberHole)]
 
-    def fill(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def fill(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
         values = list(leaves)
         for place, hole in holes:
             values[place] = tensors[hole] if type(hole) is TensorHole else numbers[hole]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import TIMEOUT
 from monarch.tensor.worker.stream_group import Arrived, StreamGroup
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 
 class DropGroup:
@@ -26,8 +31,8 @@ class DropGroup:
     def name(self) -> str:
         return "RemoteProcessGroup.drop"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        def run(tensors: Any, numbers: Any) -> None:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Any, numbers: Sequence[Scalar]) -> None:
             for (label, _), group in list(executor.extras.get("arrived", {}).items()):
                 if label == self._label:
                     group.leave(self._stream)

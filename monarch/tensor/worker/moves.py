@@ -8,15 +8,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from monarch.actor import start_thread
 from monarch.tensor.worker import current
 from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here
 from monarch.tensor.worker.process_groups import ProcessGroups, groups_of
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.worker.executor import Executor
 
 
 class CopyTensor:
@@ -28,7 +33,7 @@ class CopyTensor:
     def name(self) -> str:
         return "to_mesh"
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         return lambda tensors, numbers: tensors[0].clone(memory_format=torch.contiguous_format)
 
 
@@ -38,8 +43,8 @@ class AdoptTensors(CopyTensor):
     keeps: tuple[int, ...] | None = ()
     adopts = True  # its number, if any, is that of the event that was waited for
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+    def prepare(self, executor: Executor) -> Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> None:
             for tensor in tensors:
                 used_here(tensor)
 
@@ -71,12 +76,12 @@ class SendTensor:
             and (other, rank) in self._pairs
         )
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         shape, dtype, device = self._what
         receivers = [receiver for sender, receiver in self._pairs if sender == executor.rank]
         lines = lines_of(executor)
 
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> None:
             if not receivers:
                 return
             problem = problem_with(tensors[0], self._what)
@@ -99,12 +104,12 @@ class ReceiveTensor(SendTensor):
     between_ranks = False
     keeps: tuple[int, ...] | None = None
 
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def prepare(self, executor: Executor) -> Runner:
         shape, dtype, device = self._what
         sender = next((sender for sender, receiver in self._pairs if receiver == executor.rank), -1)
         lines = lines_of(executor)
 
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> torch.Tensor:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> torch.Tensor:
             both = self._is_exchange(executor.rank, sender)
             return lines.receive(sender, executor.rank, self._streams, int(numbers[0]), shape, dtype, device, both)
 
@@ -136,7 +141,8 @@ class MoveConnections:
         self._line(sender, receiver, streams).send(receiver, number, tensor, exchange)
 
     def receive(
-        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: Any, device: Any,
+        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: torch.dtype,
+        device: torch.device,
         exchange: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Waits for the tensor; on a device its stream does, not this thread. GroupLost when the sender has ended,
@@ -219,7 +225,7 @@ class _MoveConnection:
             self._queue.put(lambda: self._send(receiver, number, handed))
 
     def receive(
-        self, sender: int, number: int, shape: Any, dtype: Any, device: torch.device, exchange: bool
+        self, sender: int, number: int, shape: Any, dtype: torch.dtype, device: torch.device, exchange: bool
     ) -> torch.Tensor:
         made: Future[Any] = Future()
         with self._lock:
@@ -261,7 +267,14 @@ class _MoveConnection:
             self._groups.lose(self._label, f"rank {rank} could not send: {exc}", self._members)
 
     def _receive(
-        self, made: Future[Any], sender: int, number: int, shape: Any, dtype: Any, device: torch.device, offered: Any
+        self,
+        made: Future[Any],
+        sender: int,
+        number: int,
+        shape: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        offered: Any,
     ) -> None:
         try:
             self._enter(device)
@@ -292,7 +305,7 @@ class _MoveConnection:
             torch.accelerator.set_stream(self._stream)
 
 
-def _exchange(backend: Any, outgoing: torch.Tensor, incoming: torch.Tensor, place: int, tag: int) -> None:
+def _exchange(backend: dist.Backend, outgoing: torch.Tensor, incoming: torch.Tensor, place: int, tag: int) -> None:
     """Sends and receives at once. nccl runs what is in one group side by side, and all else in order: a send that comes
     before its receive would wait for that of the other rank, which does the same."""
     if outgoing.device.type == "cpu":
@@ -315,7 +328,7 @@ _TAGS = 1 << 30
 _making = threading.Lock()
 
 
-def lines_of(executor: Any) -> MoveConnections:
+def lines_of(executor: Executor) -> MoveConnections:
     """The connections of the worker whose stream this thread is."""
     groups = groups_of(current.worker())
     with _making:

@@ -68,7 +68,7 @@ class UnfinishedWorks:
 class TrackedBackend:
     """A Backend whose works are `unfinished` until they are done."""
 
-    def __init__(self, backend: Any, members: tuple[int, ...], unfinished: UnfinishedWorks) -> None:
+    def __init__(self, backend: dist.Backend, members: tuple[int, ...], unfinished: UnfinishedWorks) -> None:
         self._backend = backend
         self._members = members
         self._unfinished = unfinished

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.tensor import generators
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner
+    from monarch.tensor.worker.executor import Executor
 
 
 class RandomCall:
@@ -30,7 +34,7 @@ class RandomCall:
     def name(self) -> str:
         return f"monarch.random.{self.what}"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
+    def prepare(self, executor: Executor) -> Runner:
         act, rank = ACTS[self.what], executor.rank
         return lambda tensors, numbers: act(rank, *tensors, *numbers)
 

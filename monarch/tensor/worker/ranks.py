@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Runner
+    from monarch.tensor.worker.executor import Executor
 
 
 class Coordinate:
@@ -21,7 +24,7 @@ class Coordinate:
     def name(self) -> str:
         return "process_idx" if self._dims is None else f"rank({self._dims})"
 
-    def prepare(self, executor: Any) -> Callable[..., Any]:
+    def prepare(self, executor: Executor) -> Runner:
         rank = executor.rank
         value = rank if self._dims is None else executor.meshes[self._mesh].along(rank, self._dims).index(rank)
         return lambda tensors, numbers: torch.tensor(value, dtype=torch.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,10 @@ from monarch.tensor.signature import (
     here,
     resolve_op,
 )
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar, WorkerCall
+    from monarch.tensor.worker.executor import Executor
 
 
 class RecordedRate(float):
@@ -44,7 +48,7 @@ class RecordedStep:
     __slots__ = ("call", "inputs", "numbers", "results", "where")
 
     def __init__(
-        self, call: Any, numbers: Sequence[Any], inputs: Sequence[int], results: Sequence[int], where: str
+        self, call: WorkerCall, numbers: Sequence[Scalar], inputs: Sequence[int], results: Sequence[int], where: str
     ) -> None:
         self.call = call
         self.numbers = tuple(numbers)
@@ -90,7 +94,7 @@ class RecordedSegment:
         where = f", {step.where}" if step.where else ""
         return f"{step.call.name()} (operation {self.first + self._failing + 1} of {self.total} of {self.label}{where})"
 
-    def prepare(self, executor: Any) -> Runner:
+    def prepare(self, executor: Executor) -> Runner:
         values: dict[str, Any] = {"T": executor.tensors, "pick": _pick}
         runners: list[Any] = []
         lines = [self._line(number, values, runners, executor) for number in range(len(self.steps))]
@@ -100,7 +104,7 @@ class RecordedSegment:
         run: Runner = values["recorded"]
         before = 1 + len(head)
 
-        def runner(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        def runner(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
             self._failing = -1
             try:
                 return run(tensors, numbers)
@@ -126,7 +130,7 @@ class RecordedSegment:
         lines = [f"T[{ref}] = v{slot}" for slot, ref in self.stores]
         return [*lines, "return (" + "".join(f"v{slot}, " for slot in self.gives) + ")"]
 
-    def _line(self, number: int, values: dict[str, Any], runners: list[Any], executor: Any) -> str:
+    def _line(self, number: int, values: dict[str, Any], runners: list[Any], executor: Executor) -> str:
         step = self.steps[number]
         call = step.call
         if type(call) is OpCall and call.plain:
@@ -164,7 +168,7 @@ class RecordedSegment:
         """Of a sum of two tensors, which of them nothing uses after it: 0 or 1."""
         step = self.steps[number]
         call = step.call
-        if call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
+        if type(call) is not OpCall or call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
             return None
         if not all(type(arg) is TensorHole for arg in call.args):
             return None
@@ -183,7 +187,7 @@ class RecordedSegment:
                     self._dead[number].append(slot)
         return self._dead
 
-    def _take_part(self, start: int, runners: list[Any], executor: Any) -> None:
+    def _take_part(self, start: int, runners: list[Any], executor: Executor) -> None:
         """Others wait for this rank or stream, or have sent it something: it does what is left of that, and with failed
         inputs where there are some."""
         failed = Failed(0, executor.rank, self.name(), "an earlier operation of the recording failed")
