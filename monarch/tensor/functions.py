@@ -46,7 +46,7 @@ class TorchOp:
             found = getattr(found, part)
         return found  # type: ignore[no-any-return]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return TorchOp, (self.path,)
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class Named:
                     raise AttributeError(f"module {found.__name__!r} has no attribute {part!r}") from None
         return undecorated(found)  # type: ignore[no-any-return]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Named, (self.module, self.path)
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class ByValue:
             found = _opened.setdefault(self._token, undecorated(self._sealed.open()))
         return found  # type: ignore[no-any-return]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ByValue, (self._sealed, self._token, self._label)
 
     def __repr__(self) -> str:
@@ -117,14 +117,14 @@ _numbers = itertools.count(1)
 _here = uuid.uuid4().hex
 
 
-def torch_op(target: Any) -> Resolvable | None:
+def torch_op(target: object) -> Resolvable | None:
     """An OpOverload or OpOverloadPacket."""
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return TorchOp(str(target))
     return None
 
 
-def dotted(target: Any) -> Resolvable | None:
+def dotted(target: object) -> Resolvable | None:
     """A string with a dot: nothing is imported here."""
     if isinstance(target, str) and "." in target:
         module, _, path = target.partition(".")
@@ -132,7 +132,7 @@ def dotted(target: Any) -> Resolvable | None:
     return None
 
 
-def importable_function(target: Any) -> Resolvable | None:
+def importable_function(target: object) -> Resolvable | None:
     """A function that is found under its own name in a module which other processes can import, decorated or not."""
     module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or "<" in path or not importable(module):
@@ -143,7 +143,7 @@ def importable_function(target: Any) -> Resolvable | None:
     return Named(module, path) if found is not None and undecorated(found) is target else None
 
 
-def by_value(target: Any) -> Resolvable | None:
+def by_value(target: object) -> Resolvable | None:
     """Anything else that is callable, pickled by the rules for messages. So is a string without a dot: no worker can
     call it."""
     if not callable(target) and not isinstance(target, str):
@@ -151,7 +151,7 @@ def by_value(target: Any) -> Resolvable | None:
     return ByValue(Sealed(target), f"{_here}.{os.getpid()}.{next(_numbers)}", label(target))
 
 
-def named(target: Any) -> Resolvable | None:
+def named(target: object) -> Resolvable | None:
     """How workers find it by a name alone, if they can."""
     return torch_op(target) or dotted(target) or importable_function(target)
 
@@ -162,7 +162,7 @@ _weakly: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _strings: dict[str, Any] = {}
 
 
-def resolvable(target: Any) -> Any:
+def resolvable(target: object) -> Any:
     """What `function_resolvers` make of `target`; the same object each time.
 
     ValueError when none of them knows it; whatever pickling raises for a function that cannot be sent.
@@ -185,14 +185,14 @@ def resolvable(target: Any) -> Any:
     )
 
 
-def _known(target: Any) -> Any:
+def _known(target: object) -> Any:
     try:
         return _weakly.get(target)
     except TypeError:
         return None
 
 
-def undecorated(found: Any) -> Any:
+def undecorated(found: object) -> Any:
     """What `remote` was given, if `found` is what it returned: a string is the path of the function."""
     inner = wrapped(found)
     return resolvable(inner).resolve() if isinstance(inner, str) and inner is not found else inner
@@ -203,7 +203,7 @@ def wrapped(found: Any) -> Any:
     return found._function if getattr(found, "_is_remote", False) else found
 
 
-def label(target: Any) -> str:
+def label(target: object) -> str:
     """As reports show it."""
     if isinstance(target, str):
         return target

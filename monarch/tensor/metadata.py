@@ -114,7 +114,7 @@ def of(tensor: torch.Tensor) -> Meta:
     )  # fmt: skip
 
 
-def contiguous(shape: Any, dtype: torch.dtype, device: torch.device) -> Meta:
+def contiguous(shape: object, dtype: torch.dtype, device: torch.device) -> Meta:
     """The metadata of a fresh contiguous tensor."""
     size = torch.Size(shape)
     return intern(size, steps(size), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)

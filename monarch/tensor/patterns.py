@@ -39,7 +39,9 @@ def nothing() -> Outcome:
     return Outcome([], lambda leaves: None, (), ())
 
 
-def propagated(propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Outcome:
+def propagated(
+    propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[object]
+) -> Outcome:
     """The outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the distributed
     `inputs`."""
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
@@ -91,14 +93,14 @@ def written(tensors: Sequence[torch.Tensor], before: Sequence[int]) -> tuple[int
     return tuple(place for place, tensor in enumerate(tensors) if _storage(tensor) in changed)
 
 
-def outcome(result: Any, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Outcome:
+def outcome(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Outcome:
     """The Outcome of what was run on `inputs` and gave `result`, any pytree."""
     values, spec = pytree.tree_flatten(result)
     found = leaves(values, inputs)
     return Outcome(found, structure(spec, found), mutates, ())
 
 
-def leaves(values: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
+def leaves(values: Sequence[object], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
     storages = {_storage(tensor): place for place, tensor in reversed(list(enumerate(inputs)))}
     found, fresh = [], 0
     for value in values:
@@ -127,7 +129,7 @@ def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], Any] |
 Sent = tuple[Any, list[tuple[Any, ...]], tuple[int, ...]]
 
 
-def to_send(result: Any, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Sent:
+def to_send(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Sent:
     """An outcome as it travels."""
     values, spec = pytree.tree_flatten(result)
     tree = pytree.tree_unflatten(list(range(len(values))), spec)

@@ -25,6 +25,9 @@ from monarch.tensor.metadata import Meta
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Args, Kwargs
 
 
 # Shapes that do not fit are an ordinary error of the program, raised at the call: not to be logged as well.
@@ -41,7 +44,9 @@ class _FakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         return self.dispatch(func, types, args, kwargs or {})
 
 
@@ -59,7 +64,7 @@ class Leaf:
 
     __slots__ = ("meta", "same", "value", "view")
 
-    def __init__(self, meta: Meta | None, same: int = -1, view: int = -1, value: Any = None) -> None:
+    def __init__(self, meta: Meta | None, same: int = -1, view: int = -1, value: object = None) -> None:
         self.meta = meta
         self.same = same
         self.view = view
@@ -90,7 +95,7 @@ class Outcome:
         self.keeps = None if structure is None and keeps == (0,) else keeps
 
 
-def propagate(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Meta]) -> Outcome:
+def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Sequence[Meta]) -> Outcome:
     """The outcome of `op` with Slots of `args` and `kwargs` filled by tensors of metadata `inputs`.
 
     Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
@@ -121,7 +126,7 @@ def propagate(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], input
 
 
 def describe(
-    result: Any,
+    result: object,
     fakes: Sequence[torch.Tensor],
     mutates: tuple[int, ...],
     changed: tuple[tuple[int, Meta], ...],
@@ -157,7 +162,7 @@ def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return value
 
 
-def written(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def written(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> tuple[int, ...]:
     """The inputs that `op` writes to, by its schema."""
     schema = op._schema
     if not schema.is_mutable:
@@ -171,21 +176,21 @@ def written(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tupl
     return tuple(found)
 
 
-def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
+def _rebuilder(result: object) -> Callable[[list[Any]], Any]:
     """A function that puts leaves in the place of those of `result`."""
     shape = _skeleton(result)
 
     return lambda leaves: _build(shape, iter(leaves))
 
 
-def _build(node: Any, rest: Iterator[Any]) -> Any:
+def _build(node: Any, rest: Iterator[Any]) -> object:
     if node is None:
         return next(rest)
     kind, items = node
     return kind(_build(item, rest) for item in items)
 
 
-def _skeleton(result: Any) -> Any:
+def _skeleton(result: PyTree) -> object:
     if type(result) in (list, tuple):
         return type(result), [_skeleton(item) for item in result]
     return None

@@ -17,9 +17,12 @@ from monarch.tensor.failures import OneLine
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+    from torch.utils._pytree import PyTree
 
 
 Scalar = int | float
+Args = tuple[Any, ...]  # the positional arguments of an operation or a function
+Kwargs = dict[str, Any]
 Runner = Callable[[Sequence[torch.Tensor], Sequence[Scalar]], Any]
 
 
@@ -80,8 +83,8 @@ class OpCall:
     def __init__(
         self,
         target: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        args: Sequence[object],
+        kwargs: Kwargs,
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
         default: torch.dtype | None = None,
@@ -126,7 +129,7 @@ class OpCall:
 def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tuple[int, ...] | str | None]) -> Runner:
     """Runs, and gives results in the layout that the controller believes them to have."""
 
-    def laid_out(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def laid_out(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         result = run(tensors, numbers)
         if keeps is None:
             return with_strides(result, strides[0])
@@ -141,7 +144,7 @@ def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tupl
 def _exactly(target: str, run: Runner, keeps: tuple[int, ...] | None, exact: Sequence[Layout]) -> Runner:
     """Runs, and raises when a result is not what the operation's fake implementation says."""
 
-    def exactly(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def exactly(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         result = run(tensors, numbers)
         leaves = flatten(result)
         for index, wanted in zip((0,) if keeps is None else keeps, exact, strict=True):
@@ -183,7 +186,7 @@ _defaulting = threading.Lock()
 def _with_default(dtype: torch.dtype, run: Runner) -> Runner:
     """Runs with another default dtype. Torch has one for all threads of a process, so streams take turns at that."""
 
-    def changed(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def changed(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         with _defaulting:
             before = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
@@ -225,12 +228,10 @@ def _overload(name: str) -> Any:
         ) from None
 
 
-def runner(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], contiguous: bool = False
-) -> Runner:
+def runner(function: Callable[..., Any], args: Sequence[object], kwargs: Kwargs, contiguous: bool = False) -> Runner:
     """`lambda tensors, numbers: function(...)` with the holes filled; made as code once, because it runs often. With
     `contiguous` the result is so: nearly always it is already, and to ask costs a twentieth of a microsecond."""
-    constants: list[Any] = []
+    constants: list[object] = []
     written = [_expression(arg, constants) for arg in args]
     written += [f"{name}={_expression(value, constants)}" for name, value in kwargs.items()]
     called = f"f({', '.join(written)})"
@@ -261,7 +262,7 @@ def _expression(value: Any, constants: list[Any]) -> str:
     return f"c[{len(constants) - 1}]"
 
 
-def here(value: Any) -> Any:
+def here(value: Any) -> object:
     """In place of a device of the controller's: `cuda`, whatever its number, is the one that this thread uses. All else stays
     as it is."""
     if type(value) is not torch.device or value.index is None or value.type == "cpu":
@@ -279,7 +280,7 @@ def has_hole(value: Any) -> bool:
     return type(value) in (TensorHole, NumberHole)
 
 
-def flatten(result: Any) -> list[Any]:
+def flatten(result: PyTree) -> list[Any]:
     """The leaves of what an operation returned: nested lists and tuples in order."""
     if type(result) in (list, tuple):
         return [leaf for item in result for leaf in flatten(item)]

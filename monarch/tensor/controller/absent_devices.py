@@ -14,7 +14,7 @@ parts, batch norm without cudnn.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch._ops import OpOverload
+
+    from monarch.tensor.signature import Args, Kwargs
 
 _META = torch.device("meta")
 _NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of a GPU's driver
@@ -49,7 +51,9 @@ def meant(device: torch.device | None) -> torch.device | None:
 
 
 class _Nothing(TorchDispatchMode):
-    def __torch_dispatch__(self, func: OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         return func(*args, **(kwargs or {}) | {"device": torch.device("cpu")})
 
 
@@ -57,7 +61,7 @@ _named = False
 _without = False  # this process has no GPU
 
 
-def numbered(value: Any) -> Any:
+def numbered(value: object) -> object:
     """`value` with an index, where it is a device without one that this process does not have: torch would ask it which is
     the current one. Each process of a mesh has its own, the first that it sees."""
     if _without and isinstance(value, str | torch.device):

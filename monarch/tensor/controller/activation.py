@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.signature import Args, Kwargs
 
 M = TypeVar("M", bound="DeviceMesh")
 T = TypeVar("T")
@@ -70,8 +71,8 @@ class _MeshMode(TorchDispatchMode):
         self.mesh = mesh
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         return dispatch.operate(func, args, kwargs or {}, self.mesh)
 
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import Args, Kwargs
 
 
 def check(
     func: OpOverload,
-    args: Any,
-    kwargs: Any,
+    args: Args,
+    kwargs: Kwargs,
     inputs: list[Tensor],
     mutates: tuple[int, ...],
     place: StreamPlacement,

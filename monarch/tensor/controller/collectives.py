@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def reduce(
-    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: object = None,
     async_op: bool = False, _inplace: bool = False,
-) -> Any:  # fmt: skip
+) -> PyTree:  # fmt: skip
     """`tree` with each distributed tensor replaced by its reduction over the ranks along `dims` of its mesh.
 
     `dims`: a name, several, or () for all. `reduction`: sum, avg, product, min, max, band, bor, bxor, or stack. With
@@ -75,16 +75,16 @@ def reduce(
 
 
 def reduce_(
-    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: object = None,
     async_op: bool = False,
-) -> Any:  # fmt: skip
+) -> PyTree:  # fmt: skip
     """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another
     shape: stack without `scatter`, and others with it. With `async_op` nobody may use the tensors until `wait()`."""
     return reduce(tree, dims, reduction, scatter, mesh, async_op, _inplace=True)
 
 
 def reduce_tensor(
-    tensor: Tensor, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any,
+    tensor: Tensor, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: object, inplace: bool, out: object,
     async_op: bool = False,
 ) -> Any:  # fmt: skip
     """`reduce` of one tensor; `out`: a tensor of the result's shape and dtype that becomes the result."""
@@ -193,7 +193,7 @@ def _issue(
 
 
 def _usable(
-    name: str, inputs: list[Tensor], dims: Any, reduction: str, scatter: bool, inplace: bool, has_out: bool
+    name: str, inputs: list[Tensor], dims: object, reduction: str, scatter: bool, inplace: bool, has_out: bool
 ) -> StreamPlacement:
     """Where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()

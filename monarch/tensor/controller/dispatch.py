@@ -37,12 +37,16 @@ from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import CONTIGUOUS, Layout, NumberHole, OpCall, TensorHole, op_name
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch._ops import OpOverload
+    from torch.utils._pytree import PyTree
 
     from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import Args, Kwargs, Scalar
 else:
     # The class: see `handles`. A name of this module too, because every operation needs it.
     Tensor = None
@@ -137,7 +141,7 @@ def known_op(func: OpOverload) -> _KnownOp:
     return op
 
 
-def operate(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
+def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> PyTree:
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
     op = _ops.get(id(func))
     if op is None:
@@ -148,9 +152,9 @@ def operate(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], mes
             return handled
     if _strangers and kwargs.get("device") is not None:
         kwargs = kwargs | {"device": meant(kwargs["device"])}
-    inputs: list[Any] = []
-    numbers: list[Any] = []
-    key: list[Any] = [op]
+    inputs: list[Tensor] = []
+    numbers: list[Scalar] = []
+    key: list[object] = [op]
     places = op.places
     for index, arg in enumerate(args):
         kind = type(arg)
@@ -267,7 +271,7 @@ _float32 = torch.float32
 _default_dtype = torch.get_default_dtype
 
 
-def _plain(kind: type, value: Any) -> Any:
+def _plain(kind: type, value: object) -> Hashable:
     """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like
     NaN."""
     if kind is float or kind is complex:
@@ -277,7 +281,7 @@ def _plain(kind: type, value: Any) -> Any:
 
 def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
     """The key of a list or tuple argument; its tensors go to `inputs`."""
-    key: list[Any] = [type(value)]
+    key: list[object] = [type(value)]
     for item in value:
         kind = type(item)
         if kind is Tensor:
@@ -294,10 +298,10 @@ def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def template(args: Any, kwargs: dict[str, Any], op: _KnownOp | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
+def template(args: Args, kwargs: Kwargs, op: _KnownOp | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
     """The arguments with Slots for tensors and, where `op` lets them, Numbers for numbers; and the tensors in the order of
     `operate`."""
-    tensors: list[Any] = []
+    tensors: list[Tensor] = []
     count = itertools.count()
     places = op.places if op is not None else ()
     names = op.names if op is not None else ()
@@ -308,7 +312,7 @@ def template(args: Any, kwargs: dict[str, Any], op: _KnownOp | None) -> tuple[li
 
 # A function of the module, as every recursive one is that sees tensors: a closure that names itself is garbage that only the
 # collector finds, and would keep them until then.
-def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -> Any:
+def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -> object:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -320,7 +324,7 @@ def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -
     return value
 
 
-def _learn(op: _KnownOp, args: Any, kwargs: Any, inputs: list[Tensor], engine: TensorEngine, key: Any) -> KnownCall:
+def _learn(op: _KnownOp, args: Args, kwargs: Kwargs, inputs: list[Tensor], engine: TensorEngine, key: Any) -> KnownCall:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     if misuse.compiling():
         raise misuse.not_compiled(str(op.op))
@@ -373,7 +377,7 @@ def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | str | None:
     return CONTIGUOUS if leaf.meta.is_contiguous() else leaf.meta.stride
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any) -> Hashable:
     """A key for a template: equal ones mean the same call."""
     kind = type(value)
     if kind in (list, tuple):
@@ -386,13 +390,13 @@ def _frozen(value: Any) -> Any:
 def _finish(
     op: _KnownOp,
     entry: KnownCall,
-    args: Any,
-    kwargs: Any,
+    args: Args,
+    kwargs: Kwargs,
     inputs: list[Tensor],
     place: StreamPlacement,
     ident: int,
     taint: Taint | None,
-) -> Any:
+) -> PyTree:
     """Results of every form: several, nested, none, of changed metadata."""
     outcome = entry.outcome
     for index in outcome.mutates:
@@ -415,8 +419,8 @@ def fresh_leaves(
     outcome: propagation.Outcome, inputs: list[Tensor], place: StreamPlacement, ident: int, taint: Taint | None
 ) -> list[Any]:
     """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
-    leaves: list[Any] = []
-    fresh: list[Any] = []
+    leaves: list[object] = []
+    fresh: list[Tensor] = []
     for leaf in outcome.leaves:
         if leaf.meta is None:
             leaves.append(leaf.value)
@@ -438,7 +442,7 @@ def fresh_leaves(
     return leaves
 
 
-def change_meta(op: OpOverload, args: Any, kwargs: Any, tensor: Tensor, meta: Any) -> None:
+def change_meta(op: OpOverload, args: Args, kwargs: Kwargs, tensor: Tensor, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         if (
@@ -465,7 +469,7 @@ def _move(record: TensorRecord, source: TensorRecord | None, taint: Taint | None
 # --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
-def _with_locals(func: OpOverload, args: Any, kwargs: Any, inputs: list[Tensor], mesh: DeviceMesh | None) -> Any:
+def _with_locals(func: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], mesh: DeviceMesh | None) -> PyTree:
     """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
     sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
     number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
@@ -491,13 +495,13 @@ _copy = torch.ops.aten.copy_.default
 # --- operations that are not what they seem ------------------------------------------------------------------
 
 
-def _item(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _item(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     if type(args[0]) is Tensor:
         return known_scalar(args[0])
     return func(*args, **kwargs)
 
 
-def _lift(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     """`torch.tensor([...])` under a mesh: its values go to every rank."""
     if type(args[0]) is Tensor:
         return NotImplemented
@@ -506,14 +510,14 @@ def _lift(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     return constant(mesh.place(_streams.stream), args[0])
 
 
-def _local(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     """What stays local for local tensors, also under a mesh."""
     if any(type(arg) is Tensor for arg in args):
         return NotImplemented
     return func(*args, **kwargs)
 
 
-def _equal(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     ours = [arg for arg in args if type(arg) is Tensor]
     known = [value_of(tensor._record) for tensor in ours]
     if len(known) == 2 and all(value is not None for value in known):
@@ -524,7 +528,7 @@ def _equal(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
     raise misuse.data_dependent(str(func))
 
 
-def _empty(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _empty(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     """Torch rebuilds a tensor that it has read (torch.load, a message of its own) as an empty one that it then gives the
     storage it has read: that is in this process (torch._utils._rebuild_tensor)."""
     if mesh is None or list(args[0]) != [0] or not misuse.asked_by(_REBUILDING):
@@ -535,7 +539,7 @@ def _empty(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
 _REBUILDING = torch._utils.__file__
 
 
-def _pinned(func: OpOverload, args: Any, kwargs: Any, mesh: Any) -> Any:
+def _pinned(func: OpOverload, args: Args, kwargs: Kwargs, mesh: object) -> object:
     return False
 
 

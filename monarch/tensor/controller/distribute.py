@@ -39,7 +39,7 @@ AT_ONCE = (
 )  # bytes that wait for a batch; more leave at once, so that a large model is not copied as a whole first
 
 
-def replicate(tree: PyTree, mesh: Any = None) -> Any:
+def replicate(tree: PyTree, mesh: object = None) -> PyTree:
     """`tree` with each local tensor replaced by a distributed one with its values, the same in each process of `mesh` (a
     DeviceMesh or ProcMesh; by default the active one).
 
@@ -53,7 +53,7 @@ def replicate(tree: PyTree, mesh: Any = None) -> Any:
     done: dict[int, Any] = {}
     sent = _SendLimit(place.engine)
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: object) -> Any:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
             return leaf
         known = done.get(id(leaf))
@@ -69,7 +69,7 @@ def replicate(tree: PyTree, mesh: Any = None) -> Any:
     return pytree.tree_map(one, tree)
 
 
-def shard(tree: PyTree, dims: str | Placement, dim: int = 0, mesh: Any = None) -> Any:
+def shard(tree: PyTree, dims: str | Placement, dim: int = 0, mesh: object = None) -> PyTree:
     """`tree` with each local tensor replaced by a distributed one, of which each process of `mesh` has its part.
 
     `dims`: a dimension of the mesh, along which the tensor's dimension `dim` is divided into equal parts, in order; or a
@@ -84,7 +84,7 @@ def shard(tree: PyTree, dims: str | Placement, dim: int = 0, mesh: Any = None) -
     placement = placements.checked(dims, dim, place.mesh.names)
     sent = _SendLimit(place.engine)
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: object) -> Any:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
             return leaf
         made = _like(leaf, _divided(place, leaf, placement))
@@ -117,7 +117,7 @@ def gather(tree: PyTree, dims: str | Placement, dim: int = 0) -> Future[Any]:
     taints = [tensor._record.storage.taint for tensor in tensors]
     asked = [place.engine.fetch(mesh, ranks[each], refs, taints, list, place.stream) for each in first]
 
-    def together(values: list[Any]) -> Any:
+    def together(values: list[Any]) -> PyTree:
         found = [values, *(future.get() for future in asked[1:])]
         with _disable_current_modes():
             made = [torch.empty(shape, dtype=one.dtype) for shape, one in zip(wholes, values, strict=True)]
@@ -144,7 +144,7 @@ class _SendLimit:
             self.waiting = 0
 
 
-def _place(mesh: Any) -> StreamPlacement:
+def _place(mesh: object) -> StreamPlacement:
     found = get_active_mesh() if mesh is None else mesh
     if not isinstance(found, DeviceMesh):
         found = getattr(found, "_device_mesh", None)
@@ -153,7 +153,7 @@ def _place(mesh: Any) -> StreamPlacement:
     return found.place(get_active_stream())
 
 
-def _divided(place: StreamPlacement, local: torch.Tensor, placement: Mapping[str, int]) -> Any:
+def _divided(place: StreamPlacement, local: torch.Tensor, placement: Mapping[str, int]) -> Tensor:
     check_values(local)
     mesh = place.mesh
     shape = placements.local_shape(local.shape, placement, mesh.sizes)
@@ -168,7 +168,7 @@ def _divided(place: StreamPlacement, local: torch.Tensor, placement: Mapping[str
     return on_device_of(local, make(TensorRecord(ident, meta, place, TensorStorage())))
 
 
-def _like(local: torch.Tensor, made: Any) -> Any:
+def _like(local: torch.Tensor, made: Any) -> torch.Tensor:
     if isinstance(local, torch.nn.Parameter):
         return torch.nn.Parameter(made, local.requires_grad)
     return made.requires_grad_() if local.requires_grad else made
@@ -182,12 +182,12 @@ class ShardCall:
     mutates: tuple[int, ...] = ()
     repeatable = True
 
-    def __init__(self, whole: torch.Tensor, parts: dict[int, placements.Part], meta: Any) -> None:
+    def __init__(self, whole: torch.Tensor, parts: dict[int, placements.Part], meta: object) -> None:
         self.whole = whole
         self.parts = parts
         self.meta = meta
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"whole": self.whole, "parts": self.parts}
 
     def name(self) -> str:

@@ -27,6 +27,8 @@ from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.signature import Scalar, WorkerCall
 
 BATCH = 192  # commands in a full batch
@@ -139,7 +141,7 @@ class TensorEngine:
 
     def run(
         self, place: StreamPlacement, signature: int, inputs: Sequence[int], numbers: Sequence[Scalar], results: int,
-        stack: Any = None,
+        stack: object = None,
     ) -> int:  # fmt: skip
         """Issues a Run at `place`; returns its ident, which is its first result. `stack`: the caller's, if it has it."""
         with self._lock:
@@ -263,7 +265,7 @@ class TensorEngine:
         interrupts."""
         self._forgotten.append((signature, place))
 
-    def remember(self, key: Any, entry: Any) -> None:
+    def remember(self, key: object, entry: object) -> None:
         """Keeps what a call with `key` gives."""
         if len(self.entries) >= ENTRIES:
             self.entries.clear()
@@ -293,12 +295,12 @@ class TensorEngine:
         self._waiting.extend(dead[:count])
         del dead[:count]
 
-    def _put(self, command: Any) -> None:
+    def _put(self, command: object) -> None:
         self._waiting.append(command)
         if self._since == 0.0:
             self._since = time.monotonic()
 
-    def _carry(self, payload: Any) -> int:
+    def _carry(self, payload: object) -> int:
         self._payloads.append(payload)
         return len(self._payloads) - 1
 
@@ -334,7 +336,7 @@ class TensorEngine:
         self.flush()
         return True
 
-    def _gather_batch(self, last: Any = None, place: StreamPlacement | None = None) -> Any:
+    def _gather_batch(self, last: object = None, place: StreamPlacement | None = None) -> Any:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
@@ -460,7 +462,7 @@ class TensorEngine:
                 follow_stream(other, place.stream)
         return self._root.place(place.stream)
 
-    def _fetched(self, values: Any, convert: Callable[[list[Any]], Any]) -> Any:
+    def _fetched(self, values: Any, convert: Callable[[list[Any]], Any]) -> PyTree:
         result: list[Any] = []
         worst: Failed | None = None
         for answer in values.values():

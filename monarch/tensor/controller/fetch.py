@@ -48,7 +48,7 @@ def fetch_shard(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinat
     rank = rank_at(place.mesh, shard, coordinates)
     records = [tensor._record for tensor in tensors]
 
-    def rebuild(values: list[Any]) -> Any:
+    def rebuild(values: list[Any]) -> PyTree:
         found = iter(values)
         return pytree.tree_unflatten([next(found) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
@@ -86,7 +86,7 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
     return offset + sum(wanted[name] * stride for name, stride in zip(names, mesh.processes.strides, strict=True))
 
 
-def inspect(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
+def inspect(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> PyTree:
     """`fetch_shard(...)`, waited for."""
     return fetch_shard(obj, shard, **coordinates).get()
 

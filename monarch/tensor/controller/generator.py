@@ -31,7 +31,7 @@ class _GeneratorType(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a 
     """It stands for torch's class while a mesh is active in some thread: where none is, torch's own are made; and those
     are instances of it too."""
 
-    def __call__(cls, device: Any = "cpu") -> Any:
+    def __call__(cls, device: object = "cpu") -> Any:
         return _Plain(device) if mesh_of_operations() is None else super().__call__(device)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -58,7 +58,7 @@ class Generator(_Plain, metaclass=_GeneratorType):
     here.
     """
 
-    def __new__(cls, device: Any = "cpu") -> Generator:
+    def __new__(cls, device: object = "cpu") -> Generator:
         wanted = torch.device(device)
         if wanted.type != "cpu" and not torch.accelerator.is_available():
             made = super().__new__(cls)  # for its seed
@@ -67,7 +67,7 @@ class Generator(_Plain, metaclass=_GeneratorType):
         rng_draws.made[made._cdata] = made
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, device: Any = "cpu") -> None:
+    def __init__(self, device: object = "cpu") -> None:
         self._device = torch.device(device) if torch.device(device).type != super().device.type else None
         # By engine, for all its processes; and what shows a slice of them the same memory.
         self._states: dict[Any, Any] = {}
@@ -121,7 +121,7 @@ class Generator(_Plain, metaclass=_GeneratorType):
                     clone._states[engine] = state.clone()
         return clone
 
-    def __deepcopy__(self, memo: Any) -> Generator:
+    def __deepcopy__(self, memo: object) -> Generator:
         return self.clone_state()
 
     def get_offset(self) -> int:

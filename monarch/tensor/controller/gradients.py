@@ -222,7 +222,7 @@ def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any,
         (GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients) if gradient is not None
     ]
     first = min(_next(node), key=lambda edge: places[edge.node])
-    results: list[Any] = []
+    results: list[object] = []
     hook = node.register_hook(lambda made, _given: results.extend(made))
     try:
         torch.autograd.grad(
@@ -320,7 +320,7 @@ def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def differentiable(*args: Any) -> Any:
+    def differentiable(*args: object) -> Any:
         leaves, spec = pytree.tree_flatten(args)
         call = _GradientCall(fn, spec, len(args))
         outputs = _Differentiable.apply(call, *leaves)
@@ -341,7 +341,7 @@ class _GradientCall:
         self.backward: Any = None
         self.place: tuple[Any, Any] = (active_mesh(), get_active_stream())
 
-    def result(self, outputs: Sequence[torch.Tensor]) -> Any:
+    def result(self, outputs: Sequence[torch.Tensor]) -> PyTree:
         rest = iter(outputs)
         leaves = [next(rest) if leaf is _TENSOR else leaf for leaf in self.template]
         return pytree.tree_unflatten(leaves, self.structure)
@@ -388,7 +388,7 @@ class _Differentiable(torch.autograd.Function):
                 f"the backward of {call.fn!r} returned {len(found)} gradients for {call.count} arguments: one for "
                 f"each, None where there is none"
             )
-        flat: list[Any] = []
+        flat: list[object] = []
         for gradient, spec in zip(found, call.spec.children(), strict=True):
             if gradient is None:
                 flat += [None] * spec.num_leaves
@@ -403,7 +403,7 @@ def _without_tensors(function: Any) -> tuple[list[torch.Tensor], Callable[[Seque
         return [], lambda _saved: function
     saved: list[torch.Tensor] = []
 
-    def lift(value: Any) -> Any:
+    def lift(value: object) -> Any:
         leaves, spec = pytree.tree_flatten(value)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             return None

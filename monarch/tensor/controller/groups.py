@@ -41,7 +41,7 @@ class RemoteProcessGroup:
         return self._dims
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> DeviceMesh:
         """The DeviceMesh."""
         return self._mesh
 
@@ -83,7 +83,7 @@ class RemoteProcessGroup:
         if self._dropped:
             raise TypeError(f"{self!r} was dropped, and cannot be used any more. It is dropped at:\n{self._dropped}")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         self._check()
         mesh = self._mesh
         return arrive, (self._label(), mesh.names, tuple(mesh.sizes.values()), tuple(mesh.processes), self._dims)

@@ -15,7 +15,7 @@ from monarch.tensor.frames import internal
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.stream_placement import StreamPlacement
-    from monarch.tensor.signature import Runner
+    from monarch.tensor.signature import Runner, WorkerCall
     from monarch.tensor.worker.executor import Executor
 
 # Commands whose stacks are kept; those of earlier ones say so. A stack costs half a microsecond and shares code objects.
@@ -63,12 +63,13 @@ class IssuedCommand:
     __slots__ = ("call", "ident", "inputs", "numbers", "place", "results", "signature", "stack")
 
     def __init__(
-        self, place: StreamPlacement, ident: int, call: Any, inputs: tuple[int, ...], numbers: tuple[int | float, ...],
-        results: int, signature: int, stack: Any,
+        self, place: StreamPlacement, ident: int, call: WorkerCall | None, inputs: tuple[int, ...],
+        numbers: tuple[int | float, ...], results: int, signature: int, stack: object,
     ) -> None:  # fmt: skip
         self.place = place
         self.ident = ident
-        self.call = call
+        # None where the signature is no longer known: then nothing replays it.
+        self.call: Any = call
         self.inputs = inputs
         self.numbers = numbers
         self.results = results
@@ -86,7 +87,7 @@ class RepeatedConstant:
     mutates: tuple[int, ...] = ()
     repeatable = True
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: torch.Tensor) -> None:
         self.value = value
 
     def name(self) -> str:

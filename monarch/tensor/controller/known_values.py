@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import Args, Kwargs
 
 
 def know(
-    op: OpOverload, outcome: propagation.Outcome, args: Any, kwargs: Any, inputs: list[Tensor], made: list[Any]
+    op: OpOverload, outcome: propagation.Outcome, args: Args, kwargs: Kwargs, inputs: list[Tensor], made: list[Any]
 ) -> None:
     """Computes results here too that are scalars made of known scalars and constants; forgets what is overwritten by others.
 

@@ -128,11 +128,11 @@ class DeviceMesh(MeshTrait):
         made: torch.Tensor = make(TensorRecord(engine.run(place, signature, (), (), 1), meta, place, TensorStorage()))
         return made
 
-    def process_group(self, dims: str | Sequence[str]) -> Any:
+    def process_group(self, dims: str | Sequence[str]) -> RemoteProcessGroup:
         """A group of the processes along `dims`, to pass to remote functions: there it is a torch ProcessGroup."""
         return RemoteProcessGroup(self, dims)
 
-    def to_tensor(self) -> Any:
+    def to_tensor(self) -> torch.Tensor:
         """The ranks of this mesh as a local int tensor in the mesh's shape."""
         with no_modes():
             return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
@@ -141,7 +141,7 @@ class DeviceMesh(MeshTrait):
         """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.rotate is not part of the API that programs use")
 
-    def stack(self, **_dims: Any) -> DeviceMesh:
+    def stack(self, **_dims: object) -> DeviceMesh:
         """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.stack is not part of the API that programs use")
 
@@ -160,7 +160,7 @@ class DeviceMesh(MeshTrait):
     def __hash__(self) -> int:
         return id(self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return WorkerMesh, (self.names, tuple(self.sizes.values()), tuple(self.processes))
 
 

@@ -16,6 +16,7 @@ from monarch.tensor.frames import PACKAGE, TORCH
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.signature import Kwargs
 
 _EXPLANATIONS = {
     "LOCAL_TENSOR": (
@@ -45,7 +46,7 @@ class OperandProblem:
 
     __slots__ = ("code", "tensor", "text")
 
-    def __init__(self, tensor: Tensor, code: str, **facts: Any) -> None:
+    def __init__(self, tensor: Tensor, code: str, **facts: object) -> None:
         self.tensor = tensor
         self.code = code
         self.text = _EXPLANATIONS[code].format(**facts)
@@ -59,7 +60,12 @@ _latest = _Latest()
 
 
 def incorrect(
-    name: Any, args: Sequence[Any], kwargs: dict[str, Any], problems: Sequence[OperandProblem], mesh: Any, stream: Any
+    name: object,
+    args: Sequence[object],
+    kwargs: Kwargs,
+    problems: Sequence[OperandProblem],
+    mesh: object,
+    stream: object,
 ) -> TypeError:
     """The TypeError for a call of `name` with these arguments."""
     places = {id(problem.tensor): place for place, problem in reversed(list(enumerate(problems)))}
@@ -88,7 +94,7 @@ def _shown(value: Any, places: dict[int, int]) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def explained(operator: Callable[[Any, Any], Any], tensor: Tensor, other: Any) -> Any:
+def explained(operator: Callable[[Any, Any], Any], tensor: Tensor, other: object) -> Any:
     """Raises the explanation that torch's `operator` has swallowed when it gave NotImplemented for these operands; that
     again when nothing of ours stands in the way."""
     if hasattr(other, "__array_interface__") and not isinstance(other, torch.Tensor):
@@ -196,7 +202,7 @@ def not_compiled(what: str) -> NotImplementedError:
     )
 
 
-def not_an_operand(array: Any) -> TypeError:
+def not_an_operand(array: object) -> TypeError:
     """The error for an array among the operands of a distributed tensor."""
     return TypeError(
         f"a distributed tensor and a {type(array).__name__} of this process: operations on a mesh take distributed "

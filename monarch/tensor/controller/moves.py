@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 _moving = threading.Lock()  # the two halves of a move are issued together
 
 
-def to_mesh(tree: PyTree, mesh: Any, stream: Stream | None = None) -> Any:
+def to_mesh(tree: PyTree, mesh: object, stream: Stream | None = None) -> PyTree:
     """`tree` with each distributed tensor, or MeshSliceTensor, replaced by a copy on `mesh` (a DeviceMesh or ProcMesh).
 
     The copy of a rank comes from the rank with the same coordinates: dimensions are matched by name and have equal
@@ -50,7 +50,7 @@ def to_mesh(tree: PyTree, mesh: Any, stream: Stream | None = None) -> Any:
     return pytree.tree_unflatten(moved, spec)
 
 
-def slice_mesh(tree: PyTree, **dims: Any) -> Any:
+def slice_mesh(tree: PyTree, **dims: object) -> PyTree:
     """`tree` with each distributed tensor replaced by a MeshSliceTensor: its part on the ranks of `mesh.slice(**dims)`."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: _sliced(tensor, dims), tree)
 
@@ -62,7 +62,7 @@ class MeshSliceTensor:
         self.tensor = tensor
         self.slicing = slicing
 
-    def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Any:
+    def to_mesh(self, mesh: object, stream: Stream | None = None) -> Tensor:
         """As `monarch.to_mesh`."""
         return _moved(self, _device_mesh(mesh), stream)
 
@@ -76,14 +76,14 @@ def _sliced(tensor: Tensor, dims: dict[str, Any]) -> MeshSliceTensor:
     return MeshSliceTensor(tensor, tensor.mesh.slice(**dims))
 
 
-def _device_mesh(mesh: Any) -> DeviceMesh:
+def _device_mesh(mesh: object) -> DeviceMesh:
     found = mesh if isinstance(mesh, DeviceMesh) else getattr(mesh, "_device_mesh", None)
     if not isinstance(found, DeviceMesh):
         raise TypeError(f"to_mesh takes a DeviceMesh or a ProcMesh, and not {mesh!r}")
     return found
 
 
-def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Any:
+def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Tensor:
     tensor = source.tensor if isinstance(source, MeshSliceTensor) else source
     if not is_distributed(tensor):
         raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [OperandProblem(tensor, "LOCAL_TENSOR")], mesh, stream)

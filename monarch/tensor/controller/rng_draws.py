@@ -19,6 +19,8 @@ from monarch.tensor.generators import drawing_name, generator_argument
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+    from monarch.tensor.signature import Args, Kwargs
+
 # The generators made while a mesh was active, by the address of what torch keeps of one: an operation arrives here with
 # another Python object for it.
 made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -44,7 +46,7 @@ class Drawing:
             )
         self._schema = SimpleNamespace(name=op._schema.name, arguments=arguments, is_mutable=True)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """On stand-ins for tensors, which have no numbers to draw: the operation without a generator."""
         assert self._generator is not None
         place, name = self._generator
@@ -59,7 +61,7 @@ class Drawing:
 
 
 def given_state(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], place: StreamPlacement
+    func: OpOverload, args: Args, kwargs: Kwargs, place: StreamPlacement
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """The call of `func` at `place` with a state, or nothing, in place of its generator; None when it has no generator.
 
@@ -89,7 +91,7 @@ def _is_default(generator: Any) -> bool:
     return generator._cdata in [one._cdata for one in own]
 
 
-def _check_device(generator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_device(generator: Any, args: Args, kwargs: Kwargs) -> None:
     """As torch does where it draws."""
     device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
     wanted = torch.device(device if device is not None else "cpu").type

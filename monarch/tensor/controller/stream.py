@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from monarch.tensor.controller.borrows import Borrow
     from monarch.tensor.controller.tensor import Tensor
 
 
@@ -29,7 +31,7 @@ class Stream:
         """From here on operations run on this stream; leaving the `with` block ends that."""
         return StreamActivation(self)
 
-    def borrow(self, tensor: Tensor, mutable: bool = False) -> Any:
+    def borrow(self, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
         """`(tensor on this stream, Borrow)`: the same memory, for use here until the Borrow is dropped.
 
         Immutable: both streams may read. Mutable: only this one may use it. RuntimeError for a mutable borrow of what is
@@ -38,11 +40,11 @@ class Stream:
         return _borrow(self, tensor, mutable)
 
 
-_borrow: Any = None  # `borrows.borrow`, set by `bind`
+_borrow: Callable[[Stream, Tensor, bool], tuple[Tensor, Borrow]]  # `borrows.borrow`, set by `bind`
 
 
-def bind(borrow: Any) -> None:
-    """`borrow` is how a stream borrows. It needs operations, and these need streams."""
+def bind(borrow: Callable[[Stream, Tensor, bool], tuple[Tensor, Borrow]]) -> None:
+    """Takes `borrow` as what streams borrow by. It needs operations, and these need streams."""
     global _borrow
     _borrow = borrow
 

@@ -26,11 +26,13 @@ _TO_PARAMETER = "_process_value_according_to_param_policy"  # torch/optim/optimi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
     from torch._ops import OpOverload
 
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.stream import Stream
+    from monarch.tensor.signature import Args, Kwargs
 
 
 class Tensor(torch.Tensor):
@@ -48,8 +50,8 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         return dispatch.operate(func, args, kwargs or {}, None)
 
     # --- what it is
@@ -78,12 +80,12 @@ class Tensor(torch.Tensor):
     def is_meta(self) -> bool:
         return bool(self._record.meta.device.type == "meta")
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: object, **kwargs: object) -> Any:
         """As in torch."""
         kwargs = {name: numbered(value) for name, value in kwargs.items()}
         return super().to(*map(numbered, args), **kwargs)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def cuda(self, device: object = None, non_blocking: bool = False, **kwargs: object) -> Any:
         """As in torch."""
         where = torch.device("cuda", device) if isinstance(device, int) else device
         return self.to(where if where is not None else "cuda", non_blocking=non_blocking, **kwargs)
@@ -103,7 +105,7 @@ class Tensor(torch.Tensor):
         """Whether `drop()` has deleted its memory."""
         return bool(self._record.storage.flags & DROPPED)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         meta = self._record.meta
         grad = ", requires_grad=True" if self.requires_grad else ""
         dropped = ", dropped" if self.dropped else ""
@@ -145,7 +147,11 @@ class Tensor(torch.Tensor):
             record.ref = -1
 
     def backward(
-        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+        self,
+        gradient: object = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: object = None,
     ) -> None:
         """As in torch. Derivatives are issued by this thread, whatever device the tensors are on, so that a failure is told
         with this line."""
@@ -154,13 +160,13 @@ class Tensor(torch.Tensor):
 
     # --- between ranks
 
-    def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Tensor:
+    def to_mesh(self, mesh: object, stream: Stream | None = None) -> Tensor:
         """A copy on another mesh, whose dimensions are matched by name (see `monarch.to_mesh`)."""
         from monarch.tensor.controller.moves import to_mesh
 
         return to_mesh(self, mesh, stream)  # type: ignore[no-any-return]
 
-    def slice_mesh(self, **dims: Any) -> Any:
+    def slice_mesh(self, **dims: object) -> Any:
         """Part of the ranks of its mesh, to be sent with `.to_mesh` (see `monarch.slice_mesh`)."""
         from monarch.tensor.controller.moves import slice_mesh
 
@@ -222,34 +228,34 @@ class Tensor(torch.Tensor):
             return known_values.known_scalar(self)
         raise misuse.data_dependent("tolist()")
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> NoReturn:
         raise misuse.data_dependent("numpy()", RuntimeError)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise misuse.data_dependent("numpy()", RuntimeError)
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+    def __dlpack__(self, *args: object, **kwargs: object) -> NoReturn:
         raise misuse.no_memory("__dlpack__()")
 
     def data_ptr(self) -> int:
         raise misuse.no_memory("data_ptr()")
 
-    def untyped_storage(self) -> Any:
+    def untyped_storage(self) -> NoReturn:
         raise misuse.no_memory("untyped_storage()")
 
-    def storage(self) -> Any:
+    def storage(self) -> NoReturn:
         raise misuse.no_memory("storage()")
 
-    def share_memory_(self) -> Any:
+    def share_memory_(self) -> NoReturn:
         raise misuse.no_memory("share_memory_()")
 
-    def apply_(self, *args: Any) -> Any:
+    def apply_(self, *args: object) -> NoReturn:
         raise misuse.data_dependent("apply_()")
 
-    def map_(self, *args: Any) -> Any:
+    def map_(self, *args: object) -> NoReturn:
         raise misuse.data_dependent("map_()")
 
-    def map2_(self, *args: Any) -> Any:
+    def map2_(self, *args: object) -> NoReturn:
         raise misuse.data_dependent("map2_()")
 
     def __format__(self, spec: str) -> str:
@@ -263,7 +269,7 @@ class Tensor(torch.Tensor):
             setattr(copy, name, value)
         return copy
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         if _asked_by_save():
             return _saved(self).__reduce_ex__(protocol)
         raise misuse.not_sendable(self)
@@ -327,7 +333,7 @@ def _asked_by_save() -> bool:
     return misuse.asked_by(_SAVING)
 
 
-def _saved(tensor: Tensor) -> Any:
+def _saved(tensor: Tensor) -> torch.Tensor:
     """A plain tensor on the CPU with what the first process of the tensor's mesh has; a Parameter for a Parameter. Waits."""
     record = tensor._record
     place = record.place
@@ -356,7 +362,7 @@ def _follow_parameters() -> None:
         return
 
     @functools.wraps(plain)
-    def moved(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def moved(param: object, value: object, *args: object, **kwargs: object) -> Any:
         if is_distributed(param) and isinstance(value, torch.Tensor) and not is_distributed(value):
             value = on_device_of(value, replica(param._record.place, value))
         return plain(param, value, *args, **kwargs)

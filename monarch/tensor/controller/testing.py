@@ -6,13 +6,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import NDSlice, ProcMesh, Promise, Shape, this_host
 from monarch.tensor import commands
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Args, Kwargs
 
 
 class TestingContext:
@@ -39,7 +42,7 @@ class TestingContext:
         gpu_per_host: int,
         activate: bool = True,
         backend: str = "mesh",
-        controller_params: Any = None,
+        controller_params: object = None,
     ) -> Iterator[DeviceMesh]:
         """A mesh with the dimensions `host` and `gpu` on a fresh engine, active unless `activate` is False.
 
@@ -93,13 +96,13 @@ class _MockWorkers:
     def execute(self) -> _MockWorkers:
         return self
 
-    def _new_with_shape(self, _shape: Any) -> _MockWorkers:
+    def _new_with_shape(self, _shape: object) -> _MockWorkers:
         return self
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Any = None, selection: str = "all") -> None:
+    def _send(self, args: Args, kwargs: Kwargs, port: object = None, selection: str = "all") -> None:
         """Dropped."""
 
-    def call(self, number: int, data: bytes, payloads: tuple[Any, ...]) -> Any:
+    def call(self, number: int, data: bytes, payloads: tuple[object, ...]) -> Any:
         """What asks for values fails; everything else is done."""
         promise: Promise[dict[int, Any]] = Promise()
         last = commands.decode(data)[-1]

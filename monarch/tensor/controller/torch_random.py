@@ -66,14 +66,14 @@ def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Call
     """`plain`, but `stand_in(place, plain, ...)` while a mesh is active, or for a state of a mesh."""
 
     @functools.wraps(plain)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         place = _place(args[0] if args else None)
         return plain(*args, **kwargs) if place is None else stand_in(place, plain, *args, **kwargs)
 
     return function
 
 
-def _place(state: Any = None) -> StreamPlacement | None:
+def _place(state: object = None) -> StreamPlacement | None:
     """Where a function issues its command: with a mesh's `state` on that mesh, else on the active one; None without."""
     if not is_distributed(state):
         mesh = mesh_of_operations()
@@ -104,7 +104,7 @@ def _set(place: StreamPlacement, which: _Which, state: torch.Tensor) -> None:
     rng.note_seed(_seeds[which], place.mesh, getattr(state, "_seed", None))
 
 
-def _seed(place: StreamPlacement, what: str, which: _Which, seed: Any) -> None:
+def _seed(place: StreamPlacement, what: str, which: _Which, seed: object) -> None:
     number = rng.checked_seed(seed)
     rng.issue(place, what, numbers=(number,))
     rng.note_seed(_seeds[which], place.mesh, number)
@@ -179,7 +179,7 @@ def _new_seed(what: str) -> Callable[..., None]:
     return new_seed
 
 
-def _set_all(place: StreamPlacement, plain: Callable[..., Any], new_states: Sequence[Any]) -> None:
+def _set_all(place: StreamPlacement, plain: Callable[..., Any], new_states: Sequence[object]) -> None:
     states = list(new_states)
     if len(states) != 1:
         raise ValueError(
@@ -261,7 +261,7 @@ _arguments = _Arguments()
 def _infer_device_type(plain: Callable[..., Any]) -> Callable[..., Any]:
     """The first that a checkpoint does with its arguments."""
 
-    def infer_device_type(*args: Any) -> Any:
+    def infer_device_type(*args: object) -> Any:
         _arguments.distributed = any(map(is_distributed, pytree.tree_leaves(args)))
         return plain(*args)
 
@@ -289,7 +289,7 @@ class _Initialized:
 
 
 def _get_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def get_device_states(*args: Any) -> tuple[list[Any], list[Any]]:
+    def get_device_states(*args: object) -> tuple[list[Any], list[Any]]:
         kept: dict[tuple[StreamPlacement, _Which], _MeshGenerator] = {}
         if (active := _place()) is not None:
             kept[active, _CPU] = _MeshGenerator(active, _CPU)

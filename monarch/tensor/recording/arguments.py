@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +15,13 @@ from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.recorder import CommandRecorder
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Args, Kwargs
+
 
 class Arguments:
     """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for
@@ -22,14 +29,14 @@ class Arguments:
 
     __slots__ = ("before", "key", "leaves", "spec", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: Args, kwargs: Kwargs) -> None:
         self.spec: Any = None
         self.leaves: Sequence[Any] = args
         if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
             self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
-        self.tensors: list[Any] = []
+        self.tensors: list[Tensor] = []
         self.before: list[tuple[Any, TensorStorage]] = []  # their metadata and memory
-        key: list[Any] = [
+        key: list[Hashable] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
             torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
             torch.is_inference_mode_enabled(), _switches(),
@@ -52,7 +59,7 @@ class Arguments:
         self.key = tuple(key)
         hash(self.key)
 
-    def call(self, function: Callable[..., Any], stand_ins: Sequence[Any]) -> Any:
+    def call(self, function: Callable[..., Any], stand_ins: Sequence[object]) -> PyTree:
         """Calls `function` with `stand_ins` in place of the distributed tensors."""
         rest = iter(stand_ins)
         leaves = [next(rest) if type(leaf) is Tensor else leaf for leaf in self.leaves]

@@ -15,7 +15,7 @@ from monarch.tensor.recording.recorder import CommandRecorder
 from monarch.tensor.recording.trace import RecordedTrace
 
 if TYPE_CHECKING:
-    from torch.utils._pytree import TreeSpec
+    from torch.utils._pytree import PyTree, TreeSpec
 
 TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
 
@@ -52,19 +52,19 @@ class Replay:
         self.plan = run.plan
         self.spec = run.spec
 
-    def call(self, arguments: Arguments) -> Any:
+    def call(self, arguments: Arguments) -> PyTree:
         """What the function would return, after one command for each mesh and stream in turn."""
         made = self.trace.replay(arguments.tensors)
         return put_together(self.plan, self.spec, arguments.tensors, made)
 
 
-def results_of(value: Any, given: Sequence[Tensor], formals: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
+def results_of(value: object, given: Sequence[Tensor], formals: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
     """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
     those are `_Made` and arguments `_Given`, by number."""
     leaves, spec = pytree.tree_flatten(value)
     arguments = {id(tensor): at for at, tensor in reversed([*enumerate(given), *enumerate(formals)])}
     made: dict[int, Any] = {}
-    plan: list[Any] = []
+    plan: list[object] = []
     for leaf in leaves:
         if type(leaf) is not Tensor:
             plan.append(leaf)
@@ -77,10 +77,11 @@ def results_of(value: Any, given: Sequence[Tensor], formals: Sequence[Tensor]) -
     return plan, spec, list(made.values())
 
 
-def without_graph(tensor: Tensor) -> Any:
+def without_graph(tensor: Tensor) -> Tensor:
     """The same memory without a graph of derivatives, as another tensor."""
     with tensor._record.place.stream.activate(), torch.no_grad():
-        return tensor.detach()
+        detached: Tensor = tensor.detach()
+    return detached
 
 
 class _Given(int):
@@ -91,7 +92,7 @@ class _Made(int):
     __slots__ = ()
 
 
-def put_together(plan: Sequence[Any], spec: TreeSpec, given: Sequence[Tensor], made: Sequence[Tensor]) -> Any:
+def put_together(plan: Sequence[object], spec: TreeSpec, given: Sequence[Tensor], made: Sequence[Tensor]) -> PyTree:
     """What a call returns: the tree with these arguments and tensors."""
     if spec is None:
         return made[0]
@@ -99,7 +100,7 @@ def put_together(plan: Sequence[Any], spec: TreeSpec, given: Sequence[Tensor], m
     return pytree.tree_unflatten(leaves, spec)
 
 
-def label_of(function: Any) -> str:
+def label_of(function: object) -> str:
     """As errors show it."""
     while isinstance(function, functools.partial):
         function = function.func

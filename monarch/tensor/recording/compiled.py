@@ -22,6 +22,8 @@ from monarch.tensor.recording.recorder import CommandRecorder, divergence
 from monarch.tensor.recording.trace import RecordedTrace, Unrecordable, drop_leaked
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.signature import WorkerCall
 
@@ -78,7 +80,7 @@ class _Compiled:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         if recorder() is not None:
             return self._function(*args, **kwargs)
         arguments = Arguments(args, kwargs)
@@ -122,7 +124,7 @@ class _Compiled:
             )
         kept.verified = True
 
-    def _keep(self, key: Any, kept: _CompiledReplay) -> None:
+    def _keep(self, key: object, kept: _CompiledReplay) -> None:
         with self._lock:
             self._kept[key] = kept
             oldest = self._kept.popitem(last=False)[1] if len(self._kept) > TRACES else None

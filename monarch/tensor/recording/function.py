@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from operator import attrgetter, call, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,9 @@ from monarch.tensor.recording.observed import ObservedCalls
 from monarch.tensor.recording.rates import confirmed
 from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher
 from monarch.tensor.recording.trace import RecordedTrace, Unrecordable
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
 # Recording is given up when it does not pay: after this many recordings one after the other. Four replays make up for one.
 TRIES = 8
@@ -127,7 +130,7 @@ class _Variant(Replay):
             self.guards.release(rates.mappings[source], "lr")
         return True
 
-    def call(self, arguments: Arguments) -> Any:
+    def call(self, arguments: Arguments) -> PyTree:
         result = super().call(arguments)
         for weak, grad in self.sets:
             parameter = weak()
@@ -141,7 +144,7 @@ class _CallKind:
 
     __slots__ = ("failures", "groups", "met", "strain", "variants")
 
-    def __init__(self, met: Iterable[Any]) -> None:
+    def __init__(self, met: Iterable[Tensor]) -> None:
         self.met = [weakref.ref(tensor) for tensor in met]
         self.variants: list[_Variant] = []
         self.groups: list[dict[str, Any]] = []  # of optimizers, as `rates` counts them
@@ -183,7 +186,7 @@ class Function:
             for variant in kind.variants:
                 variant.trace.forget()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         here = recorder()
         if here is not None and not isinstance(here, CommandHolder):
             return self._function(*args, **kwargs)  # part of another recording
@@ -215,7 +218,7 @@ class Function:
 
     # --- running
 
-    def _first(self, arguments: Arguments) -> Any:
+    def _first(self, arguments: Arguments) -> PyTree:
         with CommandWatcher() as watcher, self._observed.watching():
             value = arguments.call(self._function, arguments.tensors)
         kind = _CallKind(tensor for tensor, _ in watcher.grads.values())
@@ -224,7 +227,7 @@ class Function:
         self._make_room()
         return self._plain(value, arguments.tensors)
 
-    def _recorded(self, kind: _CallKind, arguments: Arguments) -> Any:
+    def _recorded(self, kind: _CallKind, arguments: Arguments) -> PyTree:
         changes = [(variant, variant.guards.changes()) for variant in kind.variants]
         noted = CommandRecorder()
         for weak in kind.met:
@@ -291,7 +294,7 @@ class Function:
         ]
         return _Variant(trace, run, needs, sets, guards)
 
-    def _plain(self, value: Any, given: Any) -> Any:
+    def _plain(self, value: object, given: object) -> PyTree:
         """What a call operation by operation returns: as a replay would, without graphs."""
         arguments = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if type(leaf) is Tensor]
         plan, spec, made = results_of(value, arguments, arguments)
@@ -342,7 +345,7 @@ def _unsteady(change: str) -> str:
     return f"{change} changes again and again: keep it in a tensor, or pass it as an argument if it has few values"
 
 
-def _later(fn: Any) -> bool:
+def _later(fn: object) -> bool:
     """Whether a call of `fn` runs nothing yet."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)

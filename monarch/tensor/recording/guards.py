@@ -39,7 +39,7 @@ class Change:
 
     __slots__ = ("key", "name", "new", "old", "where")
 
-    def __init__(self, name: str, old: Any, new: Any, where: Any = None, key: Any = None) -> None:
+    def __init__(self, name: str, old: object, new: object, where: object = None, key: object = None) -> None:
         self.name = name
         self.old = old
         self.new = new
@@ -78,7 +78,7 @@ class _Entries:
 
     __slots__ = ("label", "names", "values", "where", "whole")
 
-    def __init__(self, where: Any, names: Sequence[Any], values: Sequence[Any], label: str, whole: bool) -> None:
+    def __init__(self, where: Any, names: Sequence[object], values: Sequence[object], label: str, whole: bool) -> None:
         self.where = where
         self.names = list(names)
         self.values = list(values)
@@ -242,7 +242,7 @@ class _Quick:
 
 
 def _compared(
-    values: list[Any], now: Sequence[Any], names: Sequence[str], where: Any = None, keys: Sequence[Any] = ()
+    values: list[Any], now: Sequence[object], names: Sequence[str], where: object = None, keys: Sequence[object] = ()
 ) -> Iterator[Change]:
     for at, (value, name) in enumerate(zip(now, names, strict=False)):
         if values[at] is not value:
@@ -266,14 +266,14 @@ def _equal(old: Any, new: Any) -> bool:
     return isinstance(old, (*PLAIN, range, slice)) and bool(old == new)
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # not set
         return _ABSENT
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -307,11 +307,11 @@ class _Walk:
         self._kept: list[Any] = []  # what `_seen` names by id
         self._room = VALUES
 
-    def label(self, value: Any) -> str:
+    def label(self, value: object) -> str:
         """The name of an object: what it was first found by, or its class."""
         return self._labels.get(id(value)) or type(value).__name__
 
-    def value(self, value: Any, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
+    def value(self, value: object, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
         """Looks into `value`, of which `node` is read."""
         if isinstance(value, PLAIN) or type(value) is Tensor or depth > DEPTH or self._room <= 0:
             return
@@ -405,7 +405,7 @@ class _Walk:
         if isinstance(value, ModuleType) and not followed(value.__name__):
             return
         own: Any = {}
-        nodes = {name: inner for name, inner in node.items() if type(name) is str}
+        nodes: Node = {name: inner for name, inner in node.items() if type(name) is str}
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, type):
             own = getattr(value, "__dict__", None) if kind.__dictoffset__ else {}
@@ -433,7 +433,7 @@ class _Walk:
                 self._of_class(value, kind, name, nodes[name], loose, below, depth)
 
     def _of_class(
-        self, value: Any, kind: type, name: str, node: Node, loose: frozenset[str], label: str, depth: int
+        self, value: object, kind: type, name: str, node: Node, loose: frozenset[str], label: str, depth: int
     ) -> None:
         """An attribute that is no entry of the object's own: of its class, or a slot."""
         owner = next((owner for owner in kind.__mro__ if name in owner.__dict__), None)
@@ -458,7 +458,7 @@ class _Walk:
             known[1].update(names)
 
 
-def _code_of(function: Any) -> CodeType | None:
+def _code_of(function: object) -> CodeType | None:
     """The code of a Python function; None for others."""
     return getattr(function, "__code__", None)
 
@@ -467,22 +467,22 @@ def _code_of(function: Any) -> CodeType | None:
 _ITERATIONS = (dict.__iter__, OrderedDict.__iter__, list.__iter__, tuple.__iter__, deque.__iter__)
 
 
-def _version(value: torch.Tensor) -> Any:
+def _version(value: torch.Tensor) -> object:
     """Another after each change in place."""
     return _ABSENT if value.is_inference() else value._version
 
 
-def _bytes(value: Any) -> Any:
+def _bytes(value: Any) -> object:
     """The contents of an array, or what stands for those of a large one."""
     return bytes(value.tobytes()) if value.nbytes <= 1 << 14 else value.nbytes
 
 
-def _members(value: Any) -> Any:
+def _members(value: Any) -> object:
     """What a set of plain values has in it, as something to compare."""
     return tuple(sorted(map(repr, value))) if all(isinstance(item, PLAIN) for item in value) else len(value)
 
 
-def _below(label: str, name: Any) -> str:
+def _below(label: str, name: object) -> str:
     """The name of an entry: of a container, whose label ends in "[]", or an attribute."""
     if label.endswith("[]"):
         return f"{label[:-1]}{_shown(name)}]" if isinstance(name, PLAIN) else f"{label[:-1]}a {type(name).__name__}]"

@@ -37,12 +37,12 @@ _HEAP_TYPE = 1 << 9  # of type.__flags__: a class that Python code defined
 _CALLING = ("monarch.tensor.recording", "monarch.tensor.controller.gradients")
 
 
-def foreign(module: Any) -> bool:
+def foreign(module: object) -> bool:
     """Whether the module of this name is Python's, torch's or ours."""
     return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
 
 
-def followed(module: Any) -> bool:
+def followed(module: object) -> bool:
     """Whether functions of the module of this name are looked into."""
     return not foreign(module) or f"{module}.".startswith(_TORCH)
 
@@ -105,7 +105,7 @@ class ObservedCalls:
                 self._meet(code, name, value)
         return True
 
-    def _meet(self, code: CodeType, name: str, value: Any) -> None:
+    def _meet(self, code: CodeType, name: str, value: object) -> None:
         if isinstance(value, _PASSED_OVER):
             return
         number = id(value)
@@ -115,7 +115,7 @@ class ObservedCalls:
             self._met[code, number, name] = _giver(value)
 
 
-def _giver(value: Any) -> Callable[[], Any]:
+def _giver(value: object) -> Callable[[], Any]:
     """What gives `value` for as long as it lives."""
     try:
         return weakref.ref(value)
@@ -140,7 +140,7 @@ class _Watching:
             getattr(one, "__code__", None) for one in gc.callbacks
         }  # comes amid anything, and is not the program's
 
-        def hook(frame: FrameType, event: str, arg: Any) -> None:
+        def hook(frame: FrameType, event: str, arg: object) -> None:
             nonlocal inside
             if inside is None:
                 if event == "call":

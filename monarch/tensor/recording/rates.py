@@ -15,14 +15,14 @@ from monarch.tensor.worker.recorded import RecordedRate
 
 
 def marked(
-    numbers: Sequence[tuple[Any, ...]], passed_on: Sequence[bool], rates: Sequence[Any]
+    numbers: Sequence[tuple[Any, ...]], passed_on: Sequence[bool], rates: Sequence[object]
 ) -> list[tuple[Any, ...]]:
     """`numbers` of operations, with a Rate for each that may be one of `rates`: those equal to one, or to its negative,
     where `passed_on` says that an optimizer issued the operation."""
     values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]
     slots: dict[float, int] = {}
 
-    def mark(number: Any) -> Any:
+    def mark(number: object) -> Any:
         if type(number) is not float:
             return number
         for negative, value in ((False, number), (True, -number)):

@@ -21,7 +21,7 @@ class ReadKey:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __hash__(self) -> int:
@@ -187,10 +187,10 @@ def _whole(node: Node | None) -> None:
         node[WHOLE] = {}
 
 
-def _key(value: Any) -> ReadKey | None:
+def _key(value: object) -> ReadKey | None:
     return ReadKey(value) if type(value) in (str, int, bool) else None
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     """Of variables: newer Pythons load or store two with one instruction."""
     return (value,) if type(value) is str else tuple(value) if isinstance(value, tuple) else ()

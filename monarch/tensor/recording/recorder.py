@@ -198,7 +198,7 @@ class CommandHolder(CommandWatcher):
         self.notes: list[IssuedCommand] = []
         self.made: list[weakref.ref[records.TensorRecord]] = []
 
-    def read(self, tensors: Iterable[Any]) -> None:
+    def read(self, tensors: Iterable[object]) -> None:
         """Of no interest here."""
 
     def born(self, record: records.TensorRecord) -> None:

@@ -221,7 +221,7 @@ class RecordedTrace:
         return results
 
     def _made(self, given: list[TensorRecord], idents: list[int], taint: Taint | None) -> list[Any]:
-        results: list[Any] = []
+        results: list[object] = []
         new: dict[int, TensorRecord] = {}
         for segment, position, meta, place, kind, which in self._results:
             source: Any = new.get(which) if kind == _NEW else given[which] if kind == _ARGUMENT else which()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,9 +17,11 @@ from monarch.tensor.signature import NumberHole, TensorHole
 from monarch.tensor.worker.function_call import FunctionCall
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.utils._pytree import PyTree
 
-    from monarch.tensor.signature import Scalar
+    from monarch.tensor.signature import Args, Kwargs, Scalar
 
 INT = 1 << 62
 NUMBERS = frozenset({int, float, bool})
@@ -32,10 +34,10 @@ _LONG = 4096  # characters of a string from which on it is sent with each call: 
 LEAVES = NUMBERS | _CONSTANTS | {Tensor}
 
 
-def template(args: Any, kwargs: Any, leaves: Sequence[object], shape: Any) -> tuple[Any, list[Any]]:
+def template(args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: object) -> tuple[Any, list[Any]]:
     """(args, kwargs) with Slots for tensors and Numbers for numbers, and the numbers."""
     held: list[Any] = []
-    numbers: list[Any] = []
+    numbers: list[Scalar] = []
     slots = 0
     for leaf in leaves:
         kind = type(leaf)
@@ -53,24 +55,24 @@ def template(args: Any, kwargs: Any, leaves: Sequence[object], shape: Any) -> tu
     return pytree.tree_unflatten(held, shape), numbers
 
 
-def with_numbers(tree: PyTree, numbers: Sequence[Scalar]) -> Any:
+def with_numbers(tree: PyTree, numbers: Sequence[Scalar]) -> PyTree:
     """`tree` with its Numbers filled; its Slots stay."""
     if not numbers:
         return tree
     return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is NumberHole else leaf, tree)
 
 
-def signature_key(leaves: Sequence[object], shape: Any, call: FunctionCall) -> Any:
+def signature_key(leaves: Sequence[object], shape: object, call: FunctionCall) -> Hashable:
     """Equal for calls that differ in their numbers and their tensors' metadata alone, and give tensors of the same
     metadata."""
     kinds = tuple(type(leaf) if type(leaf) is Tensor or travels(leaf) else (type(leaf), leaf) for leaf in leaves)
     return (call.function, shape, kinds, call.keeps, call.mutates, call.count, call.between_ranks, call.expected)
 
 
-def travels(leaf: Any) -> bool:
+def travels(leaf: object) -> TypeGuard[Scalar]:
     """Whether `leaf` is a number that goes with each Run."""
     kind = type(leaf)
-    return kind in NUMBERS and (kind is not int or -INT < leaf < INT)
+    return kind in NUMBERS and (type(leaf) is not int or -INT < leaf < INT)
 
 
 def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
@@ -94,11 +96,11 @@ def constant(leaf: Any) -> bool:
     return kind in NUMBERS or kind in _CONSTANTS or isinstance(leaf, enum.Enum | type) or is_group(leaf)
 
 
-def is_group(leaf: Any) -> bool:
+def is_group(leaf: object) -> bool:
     return isinstance(leaf, RemoteProcessGroup)
 
 
-def between_ranks(leaf: Any) -> bool:
+def between_ranks(leaf: object) -> bool:
     """Whether a function that is given this can talk to other ranks, so that its results depend on them."""
     return isinstance(leaf, DeviceMesh) or is_group(leaf)
 
@@ -108,21 +110,21 @@ def between_ranks(leaf: Any) -> bool:
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
-def captures_nothing(propagate: Any) -> bool:
+def captures_nothing(propagate: object) -> bool:
     """Whether it gives the same for the same arguments, because there is nothing else that it could use."""
     if getattr(propagate, "pure", False):
         return True
     return isinstance(propagate, types.FunctionType) and not propagate.__closure__ and not names_in(propagate.__code__)
 
 
-def captured(propagate: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
+def captured(propagate: object, names: Sequence[str]) -> tuple[Any, ...] | None:
     """What the variables that a propagator uses are now, its captured ones and globals, when that says all; else None.
 
     `names`: those in its code.
     """
     if not isinstance(propagate, types.FunctionType):
         return None
-    found: list[Any] = []
+    found: list[object] = []
     for cell in propagate.__closure__ or ():
         try:
             found.append(cell.cell_contents)

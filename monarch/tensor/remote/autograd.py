@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.remote import graph as remote_graph
 from monarch.tensor.remote.remote_function import Remote
 
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
-def forward(cls: Any, args: Any, kwargs: Any, wanted: Any) -> Any:
+    from monarch.tensor.signature import Args, Kwargs
+
+
+def forward(cls: Any, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
     """In a worker: `cls.apply(*args)` and its Graph."""
     return remote_graph.forward(cls.apply, args, kwargs, wanted, ())
 
@@ -22,11 +27,11 @@ class RemoteAutogradFunction:
     def __init__(self, cls: type) -> None:
         self._cls = cls
 
-    def apply(self, *args: Any) -> Any:
+    def apply(self, *args: object) -> PyTree:
         """What the workers' `apply` gives. The first call with each pattern of arguments waits for the workers (see
         `remote`)."""
 
-        def run(args: Any, kwargs: Any, wanted: Any) -> Any:
+        def run(args: Args, kwargs: Kwargs, wanted: object) -> PyTree:
             return _forward(self._cls, args, kwargs, wanted)
 
         return remote_graph.apply(run, args, {}, ())

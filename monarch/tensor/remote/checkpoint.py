@@ -42,7 +42,7 @@ def save(
     state: Mapping[str, Any],
     path: str | os.PathLike[str],
     placements: Placements | None = None,
-    mesh: Any = None,
+    mesh: object = None,
     overwrite: bool = False,
 ) -> None:
     """Writes a checkpoint into the folder `path` and waits until it is whole. See `save_async`."""
@@ -53,7 +53,7 @@ def save_async(
     state: Mapping[str, Any],
     path: str | os.PathLike[str],
     placements: Placements | None = None,
-    mesh: Any = None,
+    mesh: object = None,
     overwrite: bool = False,
 ) -> Future[None]:
     """A Future of a checkpoint in the folder `path`, which all processes see. The processes copy their parts to the CPU, in
@@ -101,10 +101,10 @@ def save_async(
 
 
 def load(
-    state: Any,
+    state: object,
     path: str | os.PathLike[str],
     placements: Placements | None = None,
-    mesh: Any = None,
+    mesh: object = None,
     strict: bool = True,
 ) -> None:
     """Fills `state`, nested dicts and lists as `save` takes them, from the checkpoint in `path`: distributed tensors in
@@ -150,7 +150,7 @@ def load(
 
 
 def read(
-    path: str | os.PathLike[str], placements: Placements | None = None, mesh: Any = None, device: Any = "cpu"
+    path: str | os.PathLike[str], placements: Placements | None = None, mesh: object = None, device: object = "cpu"
 ) -> dict[str, Any]:
     """The state that was saved in `path`, in nested dicts and lists as it was: what `load_state_dict` of a module and of an
     optimizer takes. Its tensors are new ones on `device` of the active mesh, or of `mesh`; `placements` as in `load`. Keys of
@@ -204,10 +204,10 @@ class _Wanted:
 class _Layout:
     """The distributed tensors of a state dict, and how they are divided."""
 
-    def __init__(self, flat: Mapping[str, Any], wanted: Placements | None, mesh: Any) -> None:
+    def __init__(self, flat: Mapping[str, Any], wanted: Placements | None, mesh: object) -> None:
         found = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         self.names = list(found)
-        self.tensors: list[Any] = [tensor.detach() for tensor in found.values()]
+        self.tensors: list[Tensor] = [tensor.detach() for tensor in found.values()]
         self.mesh = _mesh_of(self.tensors, mesh)
         sizes = self.mesh.sizes
         known = _Wanted(wanted, self.names, self.mesh)
@@ -245,7 +245,7 @@ class _Layout:
         return ReadPlan(laid, self.mesh.sizes)
 
 
-def _mesh_of(tensors: Sequence[Tensor], mesh: Any) -> DeviceMesh:
+def _mesh_of(tensors: Sequence[Tensor], mesh: object) -> DeviceMesh:
     if not tensors:
         found = get_active_mesh() if mesh is None else mesh
         found = found if isinstance(found, DeviceMesh) else getattr(found, "_device_mesh", None)
@@ -260,7 +260,7 @@ def _mesh_of(tensors: Sequence[Tensor], mesh: Any) -> DeviceMesh:
     return first
 
 
-def _first(mesh: DeviceMesh, function: Callable[..., Any], *args: Any) -> Any:
+def _first(mesh: DeviceMesh, function: Callable[..., Any], *args: object) -> Any:
     """What `function` gives in the first process of the mesh."""
     try:
         return call_on_shard_and_fetch(Remote(function, "inspect"), *args, shard=dict.fromkeys(mesh.names, 0)).get()
@@ -286,7 +286,7 @@ def _own(mesh: Any) -> int:
     return int(mesh.ranks.index(current.worker().executor.rank))
 
 
-def _staging(number: int, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
+def _staging(number: int, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
     worker.stage(number, plan, _own(mesh), tensors)
 
 
@@ -294,11 +294,11 @@ def _writing(number: int, path: str, values: Any, mesh: Any) -> Any:
     return worker.write(number, path, values.data if _own(mesh) == 0 else None)
 
 
-def _reading(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
+def _reading(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
     worker.read(path, plan.entries(_own(mesh)), tensors)
 
 
-def _changed(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: Any) -> None:
+def _changed(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
     """What `_reading` does, as far as the program is concerned: it writes to all of them."""
     for tensor in tensors:
         tensor.zero_()
@@ -332,7 +332,7 @@ def _saved(values: dict[str, Any]) -> _Saved:
         return _Saved(file.getvalue())
 
 
-def _flattened(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _flattened(state: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of nested dicts and lists by names with dots, and where each was."""
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -342,7 +342,7 @@ def _flattened(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return flat, paths
 
 
-def _numbered(tree: PyTree) -> Any:
+def _numbered(tree: PyTree) -> PyTree:
     """`tree` with dicts whose keys are numbers as text keyed by these numbers."""
     if isinstance(tree, list):
         return [_numbered(item) for item in tree]

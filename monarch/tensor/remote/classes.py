@@ -20,10 +20,10 @@ class ControllerRemoteClass:
     that a subclass decorates with `ControllerRemoteClass.remote_method`; all return None at once.
     """
 
-    def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, constructor: object, *args: object, **kwargs: object) -> None:
         self._object = OpaqueObject(constructor, *args, **kwargs)
 
-    def call_method(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def call_method(self, name: str, *args: object, **kwargs: object) -> None:
         """Calls method `name` of the objects; a failure is raised as that of a remote function is."""
         self._object.call_method(name, "inspect", *args, **kwargs)
 
@@ -32,7 +32,7 @@ class ControllerRemoteClass:
         """A method that calls the one of its name in the workers. Its own body never runs."""
 
         @functools.wraps(method)
-        def call(self: ControllerRemoteClass, *args: Any, **kwargs: Any) -> None:
+        def call(self: ControllerRemoteClass, *args: object, **kwargs: object) -> None:
             self.call_method(method.__name__, *args, **kwargs)
 
         return call

@@ -41,8 +41,8 @@ class DataLoaders:
     """
 
     def __init__(
-        self, make: Callable[..., Iterable[Any]], *args: Any, dims: str | Sequence[str] | None = None, mesh: Any = None,
-        ahead: int = 2, **kwargs: Any,
+        self, make: Callable[..., Iterable[Any]], *args: object, dims: str | Sequence[str] | None = None, mesh: object = None,
+        ahead: int = 2, **kwargs: object,
     ) -> None:  # fmt: skip
         found = get_active_mesh() if mesh is None else mesh
         found = found if isinstance(found, DeviceMesh) else getattr(found, "_device_mesh", None)

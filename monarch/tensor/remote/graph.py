@@ -6,14 +6,20 @@ The program's graph has one node for the whole function; its derivative runs the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller.tensor import Tensor
+from monarch.tensor.metadata import Meta
 from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Args, Kwargs
 
 
 class Graph:
@@ -27,8 +33,8 @@ class Graph:
 
 
 def forward(
-    run: Callable[..., Any], args: Any, kwargs: Any, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
-) -> Any:
+    run: Callable[..., Any], args: Args, kwargs: Kwargs, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
+) -> PyTree:
     """In a worker: (what `run(*args, **kwargs)` gives, a reference to its Graph).
 
     `wanted`: for each tensor among the arguments whether its derivative will be asked for; `extra`: tensors of `run`
@@ -75,10 +81,10 @@ class _Like:
 
     pure = True
 
-    def __init__(self, metas: tuple[Any, ...]) -> None:
+    def __init__(self, metas: tuple[Meta, ...]) -> None:
         self._metas = metas
 
-    def __call__(self, ref: Any, grads: Any) -> Any:
+    def __call__(self, ref: Any, grads: Any) -> PyTree:
         return tuple(
             torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device) for meta in self._metas
         )
@@ -90,7 +96,7 @@ class _Like:
         return hash(self._metas)
 
 
-def apply(run: Callable[..., Any], args: Any, kwargs: Any, parameters: Sequence[Tensor]) -> Any:
+def apply(run: Callable[..., Any], args: Args, kwargs: Kwargs, parameters: Sequence[Tensor]) -> PyTree:
     """Issues a forward pass and gives its result, with a graph behind it for the arguments and `parameters` that
     require grad.
 
@@ -103,7 +109,7 @@ def apply(run: Callable[..., Any], args: Any, kwargs: Any, parameters: Sequence[
     differentiable += [parameter for parameter in parameters if grad and parameter.requires_grad]
     flat: list[Any] = []
 
-    def issue() -> Any:
+    def issue() -> PyTree:
         with torch.no_grad():
             result, ref = run(args, kwargs, wanted)
         values, structure = pytree.tree_flatten(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,11 @@ from monarch.tensor.remote.opaque_object import OpaqueObject
 from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
 
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import Args, Kwargs
+
 
 def parameters_of(ref: OpaqueRef) -> tuple[list[torch.Tensor], list[bool]]:
     """In a worker: the module's parameters, and which of them require grad."""
@@ -20,7 +25,7 @@ def parameters_of(ref: OpaqueRef) -> tuple[list[torch.Tensor], list[bool]]:
     return found, [parameter.requires_grad for parameter in found]
 
 
-def forward(ref: OpaqueRef, args: Any, kwargs: Any, wanted: Any) -> Any:
+def forward(ref: OpaqueRef, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
     """In a worker: `module(*args, **kwargs)` and its Graph."""
     module = ref.value
     extra = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -36,7 +41,7 @@ class OpaqueModule:
     `constructor`: the class or its dotted path, such as "torch.nn.Linear".
     """
 
-    def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, constructor: object, *args: object, **kwargs: object) -> None:
         self._object = OpaqueObject(constructor, *args, **kwargs)
         self._found: list[Tensor] | None = None
         self._remotes: dict[Any, Remote] = {}
@@ -51,7 +56,7 @@ class OpaqueModule:
             self._found = [parameter.requires_grad_(want) for parameter, want in zip(found, wanted, strict=True)]
         return list(self._found)
 
-    def __call__(self, *args: Any, propagator: Callable[..., Any], **kwargs: Any) -> Any:
+    def __call__(self, *args: object, propagator: Callable[..., Any], **kwargs: object) -> PyTree:
         """What the modules give for these arguments; its derivative runs in the workers as well.
 
         `propagator(*args, **kwargs)`: as `propagate` of `remote`.
@@ -63,12 +68,12 @@ class OpaqueModule:
             remote = self._remotes[propagator] = Remote(forward, _Forward(propagator))
         issue = remote
 
-        def run(args: Any, kwargs: Any, wanted: Any) -> Any:
+        def run(args: Args, kwargs: Kwargs, wanted: object) -> PyTree:
             return issue(self._object._object, args, kwargs, wanted)
 
         return remote_graph.apply(run, args, kwargs, self.parameters() if torch.is_grad_enabled() else [])
 
-    def call_method(self, name: str, propagation: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_method(self, name: str, propagation: object, *args: object, **kwargs: object) -> PyTree:
         """What the modules' method `name` gives, without derivatives. `propagation`: as `propagate` of `remote`."""
         return self._object.call_method(name, propagation, *args, **kwargs)
 
@@ -79,5 +84,5 @@ class _Forward:
     def __init__(self, propagator: Callable[..., Any]) -> None:
         self._propagator = propagator
 
-    def __call__(self, ref: Any, args: Any, kwargs: Any, wanted: Any) -> Any:
+    def __call__(self, ref: Any, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
         return self._propagator(*args, **kwargs), OpaqueRef(None)

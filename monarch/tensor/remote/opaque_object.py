@@ -5,20 +5,25 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Future
 from monarch.tensor import functions
 from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
 
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
-def construct(constructor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpaqueRef:
+    from monarch.tensor.signature import Args, Kwargs
+
+
+def construct(constructor: object, args: Args, kwargs: Kwargs) -> OpaqueRef:
     """In a worker: a new object."""
     return OpaqueRef(functions.resolve(constructor)(*args, **kwargs))
 
 
-def invoke(ref: OpaqueRef, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def invoke(ref: OpaqueRef, name: str, args: Args, kwargs: Kwargs) -> PyTree:
     """In a worker: `object.name(*args, **kwargs)`."""
     return getattr(ref.value, name)(*args, **kwargs)
 
@@ -34,11 +39,11 @@ class OpaqueObject:
     `@opaque_method`; attributes that they set here are theirs and do not reach the workers.
     """
 
-    def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, constructor: object, *args: object, **kwargs: object) -> None:
         self._object: OpaqueRef = _construct(functions.resolvable(constructor), args, kwargs)
         self._methods: dict[Any, Remote] = {}
 
-    def call_method(self, name: str, propagation: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_method(self, name: str, propagation: object, *args: object, **kwargs: object) -> PyTree:
         """What the objects' method `name` gives, as calling a remote function does.
 
         `propagation`: as `propagate` of `remote`; a callable gets the arguments alone.
@@ -53,7 +58,7 @@ class OpaqueObject:
         shard = kwargs.pop("shard", None)
         return call_on_shard_and_fetch(_fetched, self._object, name, args, kwargs, shard=shard)
 
-    def _method(self, propagation: Any) -> Remote:
+    def _method(self, propagation: object) -> Remote:
         key = propagation if callable(propagation) else str(propagation)
         found = self._methods.get(key)
         if found is None:
@@ -75,7 +80,7 @@ def opaque_method(method: Callable[..., Any]) -> Callable[..., Any]:
     name = method.__name__
 
     @functools.wraps(method)
-    def call(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
+    def call(self: OpaqueObject, *args: object, **kwargs: object) -> PyTree:
         return self.call_method(name, types.MethodType(method, self), *args, **kwargs)
 
     return call
@@ -87,5 +92,5 @@ class _Propagation:
     def __init__(self, propagate: Callable[..., Any]) -> None:
         self._propagate = propagate
 
-    def __call__(self, ref: OpaqueRef, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, ref: OpaqueRef, name: str, args: Args, kwargs: Kwargs) -> PyTree:
         return self._propagate(*args, **kwargs)

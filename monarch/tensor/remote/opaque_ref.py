@@ -22,7 +22,7 @@ class OpaqueTable:
         self.values: dict[int, Any] = {}
         self._keys = itertools.count(1)
 
-    def add(self, value: Any) -> torch.Tensor:
+    def add(self, value: object) -> torch.Tensor:
         """A key for `value`: an int64 scalar."""
         number = next(self._keys)
         self.values[number] = value
@@ -51,7 +51,7 @@ class OpaqueRef:
 
     __slots__ = ("_key", "_value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = None
         if patterns.propagating():
             self._key: Any = torch.zeros((), dtype=torch.int64)
@@ -67,7 +67,7 @@ class OpaqueRef:
         return _table("access").values[int(self._key)]
 
     @value.setter
-    def value(self, value: Any) -> None:
+    def value(self, value: object) -> None:
         if patterns.propagating():
             self._value = value
         else:
@@ -76,11 +76,11 @@ class OpaqueRef:
     def __repr__(self) -> str:
         return f"OpaqueRef({self._key!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _of, (self._key,)
 
 
-def _of(key: Any) -> OpaqueRef:
+def _of(key: object) -> OpaqueRef:
     made = OpaqueRef.__new__(OpaqueRef)
     made._key, made._value = key, None
     return made

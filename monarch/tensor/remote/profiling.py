@@ -69,7 +69,7 @@ class profile:
     `schedule`, whose steps `step()` counts. Other keywords are those of `torch.profiler.profile` that can be pickled.
     """
 
-    def __init__(self, on_trace_ready: str, schedule: Schedule | None = None, **options: Any) -> None:
+    def __init__(self, on_trace_ready: str, schedule: Schedule | None = None, **options: object) -> None:
         self._arguments = (os.fspath(on_trace_ready), tuple(schedule) if schedule is not None else None, options)
         self._profiler: OpaqueRef | None = None
 

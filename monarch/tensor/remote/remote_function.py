@@ -33,13 +33,15 @@ from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.utils._pytree import PyTree
     from typing_extensions import ParamSpec, TypeVar  # every checker has it: `default` came with Python 3.13
 
     from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.stream_placement import StreamPlacement
-    from monarch.tensor.signature import Scalar
+    from monarch.tensor.signature import Args, Kwargs, Scalar
 
     P = ParamSpec("P", default=...)
     R = TypeVar("R", default=Any)
@@ -139,7 +141,7 @@ class Remote(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<remote function {self._label}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         found = functions.named(self._function)
         return (
             (_rebuild, (found, self._propagate)) if found is not None else (Remote, (self._function, self._propagate))
@@ -160,9 +162,9 @@ class Remote(Generic[P, R_co]):
             if type(leaf) not in LEAVES:
                 leaves, shape = pytree.tree_flatten((args, kwargs))
                 break
-        inputs: list[Any] = []
-        numbers: list[Any] = []
-        key: list[Any] = [self._target(), self._propagate, shape]
+        inputs: list[Tensor] = []
+        numbers: list[Scalar] = []
+        key: list[Hashable] = [self._target(), self._propagate, shape]
         loose = False
         for leaf in leaves:
             kind = type(leaf)
@@ -249,7 +251,7 @@ class Remote(Generic[P, R_co]):
         return found
 
     def _learn(
-        self, args: Any, kwargs: Any, leaves: Sequence[object], shape: Any, inputs: list[Tensor],
+        self, args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: Any, inputs: list[Tensor],
         place: StreamPlacement, key: Any,
         pure: bool, loose: bool,
     ) -> _KnownFunctionCall:  # fmt: skip
@@ -325,13 +327,13 @@ class Remote(Generic[P, R_co]):
             engine.remember(key, known)
         return signature
 
-    def _inside(self, args: Any, kwargs: Any) -> Any:
+    def _inside(self, args: Args, kwargs: Kwargs) -> PyTree:
         """Called by another remote function, in a worker, or by the `propagate` of one: nothing is issued."""
         if patterns.propagating() and self._propagate != "cached":
             return None if self._propagate == "inspect" else self._propagate(*args, **kwargs)
         return functions.undecorated(self)(*args, **kwargs)
 
-    def _local_tensors(self, args: Any, kwargs: Any, leaves: Sequence[object]) -> TypeError:
+    def _local_tensors(self, args: Args, kwargs: Kwargs, leaves: Sequence[object]) -> TypeError:
         mesh = active_mesh()
         code = "NO_MESH" if mesh is None and not any(type(leaf) is Tensor for leaf in leaves) else "LOCAL_TENSOR"
         problems = [
@@ -377,7 +379,7 @@ class Remote(Generic[P, R_co]):
         mesh.client.do(mesh.place(_streams.stream), call.call, [tensor._record.ref for tensor in inputs], 0)
         _mutated(inputs, call.mutates, None)
 
-    def _send(self, args: Any, kwargs: Any, port: Port[Any] | None = None, selection: str = "all") -> None:
+    def _send(self, args: Args, kwargs: Kwargs, port: Port[Any] | None = None, selection: str = "all") -> None:
         """What `send` does for endpoints: results and RemoteExceptions go to `port`, one for each rank."""
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
@@ -391,7 +393,7 @@ class Remote(Generic[P, R_co]):
             raise _needs_mesh(self._label)
         return mesh
 
-    def _one(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> Future[Any]:
+    def _one(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs) -> Future[Any]:
         return follow(self._ask(mesh, args, kwargs, "call"), lambda answers: _values(mesh.client, answers)[0])
 
     def _gatherer(self, mesh: DeviceMesh) -> Callable[[Any], Any]:
@@ -399,7 +401,7 @@ class Remote(Generic[P, R_co]):
         shape = Shape(list(labels), NDSlice.new_row_major(sizes))
         return lambda answers: ValueMesh(shape, _values(mesh.client, answers))
 
-    def _ask(self, mesh: DeviceMesh, args: Any, kwargs: Any, adverb: str) -> Any:
+    def _ask(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs, adverb: str) -> Any:
         wide, call, inputs = self._value_call(mesh, args, kwargs)
         refs = [tensor._record.ref for tensor in inputs]
         taints = [tensor._record.storage.taint for tensor in inputs]
@@ -408,7 +410,7 @@ class Remote(Generic[P, R_co]):
             _mutated(inputs, call.mutates, None)
         return found
 
-    def _value_call(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[DeviceMesh, ValueCall, list[Any]]:
+    def _value_call(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs) -> tuple[DeviceMesh, ValueCall, list[Any]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
         if arguments.has_tensors(leaves):
@@ -455,7 +457,7 @@ def _pass_on(futures: list[Future[Any]], port: Port[Any]) -> None:
 
 
 def call_on_shard_and_fetch(
-    function: Any, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+    function: object, *args: object, shard: Mapping[str, int] | None = None, **kwargs: object
 ) -> Future[Any]:
     """A Future of what `function`, a Remote, returned on the rank at coordinate `shard` (default: the first), the only
     one that runs it. The mesh is that of its tensors, else the active one.
@@ -507,7 +509,7 @@ def _rebuild(found: Any, propagate: Any) -> Remote:
 
 
 def _check(
-    label: str, args: Any, kwargs: Any, inputs: list[Tensor], mutates: tuple[int, ...], place: StreamPlacement
+    label: str, args: Args, kwargs: Kwargs, inputs: list[Tensor], mutates: tuple[int, ...], place: StreamPlacement
 ) -> Any:
     """TypeError unless the inputs can be used on the mesh of `place` and the active stream. Where it runs."""
     stream = _streams.stream

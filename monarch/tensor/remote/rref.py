@@ -32,17 +32,17 @@ from monarch.tensor.remote.remote_function import _mutated
 from monarch.tensor.worker import actor_transfers
 
 if TYPE_CHECKING:
-    from torch.utils._pytree import TreeSpec
+    from torch.utils._pytree import PyTree, TreeSpec
 
     from monarch.tensor.controller.engine import TensorEngine
     from monarch.tensor.controller.mesh import DeviceMesh
-    from monarch.tensor.signature import Runner, Scalar
+    from monarch.tensor.signature import Args, Kwargs, Runner, Scalar
     from monarch.tensor.worker.executor import Executor
 
 _log = logging.getLogger("monarch")
 
 
-def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rref(endpoint: Endpoint[Any, Any], args: Args, kwargs: Kwargs) -> PyTree:
     """See `Endpoint.rref`."""
     propagate = endpoint._property._propagator
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -80,7 +80,7 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
     return made[0] if outcome.structure is None else outcome.structure(made)
 
 
-def _with(fakes: Sequence[Any], leaves: Sequence[object], spec: TreeSpec) -> Any:
+def _with(fakes: Sequence[object], leaves: Sequence[object], spec: TreeSpec) -> PyTree:
     """The arguments with stand-ins for the tensors."""
     rest = iter(fakes)
     return pytree.tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
@@ -187,7 +187,7 @@ class _RrefCall:
 
     __slots__ = ("addresses", "done", "engine", "name")
 
-    def __init__(self, engine: TensorEngine, name: Any, addresses: Sequence[str]) -> None:
+    def __init__(self, engine: TensorEngine, name: object, addresses: Sequence[str]) -> None:
         self.engine = engine
         self.name = name
         self.addresses = addresses
@@ -220,7 +220,7 @@ _starting = threading.Lock()
 _reader: list[Any] = []
 
 
-def _watch(engine: TensorEngine, name: Any, addresses: Sequence[str], answers: Sequence[Future[Any]]) -> None:
+def _watch(engine: TensorEngine, name: object, addresses: Sequence[str], answers: Sequence[Future[Any]]) -> None:
     with _starting:
         if not _reader:
             _reader.append(start_thread(_read, "tensor-answers"))

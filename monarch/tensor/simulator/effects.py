@@ -25,6 +25,8 @@ from monarch.tensor.worker.random_numbers import RandomCall
 from monarch.tensor.worker.ranks import Coordinate
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.signature import Scalar, WorkerCall
 
 KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
@@ -120,7 +122,7 @@ def _reduction(call: ReduceTensor, inputs: Sequence[Meta | None], peers: int) ->
     return Effect(made)
 
 
-def _numbered(value: Any, numbers: Sequence[Scalar]) -> Any:
+def _numbered(value: Any, numbers: Sequence[Scalar]) -> object:
     """`value` with its Numbers replaced."""
     kind = type(value)
     if kind is NumberHole:
@@ -143,7 +145,7 @@ def _overload(name: str) -> Any:
 class _Snapshot:
     """Stand-ins for tensors of which only metadata and memory are known, in the form that `patterns` takes."""
 
-    def __init__(self, meta: Meta, storage: Any) -> None:
+    def __init__(self, meta: Meta, storage: object) -> None:
         self._record = self
         self.meta = meta
         self.storage = storage
@@ -160,14 +162,14 @@ def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> pattern
     return found
 
 
-def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> Any:
+def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> PyTree:
     """What the function returns, with metadata in place of its tensors. Raises as `described`."""
     return _on_fakes(
         call, inputs, lambda result, fakes, before: pytree.tree_map_only(torch.Tensor, metadata.of, result)
     )
 
 
-def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]], look: Callable[..., Any]) -> Any:
+def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]], look: Callable[..., Any]) -> PyTree:
     caller = call.caller()
     stands = [_Snapshot(meta, storage) for meta, storage in inputs]
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode():

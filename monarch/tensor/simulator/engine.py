@@ -32,6 +32,8 @@ from monarch.tensor.worker.actor_transfers import PublishTensors
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.signature import WorkerCall
 
 
@@ -43,7 +45,7 @@ _tag = _Tag()
 
 
 @contextlib.contextmanager
-def set_meta(value: Any) -> Iterator[None]:
+def set_meta(value: object) -> Iterator[None]:
     """What this thread issues in the block is tagged with `value`: simulations show it in traces and exports and give
     it to timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
     before, _tag.value = _tag.value, value
@@ -79,7 +81,7 @@ class SimulatedEngine(TensorEngine):
 
     # --- what goes to workers elsewhere: calls as they are, in place of what is pickled of them
 
-    def define(self, key: Any, call: WorkerCall) -> int:
+    def define(self, key: object, call: WorkerCall) -> int:
         if isinstance(call, FunctionCall):
             key = (key, _Unique())  # equal functions that give other metadata are calls of their own here
         with self._due.calls(call):
@@ -99,10 +101,10 @@ class SimulatedEngine(TensorEngine):
         with self._due.calls(*calls):
             super().issue(held)
 
-    def _carry(self, payload: Any) -> int:
+    def _carry(self, payload: object) -> int:
         return super()._carry(self._due.next() if isinstance(payload, Sealed) else payload)
 
-    def _send(self, wanted: Any = None) -> Future[Any] | None:
+    def _send(self, wanted: object = None) -> Future[Any] | None:
         answers: Future[Any] | None = None
         while self._unsent:
             _, waiting, payloads, mark = self._unsent.popleft()
@@ -128,7 +130,7 @@ class SimulatedEngine(TensorEngine):
                     self._acks.append(answers)
         return answers
 
-    def _done(self, waiting: Sequence[Any]) -> None:
+    def _done(self, waiting: Sequence[object]) -> None:
         """The commands in `waiting` are done: who issued them need not be known any more."""
         last = max((one.ident for one in waiting if hasattr(one, "ident")), default=0)
         while self._open and (first := next(iter(self._open))) <= last:
@@ -139,7 +141,7 @@ class SimulatedEngine(TensorEngine):
 
     # --- answers
 
-    def _fetched(self, values: Any, convert: Any) -> Any:
+    def _fetched(self, values: Any, convert: Any) -> PyTree:
         metas, _, _, ready = values[0]
         self.machine.wait_until(ready)  # whoever reads a value has waited for it
         return convert([effects.zeros(meta) for meta in metas])
@@ -167,7 +169,7 @@ class SimulatedEngine(TensorEngine):
         for rank in wide.processes:
             answers[rank] = (_filled(value), (), ident, ready) if rank in asked else None
 
-        def waited(found: Any) -> Any:
+        def waited(found: object) -> Any:
             self.machine.wait_until(ready)
             return found
 
@@ -249,7 +251,7 @@ class _DueCalls(threading.local):
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
 
-    def calls(self, *calls: Any) -> _DueCalls:
+    def calls(self, *calls: object) -> _DueCalls:
         self._waiting.extend(calls)
         return self
 
@@ -284,7 +286,7 @@ class _UnconnectedPort:
             raise AttributeError(name)
         return self
 
-    def broadcast(self, *args: Any) -> None: ...
+    def broadcast(self, *args: object) -> None: ...
 
 
 class _AbsentWorkers:
@@ -302,12 +304,12 @@ class _AbsentWorkers:
         )
 
 
-def _filled(value: Any) -> Any:
+def _filled(value: object) -> PyTree:
     """`value` with zeros in place of metadata."""
     return pytree.tree_map_only(Meta, effects.zeros, value)
 
 
-def _ready(value: Any) -> Future[Any]:
+def _ready(value: object) -> Future[Any]:
     promise: Promise[Any] = Promise()
     promise.set(value)
     return promise.future

@@ -27,7 +27,7 @@ from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
-    from monarch.tensor.signature import Scalar, WorkerCall
+    from monarch.tensor.signature import Scalar
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
 Issue = tuple[Any, Any]  # what `set_meta` said, and the stack, of a command
@@ -188,7 +188,7 @@ class Interpreter:
 
     def _perform(
         self,
-        call: WorkerCall,
+        call: Any,
         ident: int,
         inputs: Inputs,
         numbers: Sequence[Scalar],
@@ -266,7 +266,7 @@ class Interpreter:
             begun(duration)
         self._emit(command)
 
-    def _constant(self, ident: int, local: Any) -> None:
+    def _constant(self, ident: int, local: object) -> None:
         meta = metadata.of(local)
         place: SimulatedPlacement = self._place
         self._borrows.step(None)
@@ -522,7 +522,7 @@ class _Borrows:
         self._told: dict[int, int] = {}
         self._gone = 0  # the borrow whose alias was deleted last
 
-    def step(self, kind: Any) -> None:
+    def step(self, kind: object) -> None:
         """The next command is of that kind."""
         if kind is not PostEvent:
             self._latest = 0
@@ -568,7 +568,7 @@ class _Borrows:
         return self._told.pop(number, 0)
 
 
-def call_name(call: WorkerCall) -> str:
+def call_name(call: Any) -> str:
     """As traces show a call: `aten.mm`, `aten.add.Tensor`, the name of a function."""
     if type(call) is OpCall:
         return call.target.removesuffix(".default")

@@ -28,7 +28,7 @@ class TensorWorker(Actor):
     Rendezvous, and its name.
     """
 
-    def __init__(self, environments: Sequence[dict[str, str]], services: Any) -> None:
+    def __init__(self, environments: Sequence[dict[str, str]], services: object) -> None:
         rank = current_rank().rank
         os.environ.update(environments[rank])
         self._cores = 0
@@ -46,12 +46,12 @@ class TensorWorker(Actor):
         self._streams = executor.StreamThreads(self.executor, start_thread, self._enter)
 
     @endpoint(explicit_response_port=True, instrument=False)
-    def execute(self, port: Port[Any], number: int, data: bytes, payloads: tuple[Any, ...]) -> None:
+    def execute(self, port: Port[Any], number: int, data: bytes, payloads: tuple[object, ...]) -> None:
         """One batch of commands. Answers, where its last command asks, with (value or failure, failures, ident)."""
         self._streams.take(number, data, payloads, port.send)
 
     @endpoint(instrument=False)
-    def fail_kept(self, name: tuple[Any, ...], error: BaseException) -> None:
+    def fail_kept(self, name: tuple[object, ...], error: BaseException) -> None:
         """The result of an rref will not come, unless it is here already."""
         waiting.put_if_absent(name, error, time.monotonic())
 

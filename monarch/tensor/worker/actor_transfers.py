@@ -69,7 +69,7 @@ class HandoverTable:
                     del self._values[name]
             self._changed.notify_all()
 
-    def put(self, name: Hashable, value: Any, receiver: str, now: float) -> None:
+    def put(self, name: Hashable, value: object, receiver: str, now: float) -> None:
         """`receiver`: the key of the actors that will take it; "" for a result, which a stream takes."""
         with self._changed:
             if receiver and type(name) is tuple and self._workers.get(name[0]) is False:
@@ -79,7 +79,7 @@ class HandoverTable:
             if len(self._values) > LEFT_OVER and len(self._values) & (LEFT_OVER - 1) == 0:
                 self._tidy(now)
 
-    def put_if_absent(self, name: Hashable, value: Any, now: float) -> None:
+    def put_if_absent(self, name: Hashable, value: object, now: float) -> None:
         with self._changed:
             present = name in self._values
         if not present:
@@ -174,7 +174,7 @@ class InputFailed(RemoteException):
         super().__init__(error.worker_error_string, [], failed.rank, failed.command)
         self.__cause__ = error.__cause__
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _arrived, (self.failed, self.worker)
 
 
@@ -183,7 +183,7 @@ def _arrived(failed: Failed, worker: str) -> RemoteException:
     return InputFailed(failed, worker) if engine is None else engine.exception_of(failed)
 
 
-def keep(name: Hashable, result: Any, error: BaseException | None) -> None:
+def keep(name: Hashable, result: object, error: BaseException | None) -> None:
     """In the actor's thread: what an endpoint called with `rref` gave, for the stream that waits for it."""
     now = time.monotonic()
     if error is not None:

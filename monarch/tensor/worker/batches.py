@@ -50,7 +50,7 @@ class Loader:
             self._error, self._ended = error, True
             self._changed.notify_all()
 
-    def _put(self, batch: Any) -> bool:
+    def _put(self, batch: object) -> bool:
         """Whether more are wanted. Waits for room."""
         with self._changed:
             while len(self._batches) >= self._ahead and not self._ended:
@@ -138,7 +138,7 @@ def describe(key: int, number: int) -> patterns.Sent | None:
 class FullBatch:
     """A value that is handed on as it is, whatever it consists of."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -156,7 +156,7 @@ class TakeBatch:
         return f"batch {self.number} of monarch.DataLoaders"
 
     def prepare(self, executor: Executor) -> Runner:
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             leaves = _loaders()[self.key].take(self.number)
             return leaves[0] if self.keeps is None else leaves
 

@@ -72,7 +72,7 @@ class ReadPlan:
 class WrittenParts:
     """What a process has written: torch's WriteResults, and what the checkpoint has to say of each tensor."""
 
-    results: list[Any]
+    results: list[object]
     tensors: dict[str, Any]  # name -> (TensorProperties, whole shape)
     chunks: list[tuple[str, Part]]
 
@@ -152,7 +152,7 @@ def _write(
         items += [data.value(name, value) for name, value in _unpickled(values).items()]
     try:
         os.makedirs(path, exist_ok=True)
-        results: list[Any] = []
+        results: list[object] = []
         if items:
             # The number of a plan among all is what torch makes the names of files of: __<rank>_<n>.distcp.
             writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True)  # all of it is on the CPU
@@ -187,7 +187,7 @@ class _Data:
         )
         return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
 
-    def value(self, name: str, value: Any) -> Any:
+    def value(self, name: str, value: object) -> Any:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.checkpoint.planner import BytesIOWriteData, WriteItem, WriteItemType
 
@@ -270,7 +270,7 @@ def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
 
     begin, shape = map(torch.Size, entry.part)
     there = metadata.state_dict_metadata[entry.name]
-    found: list[Any] = create_read_items_for_chunk_list(entry.name, there, [ChunkStorageMetadata(begin, shape)])
+    found: list[object] = create_read_items_for_chunk_list(entry.name, there, [ChunkStorageMetadata(begin, shape)])
     return found
 
 
@@ -287,7 +287,7 @@ class _Into:
             found = found.narrow(dim, begin, length)
         return found
 
-    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None: ...
+    def commit_tensor(self, item: object, tensor: torch.Tensor) -> None: ...
 
     def load_bytes(self, item: Any, value: io.BytesIO) -> None:
         self.values[item.dest_index.fqn] = torch.load(value, weights_only=False)
@@ -318,7 +318,7 @@ def _opened(path: str) -> tuple[Any, Any]:
         raise failed(exc, "read", path) from exc
 
 
-def _read(path: str, items: Sequence[Any], into: _Into) -> None:
+def _read(path: str, items: Sequence[object], into: _Into) -> None:
     from torch.distributed.checkpoint.planner import LoadPlan
 
     if not items:

@@ -49,7 +49,7 @@ class ReduceTensor:
         members = tuple(executor.meshes[self._mesh].along(executor.rank, self._dims))
         device = self._expected[0][2].type
 
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             mine, problem = self._own(tensors)
             if len(members) == 1:
                 made = [reductions.local(tensor, self._reduction, self._scatter) for tensor in mine]

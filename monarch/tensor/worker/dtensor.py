@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _making = threading.Lock()
 
 
-def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[Any]) -> Any:
+def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[object]) -> Any:
     """A DTensor over the processes of `mesh` whose local tensor here is `local`.
 
     In a remote function only: `mesh` is the DeviceMesh that was passed to it, which is a WorkerMesh there.

@@ -40,6 +40,7 @@ from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, rep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
+    from monarch.actor import Sealed
     from monarch.tensor.signature import Scalar
 
 Answer = Callable[[Any], Any]
@@ -91,7 +92,7 @@ class Executor:
         if poisoned:
             self.end(poisoned)
 
-    def _keep(self, ident: int, keeps: tuple[int, ...] | None, result: Any) -> None:
+    def _keep(self, ident: int, keeps: tuple[int, ...] | None, result: object) -> None:
         if keeps is None:
             self.tensors[ident] = result
             return
@@ -247,8 +248,8 @@ class _Defined:
 
     __slots__ = ("_executor", "_sealed", "call", "groups", "keeps", "mutates", "run", "single")
 
-    def __init__(self, sealed: Any, executor: Executor) -> None:
-        self._sealed = sealed
+    def __init__(self, sealed: Sealed, executor: Executor) -> None:
+        self._sealed: Sealed | None = sealed
         self._executor = executor
         self.call: Any = None
         self.groups: list[Any] = []  # process groups among its arguments
@@ -261,6 +262,7 @@ class _Defined:
         if self.call is None:
             thread.groups = self.groups
             try:
+                assert self._sealed is not None
                 self.call = self._sealed.open()
             finally:
                 thread.groups = None
@@ -375,12 +377,12 @@ class StreamThreads:
             running.join(max(0.0, end - time.monotonic()))
 
 
-def _first(values: Iterable[Any]) -> Failed | None:
+def _first(values: Iterable[object]) -> Failed | None:
     """Of the failures among `values` the one issued first."""
     return min((value for value in values if type(value) is Failed), key=lambda failed: failed.ident, default=None)
 
 
-def _to_cpu(value: Any) -> Any:
+def _to_cpu(value: object) -> Any:
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 

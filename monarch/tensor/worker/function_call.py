@@ -37,7 +37,7 @@ class FunctionCall:
 
     def __init__(
         self,
-        function: Any,
+        function: object,
         tree: PyTree,
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
@@ -53,7 +53,7 @@ class FunctionCall:
         self.between_ranks = between
         self.label = label
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "outcome"}
 
     def name(self) -> str:
@@ -63,7 +63,7 @@ class FunctionCall:
         call = self.caller()
         keeps, count = self.keeps, self.count
 
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             result = call(tensors, numbers)
             if count is None:
                 return ()
@@ -103,7 +103,7 @@ class FunctionCall:
         """The function of (tensors, numbers) that gives what the function returns."""
         apply = applier(functions.resolve(self.function), self.tree)
 
-        def call(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def call(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             inputs = [tensor.detach() for tensor in tensors]
             before = torch.is_grad_enabled()
             torch._C._set_grad_enabled(True)
@@ -131,7 +131,7 @@ class PatternCall:
     def prepare(self, executor: Executor) -> signature.Runner:
         call = self.call.caller()
 
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             inputs = patterns.copies(tensors)
             before = [tensor._version for tensor in inputs]
             with _own_randomness():
@@ -178,7 +178,7 @@ def applier(function: Callable[..., Any], tree: PyTree) -> signature.Runner:
         return signature.runner(function, args, kwargs)
     fill = filler(pytree.tree_map(signature.here, tree))
 
-    def apply(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def apply(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         args, kwargs = fill(tensors, numbers)
         return function(*args, **kwargs)
 
@@ -190,7 +190,7 @@ def filler(tree: PyTree) -> signature.Runner:
     leaves, spec = pytree.tree_flatten(tree)
     holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (TensorHole, NumberHole)]
 
-    def fill(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def fill(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         values = list(leaves)
         for place, hole in holes:
             values[place] = tensors[hole] if type(hole) is TensorHole else numbers[hole]
@@ -202,7 +202,7 @@ def filler(tree: PyTree) -> signature.Runner:
 _FLAT = frozenset({TensorHole, NumberHole, int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
 
 
-def _flat(value: Any) -> bool:
+def _flat(value: object) -> bool:
     return type(value) in _FLAT
 
 
@@ -210,7 +210,7 @@ def _written_plainly(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
-def _to_cpu(value: Any) -> Any:
+def _to_cpu(value: object) -> Any:
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 

@@ -32,7 +32,7 @@ class DropGroup:
         return "RemoteProcessGroup.drop"
 
     def prepare(self, executor: Executor) -> Runner:
-        def run(tensors: Any, numbers: Sequence[Scalar]) -> None:
+        def run(tensors: object, numbers: Sequence[Scalar]) -> None:
             for (label, _), group in list(executor.extras.get("arrived", {}).items()):
                 if label == self._label:
                     group.leave(self._stream)

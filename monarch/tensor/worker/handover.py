@@ -23,7 +23,7 @@ class _HandedTensor:
         self.event.record(torch.accelerator.current_stream(tensor.device))
 
 
-def ready_here(value: Any) -> Any:
+def ready_here(value: object) -> object:
     """`value`, to be given to another stream by way of `taken_here`: ready when this thread's stream gets here. Values
     that are no tensors pass through."""
     if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
@@ -31,7 +31,7 @@ def ready_here(value: Any) -> Any:
     return value
 
 
-def taken_here(value: Any) -> Any:
+def taken_here(value: object) -> Any:
     """What `ready_here` was given, for use on this thread's stream from here on."""
     if type(value) is not _HandedTensor:
         return value
@@ -40,7 +40,7 @@ def taken_here(value: Any) -> Any:
     return value.tensor
 
 
-def used_here(value: Any) -> None:
+def used_here(value: object) -> None:
     """The memory of `value`, if it is a tensor, is not used again before this thread's stream is done with it. For
     one that another stream allocated, and that this one has waited for."""
     if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):

@@ -141,7 +141,7 @@ class MoveConnections:
         self._line(sender, receiver, streams).send(receiver, number, tensor, exchange)
 
     def receive(
-        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: torch.dtype,
+        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: object, dtype: torch.dtype,
         device: torch.device,
         exchange: bool = False,
     ) -> torch.Tensor:  # fmt: skip
@@ -163,7 +163,7 @@ class MoveConnections:
                 line = self._lines[label, members] = _MoveConnection(self._groups, label, members)
         return line
 
-    def _own(self, key: tuple[Any, ...]) -> torch.Tensor:
+    def _own(self, key: tuple[object, ...]) -> torch.Tensor:
         with self._changed:
             self._changed.wait_for(lambda: key in self._kept or self._closed)
             if key not in self._kept:
@@ -225,7 +225,7 @@ class _MoveConnection:
             self._queue.put(lambda: self._send(receiver, number, handed))
 
     def receive(
-        self, sender: int, number: int, shape: Any, dtype: torch.dtype, device: torch.device, exchange: bool
+        self, sender: int, number: int, shape: object, dtype: torch.dtype, device: torch.device, exchange: bool
     ) -> torch.Tensor:
         made: Future[Any] = Future()
         with self._lock:
@@ -271,10 +271,10 @@ class _MoveConnection:
         made: Future[Any],
         sender: int,
         number: int,
-        shape: Any,
+        shape: object,
         dtype: torch.dtype,
         device: torch.device,
-        offered: Any,
+        offered: object,
     ) -> None:
         try:
             self._enter(device)

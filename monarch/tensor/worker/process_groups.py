@@ -47,7 +47,7 @@ class UnfinishedWorks:
         self._failed = ""
         self._lock = threading.Lock()
 
-    def add(self, work: Any, what: str) -> None:
+    def add(self, work: object, what: str) -> None:
         with self._lock:
             self._look()  # a work keeps what it gives alive
             self._works.append((work, what))
@@ -78,7 +78,7 @@ class TrackedBackend:
         if not callable(found):
             return found
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             made = found(*args, **kwargs)
             if isinstance(made, dist.Work):
                 self._unfinished.add(made, f"{name} of ranks {list(self._members)}")
@@ -186,7 +186,7 @@ class ProcessGroups:
             f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
         )
 
-    def _gloo(self, store: Any, place: int, size: int) -> Any:
+    def _gloo(self, store: object, place: int, size: int) -> Any:
         with self._lock:
             if self._device is None:
                 self._device = dist.ProcessGroupGloo.create_device(hostname=self._address)
@@ -224,7 +224,7 @@ def groups_of(worker: Any) -> ProcessGroups:
             rendezvous, engine = worker.services
             ask = worker.ask
 
-            def call(name: str, seconds: float, *args: Any) -> Any:
+            def call(name: str, seconds: float, *args: object) -> object:
                 return ask(getattr(rendezvous, name), seconds, *args)
 
             extras["groups"] = ProcessGroups(worker.executor.rank, engine, call, worker.address)

@@ -104,7 +104,7 @@ class RecordedSegment:
         run: Runner = values["recorded"]
         before = 1 + len(head)
 
-        def runner(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+        def runner(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
             self._failing = -1
             try:
                 return run(tensors, numbers)
@@ -136,7 +136,7 @@ class RecordedSegment:
         if type(call) is OpCall and call.plain:
             runners.append(lambda tensors, numbers: None)
             values[f"f{number}"] = resolve_op(call.target)
-            constants: list[Any] = []
+            constants: list[object] = []
             inner = [_written(arg, step, constants, number) for arg in call.args]
             inner += [f"{name}={_written(value, step, constants, number)}" for name, value in call.kwargs.items()]
             values.update({f"c{number}_{place}": value for place, value in enumerate(constants)})
@@ -170,10 +170,11 @@ class RecordedSegment:
         call = step.call
         if type(call) is not OpCall or call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
             return None
-        if not all(type(arg) is TensorHole for arg in call.args):
-            return None
         dead = self._last_used()[number]
-        return next((place for place, arg in enumerate(call.args) if step.inputs[arg] in dead), None)
+        holes = [arg for arg in call.args if isinstance(arg, TensorHole)]
+        if len(holes) < len(call.args):
+            return None
+        return next((place for place, hole in enumerate(holes) if step.inputs[hole] in dead), None)
 
     def _last_used(self) -> list[list[int]]:
         """For each step the values that nothing uses after it."""
@@ -240,7 +241,7 @@ def _rate(value: RecordedRate) -> str:
     return f"-n[{value.slot}]" if value.negative else f"n[{value.slot}]"
 
 
-def _pick(result: Any, keeps: tuple[int, ...]) -> list[Any]:
+def _pick(result: object, keeps: tuple[int, ...]) -> list[Any]:
     leaves = flatten(result)
     if keeps[-1] >= len(leaves):
         raise RuntimeError(

@@ -162,7 +162,7 @@ class MessageStore(dist.Store):
         self._seen: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         self._call("put", self._seconds, *_split(key), _encoded(value))
 
     def get(self, key: str) -> bytes:
@@ -184,7 +184,7 @@ class MessageStore(dist.Store):
             self._seen.pop(key, None)
         return bool(self._call("delete", self._seconds, *_split(key)))
 
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+    def compare_set(self, key: str, expected: object, desired: object) -> bytes:
         return bytes(self._call("swap", self._seconds, *_split(key), _encoded(expected), _encoded(desired)))
 
     def num_keys(self) -> int:

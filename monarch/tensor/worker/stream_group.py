@@ -112,7 +112,7 @@ class StreamGroup(dist.ProcessGroup):
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def forward(self: StreamGroup, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: StreamGroup, *args: object, **kwargs: object) -> Any:
         made = getattr(self._inner(), name)(*args, **kwargs)
         if self._on_devices and isinstance(made, dist.Work):
             groups_of(self._worker).unfinished.add(made, f"{name} of ranks {list(self._members)}")
@@ -141,7 +141,7 @@ class Arrived(dict[tuple[str, tuple[int, ...]], StreamGroup]):
         self.clear()
 
 
-def _unregister(group: Any) -> None:
+def _unregister(group: object) -> None:
     world = c10d._world
     if group not in world.pg_map:
         return
@@ -173,14 +173,14 @@ class _World(c10d._World):
         return self._default_pg if self._default_pg is not None else _here.world
 
     @default_pg.setter
-    def default_pg(self, value: Any) -> None:
+    def default_pg(self, value: object) -> None:
         self._default_pg = value
 
 
 class _Stands:
     """The stand-in of one worker; ends with it."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: object) -> None:
         self.group = group
 
     def close(self) -> None:

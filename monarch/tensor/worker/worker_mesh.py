@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from monarch.actor import Extent, Point
 from monarch.tensor.worker import current
@@ -64,7 +63,7 @@ class WorkerMesh:
         rank = current.worker().executor.rank
         return {name: self.dim(rank, name) for name in self.names}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return WorkerMesh, (self.names, self.sizes, self.ranks)
 
     def __repr__(self) -> str:

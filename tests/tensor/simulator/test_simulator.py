@@ -620,7 +620,7 @@ def test_actors_of_a_class_work_on_simulated_meshes(procs: ProcMesh) -> None:
     assert [value[1:3] for value in own.train.call(procs).get().values()] == [("SimulatedEngine", ("gpus",))] * 2
     own.stop().get()
     real = this_proc().spawn("trainer", Trainer)
-    assert real.train.call_one(procs).get() == ([2.0, 2.0], "Engine", ("gpus",), 1)
+    assert real.train.call_one(procs).get() == ([2.0, 2.0], "TensorEngine", ("gpus",), 1)
     real.stop().get()
 
 
