@@ -41,6 +41,11 @@ class Meta:
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}{list(self.shape)} on {self.device}"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return intern, (
+            self.shape, self.stride, self.offset, self.dtype, self.device, self.nbytes, self.deferred,
+        )  # fmt: skip
+
     def is_contiguous(self) -> bool:
         step = 1
         for length, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,7 +19,7 @@ from monarch.tensor.metadata import Meta
 from monarch.tensor.propagation import Leaf, Outcome
 
 if TYPE_CHECKING:
-    from torch.utils._pytree import TreeSpec
+    from torch.utils._pytree import PyTree, TreeSpec
 
 
 class _Inside(threading.local):
@@ -125,39 +125,26 @@ def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], Any] |
 
 # --- from a worker to the controller --------------------------------------------------------------------------
 
-# (the result with the numbers of its leaves in their place, its leaves, the inputs that were written to)
-Sent = tuple[Any, list[tuple[Any, ...]], tuple[int, ...]]
+
+class SentOutcome(NamedTuple):
+    """An outcome as it travels: `tree` is the result with the numbers of its leaves in their place, `mutates` the inputs that
+    were written to."""
+
+    tree: PyTree
+    leaves: list[Leaf]
+    mutates: tuple[int, ...]
 
 
-def to_send(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Sent:
-    """An outcome as it travels."""
+def to_send(result: PyTree, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> SentOutcome:
+    """Describes what a function gave that was run on `inputs` in a worker."""
     values, spec = pytree.tree_flatten(result)
-    tree = pytree.tree_unflatten(list(range(len(values))), spec)
-    return tree, [_sent(leaf) for leaf in leaves(values, inputs)], mutates
+    return SentOutcome(pytree.tree_unflatten(list(range(len(values))), spec), leaves(values, inputs), mutates)
 
 
-def received(sent: Sent) -> Outcome:
-    """The outcome that `to_send` described."""
-    tree, found, mutates = sent
-    made = [
-        Leaf(metadata.intern(torch.Size(entry[2][0]), *entry[2][1:]), view=entry[1])
-        if entry[0]
-        else Leaf(None, value=entry[1])
-        for entry in found
-    ]
-    return Outcome(made, structure(pytree.tree_structure(tree), made), mutates, ())
-
-
-def _sent(leaf: Leaf) -> tuple[Any, ...]:
-    meta = leaf.meta
-    if meta is None:
-        return False, leaf.value
-    shape = tuple(meta.shape)
-    return (
-        True,
-        leaf.view,
-        (shape, tuple(meta.stride), meta.offset, meta.dtype, meta.device, meta.nbytes, meta.deferred),
-    )
+def received(sent: SentOutcome) -> Outcome:
+    """Returns, in the controller, the outcome that a worker described by `to_send`."""
+    found = structure(pytree.tree_structure(sent.tree), sent.leaves)
+    return Outcome(sent.leaves, found, sent.mutates, ())
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -321,28 +321,24 @@ class TensorEngine:
             self._send()
 
     def pulse(self) -> bool:
-        """Called by the timer's thread from time to time: sends what has waited long enough. Whether anything waits or
-        waited."""
+        """Sends what has waited long enough; True if anything waits or waited. The timer's thread calls it."""
         since = self._since
         if not since:
-            return any(self._dead.values()) and self._flush_dead()
-        if time.monotonic() - since >= AGE:
+            if not any(self._dead.values()):
+                return False
+            with self._lock:
+                self._since = time.monotonic()
             self.flush()
-        return True
-
-    def _flush_dead(self) -> bool:
-        with self._lock:
-            self._since = time.monotonic()
-        self.flush()
+        elif time.monotonic() - since >= AGE:
+            self.flush()
         return True
 
     def _gather_batch(self, last: object = None, place: StreamPlacement | None = None) -> Any:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
-        everywhere = [
-            self._root.place(stream) for stream in list(self._dead)
-        ]  # made outside of the lock, which it takes
+        # Made outside of the lock, which it takes.
+        everywhere = [self._root.place(stream) for stream in list(self._dead)]
         main = self._root.place(MAIN)
         with self._lock:
             for root in everywhere:

@@ -122,7 +122,7 @@ def _end(place: StreamPlacement, key: int) -> None:
         place.engine.do(place, batches.CloseLoader(key), (), 0)
 
 
-def _check(found: Sequence[patterns.Sent], number: int, ranks: Sequence[int]) -> None:
+def _check(found: Sequence[patterns.SentOutcome], number: int, ranks: Sequence[int]) -> None:
     """ValueError unless all processes have a batch of one form."""
     first = _form(found[0])
     for rank, sent in zip(ranks, found, strict=True):
@@ -133,13 +133,13 @@ def _check(found: Sequence[patterns.Sent], number: int, ranks: Sequence[int]) ->
             )
 
 
-def _form(sent: patterns.Sent) -> Any:
-    tree, leaves, _ = sent
-    return repr(tree), [leaf[1:] if leaf[0] else None for leaf in leaves]
+def _form(sent: patterns.SentOutcome) -> object:
+    return repr(sent.tree), [(leaf.view, leaf.meta) for leaf in sent.leaves]
 
 
-def _text(sent: patterns.Sent) -> str:
-    found = [f"{str(leaf[2][3]).removeprefix('torch.')}{list(leaf[2][0])}" for leaf in sent[1] if leaf[0]]
+def _text(sent: patterns.SentOutcome) -> str:
+    metas = [leaf.meta for leaf in sent.leaves if leaf.meta is not None]
+    found = [f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}" for meta in metas]
     return ", ".join(found) or "without tensors"
 
 

@@ -151,12 +151,12 @@ class _Snapshot:
         self.storage = storage
 
 
-def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> patterns.Sent:
+def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> patterns.SentOutcome:
     """What the function of `call` gives for inputs of (metadata, memory): runs it here, on fake tensors.
 
     Raises what it raises; those of torch's fake tensors where it looks at values.
     """
-    found: patterns.Sent = _on_fakes(
+    found: patterns.SentOutcome = _on_fakes(
         call, inputs, lambda result, fakes, before: patterns.to_send(result, fakes, patterns.written(fakes, before))
     )
     return found

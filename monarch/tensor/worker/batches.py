@@ -62,7 +62,7 @@ class Loader:
             self._changed.notify_all()
             return True
 
-    def describe(self, number: int) -> patterns.Sent | None:
+    def describe(self, number: int) -> patterns.SentOutcome | None:
         """What batch `number` consists of; None when there is none. Waits for it. Raises, once, what the loader
         raised."""
         with self._changed:
@@ -129,7 +129,7 @@ def start(key: int, make: Callable[..., Iterable[Any]], args: Any, mesh: Any, di
     _loaders()[key] = Loader(lambda: make(rank, size, *positional, **named), ahead)
 
 
-def describe(key: int, number: int) -> patterns.Sent | None:
+def describe(key: int, number: int) -> patterns.SentOutcome | None:
     """See `Loader.describe`; None too for a loader that was closed."""
     loader = _loaders().get(key)
     return loader.describe(number) if loader is not None else None

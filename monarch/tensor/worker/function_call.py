@@ -116,7 +116,7 @@ class FunctionCall:
 
 
 class PatternCall:
-    """Runs a FunctionCall on copies of its inputs, only to see what it gives (`patterns.Sent`)."""
+    """Runs a FunctionCall on copies of its inputs, only to see what it gives (`patterns.SentOutcome`)."""
 
     describes = True  # no values of the program: allowed while it is recorded
     keeps: tuple[int, ...] | None = ()
