@@ -12,6 +12,7 @@ General layout, from the inside out:
     job_trait             the life of a job
     scheduled             what all schedulers have in common; a new one says four things
     local, process, ...   one kind of job a file or folder
+    schedulers            which class a name means
     mounts                directories that a job brings to its hosts and back
     project_file          jobs that pyproject.toml or monarch.toml describe
     commands              what is done on hosts: exec_command, shell, PortForwarder

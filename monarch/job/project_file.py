@@ -29,18 +29,10 @@ from monarch.actor import HostMesh, two_local_hosts
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.names import FOLDER
+from monarch.job.schedulers import CLASSES
 
 PICK = "MONARCH_JOB"
 FILES = ("monarch.toml", "pyproject.toml")
-CLASSES = {
-    "LocalJob": "monarch.job.local",
-    "ProcessJob": "monarch.job.process",
-    "SlurmJob": "monarch.job.slurm.job",
-    "SSHJob": "monarch.job.ssh.job",
-    "KubernetesJob": "monarch.job.kubernetes",
-    "RayJob": "monarch.job.ray.job",
-    "SkyPilotJob": "monarch.job.skypilot",
-}
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from monarch.job.job_trait import JobTrait
 from monarch.job.local import LocalJob
 from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import job_logger
+from monarch.job.schedulers import SCHEDULERS, job_of
 from monarch.job.torchrun import command_words
 from monarch.job.worker_launch import WorkerLaunch, new_secret
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SPMDJob", "StoreJob", "serve"]
 
-NATIVE = ("local", "process", "slurm", "kubernetes")
 _MESH = "workers"
 
 
@@ -93,25 +93,12 @@ def _native(scheduler: str, settings: dict[str, Any], hosts: int, name: str) -> 
         if hosts > 1:
             raise ValueError(f"{scheduler} is this machine alone, and the command is for {hosts} hosts")
         return LocalJob((_MESH,))
-    if scheduler == "process":
-        from monarch.job.process import ProcessJob
-
-        return ProcessJob({_MESH: hosts}, **settings)
-    if scheduler == "slurm":
-        from monarch.job.slurm.job import SlurmJob
-
-        return SlurmJob({_MESH: hosts}, **{"job_name": name, **settings})
-    if scheduler == "kubernetes":
-        from monarch.job.kubernetes import KubernetesJob
-
-        mesh = settings.pop("mesh", {})
-        job = KubernetesJob(**settings)
-        job.add_mesh(_MESH, hosts, **mesh)
-        return job
-    raise ValueError(
-        f"{scheduler!r} is not a scheduler that serve knows; it knows {', '.join(NATIVE)}. For another one write a job class "
-        f"(docs/jobs.md) and use `monarch run --job`"
-    )
+    if scheduler not in SCHEDULERS:
+        raise ValueError(
+            f"{scheduler!r} is not a scheduler that serve knows; it knows {', '.join(['local', *SCHEDULERS])}. For another "
+            f"one write a job class (docs/jobs.md) and use `monarch run --job`"
+        )
+    return job_of(scheduler, {_MESH: hosts}, {"job_name": name, **settings} if scheduler == "slurm" else settings)
 
 
 class SPMDJob(JobTrait):

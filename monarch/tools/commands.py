@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from monarch.job.schedulers import SCHEDULERS, job_of
 from monarch.tools.config.config import Config
 from monarch.tools.mesh_spec import JobState, MeshSpec, ServerSpec
-
-if TYPE_CHECKING:
-    from monarch.job import JobTrait
 
 __all__ = ["create", "get_or_create", "info", "kill", "server_ready"]
 
@@ -24,7 +21,10 @@ def create(config: Config, name: str = "monarch") -> str:
     """Asks for the hosts of `config.appdef`, and returns the handle at once; with `config.dryrun` only that.
     ValueError for a scheduler that is not known, and without roles."""
     meshes = _meshes(config)
-    job = _job(config, meshes)
+    if config.scheduler not in SCHEDULERS:
+        *most, last = SCHEDULERS
+        raise ValueError(f"{config.scheduler!r} is not a scheduler that is known: {', '.join(most)} and {last} are")
+    job = job_of(config.scheduler, meshes, config.scheduler_args)
     handle = f"{config.scheduler}:///{name}"
     if not config.dryrun:
         job.apply()
@@ -97,27 +97,6 @@ def _meshes(config: Config) -> dict[str, int]:
     if not found:
         raise ValueError("config.appdef has no roles: each is a mesh of hosts, with name and num_replicas")
     return found
-
-
-def _job(config: Config, meshes: dict[str, int]) -> JobTrait:
-    if config.scheduler == "process":
-        from monarch.job import ProcessJob
-
-        return ProcessJob(meshes, **config.scheduler_args)
-    if config.scheduler == "slurm":
-        from monarch.job.slurm.job import SlurmJob
-
-        return SlurmJob(meshes, **config.scheduler_args)
-    if config.scheduler == "kubernetes":
-        from monarch.job.kubernetes import KubernetesJob
-
-        arguments = dict(config.scheduler_args)
-        each = arguments.pop("mesh", {})
-        made = KubernetesJob(**arguments)
-        for name, count in meshes.items():
-            made.add_mesh(name, count, **each)
-        return made
-    raise ValueError(f"{config.scheduler!r} is not a scheduler that is known: process, slurm and kubernetes are")
 
 
 def _parts(handle: str) -> tuple[str, str, str]:
