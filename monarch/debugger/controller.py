@@ -18,10 +18,10 @@ from monarch._runtime.log_thread import log
 from monarch._runtime.replies import Entry
 from monarch._wire.message import ProcEnded
 from monarch.config import settings
-from monarch.debugger.commands import Selection
 from monarch.debugger.conversation import LINE, Conversation
-from monarch.debugger.listener import Listener, listen
-from monarch.debugger.sessions import MOST, DebugSessionInfo, Session, Sessions
+from monarch.debugger.debug_sessions import MOST, DebugSession, DebugSessionInfo, Sessions
+from monarch.debugger.listener import DebuggerListener, listen
+from monarch.debugger.prompt_commands import Selection
 
 NAME = "debug_controller"
 _LOOK = 1.0  # seconds that a list may wait for word of endpoints that are stuck
@@ -42,9 +42,9 @@ class DebugController(Actor):
     def __init__(self) -> None:
         global _here
         self._sessions = Sessions()
-        self._tokens: dict[int, Session] = {}
+        self._tokens: dict[int, DebugSession] = {}
         self._last_token = 0
-        self._listener: Listener | None = None
+        self._listener: DebuggerListener | None = None
         self._listening: asyncio.Lock | None = None
         self._conversation: Conversation | None = None
         self._proc = here()
@@ -77,7 +77,7 @@ class DebugController(Actor):
             return 0
         await self._listen()
         first = not len(self._sessions)
-        session = self._sessions.start(Session(info, address, pid, reason, patience))
+        session = self._sessions.start(DebugSession(info, address, pid, reason, patience))
         self._last_token += 1
         self._tokens[self._last_token] = session
         if first:
@@ -148,7 +148,7 @@ class DebugController(Actor):
         lines = stuck_lines(graph, patience, addresses)
         return "\n".join([page, *lines])
 
-    def find(self, name: str, rank: int) -> Session:
+    def find(self, name: str, rank: int) -> DebugSession:
         return self._sessions.find(name, rank)
 
     def cast(self, name: str, which: Selection, command: str) -> None:
@@ -190,7 +190,7 @@ class DebugController(Actor):
                 for note in self._listener.notes:
                     log(_logger, logging.WARNING, "%s", note)
 
-    def _announce(self, session: Session) -> None:
+    def _announce(self, session: DebugSession) -> None:
         """The first of those that stand there; `list` shows the others."""
         info = session.info
         assert self._listener is not None

@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from monarch.debugger import commands
-from monarch.debugger.commands import Attach, Cast, Command, Continue, Help, List, Quit
-from monarch.debugger.sessions import Session
+from monarch.debugger import prompt_commands
+from monarch.debugger.debug_sessions import DebugSession
+from monarch.debugger.prompt_commands import (
+    AttachCommand,
+    CastCommand,
+    Command,
+    ContinueCommand,
+    HelpCommand,
+    ListCommand,
+    QuitCommand,
+)
 
 PROMPT = "monarch_dbg> "
 BANNER = (
@@ -23,12 +31,12 @@ class Debugger(Protocol):
     """What the commands act on."""
 
     async def page(self) -> str: ...
-    def find(self, name: str, rank: int) -> Session: ...
-    def cast(self, name: str, which: commands.Selection, command: str) -> None: ...
+    def find(self, name: str, rank: int) -> DebugSession: ...
+    def cast(self, name: str, which: prompt_commands.Selection, command: str) -> None: ...
     def continue_all(self) -> None: ...
 
 
-class Closed(Exception):
+class ConversationClosed(Exception):
     """The other side has gone."""
 
 
@@ -51,7 +59,7 @@ class Conversation:
                 line = await self._next_line()
                 if line is not None and not await self._do(line):
                     return
-        except Closed:
+        except ConversationClosed:
             if self.replaced.is_set():
                 self._writer.write(b"\nAnother connection has taken the place of this one.\n")
         finally:
@@ -62,11 +70,11 @@ class Conversation:
     async def _do(self, line: str) -> bool:
         """False when that was the last."""
         try:
-            command = commands.parse(line)
+            command = prompt_commands.parse(line)
         except ValueError as error:
             await self._say(f"Error parsing input: {error}\n")
             return True
-        if isinstance(command, Quit):
+        if isinstance(command, QuitCommand):
             await self._say("Quitting debug session...\n")
             return False
         if command is not None:
@@ -79,20 +87,20 @@ class Conversation:
     async def _obey(self, command: Command) -> None:
         debugger = self._debugger
         match command:
-            case Help():
-                await self._say(commands.HELP)
-            case List():
+            case HelpCommand():
+                await self._say(prompt_commands.HELP)
+            case ListCommand():
                 await self._say(f"{await debugger.page()}\n")
-            case Attach(actor, rank):
+            case AttachCommand(actor, rank):
                 await self._attach(debugger.find(actor, rank))
-            case Cast(actor, which, pdb_command):
+            case CastCommand(actor, which, pdb_command):
                 debugger.cast(actor, which, pdb_command)
-            case Continue():
+            case ContinueCommand():
                 debugger.continue_all()
 
     # --- attached to one session
 
-    async def _attach(self, session: Session) -> None:
+    async def _attach(self, session: DebugSession) -> None:
         info = session.info
         of = f"debug session for {info.actor_name} {info.rank} ({info.hostname})"
         news = asyncio.Event()
@@ -103,7 +111,7 @@ class Conversation:
                 await self._say(f"<last pdb output for {info.actor_name} {info.rank} follows>\n")
             await self._say(output)
             await self._talk(session, news)
-        except Closed:
+        except ConversationClosed:
             if not self.replaced.is_set():  # else somebody is there who can attach
                 session.release()
             raise
@@ -111,7 +119,7 @@ class Conversation:
             session.detach()
         await self._say(f"Detaching from {of}\nDetached from {of}\n")
 
-    async def _talk(self, session: Session, news: asyncio.Event) -> None:
+    async def _talk(self, session: DebugSession, news: asyncio.Event) -> None:
         while True:
             ended = session.ended  # what it wrote before that is taken below
             await self._say(session.fresh())
@@ -142,7 +150,7 @@ class Conversation:
             for wait in waits:
                 wait.cancel()
         if self.replaced.is_set():
-            raise Closed
+            raise ConversationClosed
         if not self._line.done():
             return None
         line, self._line = self._line, None
@@ -151,9 +159,9 @@ class Conversation:
         except (ValueError, OSError) as error:  # too long; reset
             if isinstance(error, ValueError):
                 await self._say(f"Error parsing input: a line has at most {LINE} bytes\n")
-            raise Closed from None
+            raise ConversationClosed from None
         if not data:
-            raise Closed
+            raise ConversationClosed
         return data.decode("utf-8", "replace").rstrip("\r\n")
 
     async def _say(self, text: str) -> None:
@@ -164,4 +172,4 @@ class Conversation:
             async with asyncio.timeout(_SLOW):
                 await self._writer.drain()
         except (OSError, TimeoutError):
-            raise Closed from None
+            raise ConversationClosed from None

@@ -30,7 +30,7 @@ _READ = 1 << 18  # bytes of one answer
 _WAITING = 16 << 20  # bytes for debugpy that it has not taken; with more the conversation ends
 
 
-class Opened(msgspec.Struct, frozen=True):
+class EditorAttached(msgspec.Struct, frozen=True):
     """`number` names the conversation; `folder`: the current one of the process."""
 
     number: int
@@ -39,7 +39,7 @@ class Opened(msgspec.Struct, frozen=True):
     folder: str
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class EditorInput(msgspec.Struct, frozen=True):
     """Bytes of the editor. `last`: it has gone."""
 
     number: int
@@ -47,7 +47,7 @@ class Exchange(msgspec.Struct, frozen=True):
     last: bool = False
 
 
-class Exchanged(msgspec.Struct, frozen=True):
+class EditorOutput(msgspec.Struct, frozen=True):
     """Bytes for the editor. `ended`: there will be no more."""
 
     data: bytes = b""
@@ -62,23 +62,23 @@ class _Conversation:
         self._sock = sock
         self._to_send = bytearray()
 
-    def exchange(self, data: bytes) -> Exchanged:
+    def exchange(self, data: bytes) -> EditorOutput:
         self._to_send += data
         try:
             while self._to_send:
                 del self._to_send[: self._sock.send(self._to_send)]
         except BlockingIOError:
             if len(self._to_send) > _WAITING:
-                return Exchanged(ended=True)
+                return EditorOutput(ended=True)
         except OSError:
             pass  # what it said before is read below
         try:
             came = self._sock.recv(_READ)
         except BlockingIOError:
-            return Exchanged()
+            return EditorOutput()
         except OSError:
             came = b""
-        return Exchanged(came, not came)
+        return EditorOutput(came, not came)
 
     def close(self) -> None:
         self._sock.close()
@@ -125,7 +125,7 @@ def check(proc: Proc, argument: bytes) -> bytes:
 
 
 def _opened(number: int) -> bytes:
-    return msgspec.msgpack.encode(Opened(number, socket.gethostname(), os.getpid(), os.getcwd()))
+    return msgspec.msgpack.encode(EditorAttached(number, socket.gethostname(), os.getpid(), os.getcwd()))
 
 
 def exchange(proc: Proc, argument: bytes) -> bytes:
@@ -133,7 +133,7 @@ def exchange(proc: Proc, argument: bytes) -> bytes:
     asked = _decode(argument)
     conversation = _now
     if conversation is None or conversation.number != asked.number:
-        return msgspec.msgpack.encode(Exchanged(ended=True))
+        return msgspec.msgpack.encode(EditorOutput(ended=True))
     answer = conversation.exchange(asked.data)
     return msgspec.msgpack.encode(answer)
 
@@ -147,7 +147,7 @@ def end(proc: Proc, argument: bytes) -> bytes:
     return b""
 
 
-_decode = msgspec.msgpack.Decoder(Exchange).decode
+_decode = msgspec.msgpack.Decoder(EditorInput).decode
 
 
 def _leave(conversation: _Conversation) -> None:

@@ -25,7 +25,7 @@ _TOKEN_WITHIN = 30.0  # seconds to say the token in
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Listener:
+class DebuggerListener:
     """`token`: "" on loopback. `notes`: what the program should say of it, a line each."""
 
     def __init__(self, host: str, port: int, wanted: int, token: str) -> None:
@@ -79,7 +79,7 @@ class Listener:
             self._server.close()
 
 
-async def listen(converse: Converse) -> Listener:
+async def listen(converse: Converse) -> DebuggerListener:
     """At the address that the environment names. NotImplementedError for another protocol than tcp; OSError, ValueError when
     it cannot be had."""
     protocol = os.environ.get(PROTOCOL, "tcp")
@@ -97,7 +97,7 @@ async def listen(converse: Converse) -> Listener:
         except OSError as again:
             raise OSError(again.errno, f"the debugger cannot listen on {host}: {again.strerror} ({HOST})") from None
     token = "" if loopback_peer.is_loopback(address) else secrets.token_urlsafe(24)
-    made = Listener(host, sock.getsockname()[1], port, token)
+    made = DebuggerListener(host, sock.getsockname()[1], port, token)
     await made.serve([sock], converse)
     return made
 

@@ -11,7 +11,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from monarch.debugger.sources import Sources
+from monarch.debugger.sources import FetchedSources
 
 # Not stepped into, and the stack ends there.
 _SKIPPED = ("monarch", "monarch.*", "asyncio", "asyncio.*", "selectors", "contextlib", "threading")
@@ -26,7 +26,7 @@ class Abandon(BaseException):
     """The actor is being stopped: its endpoint is to end."""
 
 
-class Line(Protocol):
+class ControllerLine(Protocol):
     """To the debugger's controller. `line` raises LetGo and Abandon."""
 
     def write(self, text: str) -> None: ...
@@ -35,8 +35,8 @@ class Line(Protocol):
     def continues(self) -> None: ...
 
 
-class _Output(io.TextIOBase):
-    def __init__(self, line: Line) -> None:
+class _PdbOutput(io.TextIOBase):
+    def __init__(self, line: ControllerLine) -> None:
         self._line = line
 
     def write(self, text: str) -> int:
@@ -51,8 +51,8 @@ class _Output(io.TextIOBase):
         return "utf-8"
 
 
-class _Input(io.TextIOBase):
-    def __init__(self, line: Line) -> None:
+class _PdbInput(io.TextIOBase):
+    def __init__(self, line: ControllerLine) -> None:
         self._line = line
 
     def readline(self, size: int = -1) -> str:  # type: ignore[override]
@@ -65,11 +65,11 @@ class _Input(io.TextIOBase):
 class RankPdb(pdb.Pdb):
     """`let_go`: it has been told to go on, and stops no more."""
 
-    def __init__(self, line: Line, sources: Sources) -> None:
+    def __init__(self, line: ControllerLine, sources: FetchedSources) -> None:
         self._line = line
         self._sources = sources
-        stdin: Any = _Input(line)
-        stdout: Any = _Output(line)
+        stdin: Any = _PdbInput(line)
+        stdout: Any = _PdbOutput(line)
         super().__init__(stdin=stdin, stdout=stdout, skip=_SKIPPED, nosigint=True)
         self.let_go = False
         self._abandoned = False

@@ -28,7 +28,7 @@ def _places(filename: str) -> list[str]:
     return [os.path.abspath(os.path.join(folder, filename)) for folder in (".", *sys.path)]
 
 
-class Sources:
+class FetchedSources:
     """In a rank: asks `fetch` for what is not here, once each."""
 
     def __init__(self, fetch: Fetch) -> None:

@@ -24,9 +24,9 @@ from monarch._runtime.loop import start_thread
 from monarch._shape.extent import Extent, Point
 from monarch._wire.message import Call, decode_extent
 from monarch.config import settings
+from monarch.debugger.debug_sessions import DebugSessionInfo
 from monarch.debugger.rank_pdb import Abandon, LetGo, RankPdb
-from monarch.debugger.sessions import DebugSessionInfo
-from monarch.debugger.sources import Sources
+from monarch.debugger.sources import FetchedSources
 
 _CONTROLLER_WITHIN = 60.0  # seconds for the client to take note of a breakpoint
 _LOOK = 0.5  # seconds between two looks whether the actor is being stopped
@@ -71,15 +71,15 @@ def _is_ours(instance: Instance) -> bool:
 
 def _session(
     instance: Instance, call: Call | None, frame: FrameType, reason: str, patience: float | None
-) -> Session | None:
+) -> StoppedActor | None:
     """That of the actor, or a new one. None when there are too many in the program."""
     behaviour: Any = instance.behaviour
     known = behaviour.__dict__.get("debugging")
-    session = known if isinstance(known, Session) else None
+    session = known if isinstance(known, StoppedActor) else None
     if session is None:
         try:
             with _plain_thread():
-                session = Session.start(instance, frame, reason, patience)
+                session = StoppedActor.start(instance, frame, reason, patience)
         except Exception as error:
             raise DebuggerError(f"nobody can be asked at this breakpoint: {_reason(error)}") from error
         if session is None:
@@ -103,7 +103,7 @@ def _say_passed_over(frame: FrameType) -> None:
         print(f"monarch: too many breakpoints already; that at {where} is passed over", file=sys.stderr, flush=True)
 
 
-class Session:
+class StoppedActor:
     """Of one actor; of several endpoints if concurrent ones reach breakpoints. `token` names it to the controller."""
 
     def __init__(self, instance: Instance, controller: Any, token: int) -> None:
@@ -115,12 +115,12 @@ class Session:
         self._size = 0
         self._place = ("", 0)
         self._traced_before = sys.gettrace()
-        self.pdb = RankPdb(self, Sources(self._source))
+        self.pdb = RankPdb(self, FetchedSources(self._source))
         context = contextvars.copy_context()
         instance.ended.on_ready(once(lambda: self._actor_ended(context)))
 
     @classmethod
-    def start(cls, instance: Instance, frame: FrameType, reason: str, patience: float | None) -> Session | None:
+    def start(cls, instance: Instance, frame: FrameType, reason: str, patience: float | None) -> StoppedActor | None:
         from monarch.debugger.controller import debug_controller
 
         running = current.get()

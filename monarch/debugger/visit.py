@@ -19,7 +19,7 @@ import msgspec
 from monarch._mesh.inspection import survey
 from monarch._runtime.context import home
 from monarch.debugger.controller import DebugController, here_in_client
-from monarch.debugger.editor_rank import Exchange, Exchanged, Opened
+from monarch.debugger.editor_rank import EditorAttached, EditorInput, EditorOutput
 
 STREAM = "debug"
 TALK, LIST, NAMES, CONTINUE, EXCEPTIONS = "talk", "list", "names", "continue", "exceptions"
@@ -70,12 +70,12 @@ def _say(sock: socket.socket, answer: dict[str, Any]) -> None:
 def _edit(sock: socket.socket, visit: Visit) -> None:
     """Carries an editor's bytes between the client's socket and a rank, which may be on any host."""
     address = address_of(visit.mesh, visit.rank)
-    opened = msgspec.msgpack.decode(_ask(address, _BEGIN_QUESTION, b"", _START), type=Opened)
+    opened = msgspec.msgpack.decode(_ask(address, _BEGIN_QUESTION, b"", _START), type=EditorAttached)
     _say(sock, _facts(opened))
     _carry(sock, address, opened.number)
 
 
-def _facts(opened: Opened) -> dict[str, Any]:
+def _facts(opened: EditorAttached) -> dict[str, Any]:
     return {"host": opened.host, "pid": opened.pid, "folder": opened.folder}
 
 
@@ -161,9 +161,9 @@ def _names(specs: list[Any]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _check(mesh: str | None, rank: int) -> Opened:
+def _check(mesh: str | None, rank: int) -> EditorAttached:
     """Returns where an editor could attach. ValueError says why it cannot."""
-    return msgspec.msgpack.decode(_ask(address_of(mesh, rank), _CHECK_QUESTION, b"", _RANK_ANSWER), type=Opened)
+    return msgspec.msgpack.decode(_ask(address_of(mesh, rank), _CHECK_QUESTION, b"", _RANK_ANSWER), type=EditorAttached)
 
 
 def _ask(address: str, question: str, argument: bytes, timeout: float) -> bytes:
@@ -184,7 +184,7 @@ def _carry(sock: socket.socket, address: str, number: int) -> None:
                 data = sock.recv(_READ)
                 if not data:
                     return
-            reply = _ask(address, _EXCHANGE_QUESTION, msgspec.msgpack.encode(Exchange(number, data)), _RANK_ANSWER)
+            reply = _ask(address, _EXCHANGE_QUESTION, msgspec.msgpack.encode(EditorInput(number, data)), _RANK_ANSWER)
             news = _decode(reply)
             if news.data:
                 sock.sendall(news.data)
@@ -195,9 +195,9 @@ def _carry(sock: socket.socket, address: str, number: int) -> None:
         pass
     finally:
         try:
-            _ask(address, _END_QUESTION, msgspec.msgpack.encode(Exchange(number, last=True)), _RANK_ANSWER)
+            _ask(address, _END_QUESTION, msgspec.msgpack.encode(EditorInput(number, last=True)), _RANK_ANSWER)
         except (RuntimeError, ValueError):  # the rank has gone, or the client goes
             pass
 
 
-_decode = msgspec.msgpack.Decoder(Exchanged).decode
+_decode = msgspec.msgpack.Decoder(EditorOutput).decode

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch.job.job_state import JobState
 
 
-class Component:
+class JobComponent:
     """A part of a job; its hooks are given that JobTrait. It is pickled with the job, so what is only good in this process
     stays out of its state."""
 
@@ -59,7 +59,7 @@ class MeshAdminConfig:
     admin_addr: str | None = None
 
 
-class Observed(Component):
+class ObserverComponent(JobComponent):
     """Telemetry and admin of a job, as far as they are to be had: the job never fails because they are not, and says so.
 
     A process beside keeps and serves both (`dashboard.process`). Where hosts outlive the program, the job's sidecar holds it,
@@ -80,7 +80,7 @@ class Observed(Component):
         return {"telemetry": self.telemetry, "admin": self.admin}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Observed.__init__(self)
+        ObserverComponent.__init__(self)
         self.__dict__.update(state)
 
     def query_client(self) -> Any:
@@ -167,6 +167,9 @@ class Observed(Component):
         self._sidecar = self._addresses = None
 
 
+Observed = ObserverComponent  # jobs that an earlier version has kept name it so
+
+
 def _installed() -> bool:
     """Whether what keeps the tables is here; says what is missing."""
     from monarch.telemetry.store import check_installed
@@ -189,7 +192,7 @@ def observed_url(job: Any) -> str:
         raise RuntimeError(f"the health of the job could not be checked: {type(exc).__name__}: {exc}") from exc
     if not healthy:
         raise RuntimeError("the job is not running or not healthy: its hosts have ended, or do not answer")
-    observed = next((component for component in job._components if isinstance(component, Observed)), None)
+    observed = next((component for component in job._components if isinstance(component, ObserverComponent)), None)
     if observed is None or observed.telemetry is None:
         raise RuntimeError("telemetry was not configured for this job: call enable_telemetry() and apply it again")
     from monarch.dashboard.process.launcher import Observer, ObserverFailed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from monarch.job import cache
-from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig, observed_url
+from monarch.job.components import JobComponent, MeshAdminConfig, ObserverComponent, TelemetryConfig, observed_url
 from monarch.job.job_state import JobState
 from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import LiveLine, job_logger
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monarch.telemetry import QueryEngineClient
     from monarch.trace.profiling import Profile
 
-C = TypeVar("C", bound=Component)
+C = TypeVar("C", bound=JobComponent)
 
 _NOT_RUNNING = "not_running"
 _RUNNING = "running"
@@ -43,7 +43,7 @@ class JobTrait(ABC):
         self._status: Any = _NOT_RUNNING  # or _RUNNING, or the job that holds the hosts
         self._apply_id: str | None = None
         self._kept_at: str | None = None  # the file that keeps it between runs
-        self._components: list[Component] = []
+        self._components: list[JobComponent] = []
         self._tls: dict[str, str] = {}
 
     # --- what a kind of job says
@@ -329,8 +329,8 @@ class JobTrait(ABC):
 
         return self._component(Mounts)
 
-    def _observed(self) -> Observed:
-        return self._component(Observed)
+    def _observed(self) -> ObserverComponent:
+        return self._component(ObserverComponent)
 
     def _component(self, kind: type[C]) -> C:
         """The job's component of that kind; made when it has none."""

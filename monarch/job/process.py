@@ -16,7 +16,7 @@ from monarch.job import sessions
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
-from monarch.job.sessions import Session
+from monarch.job.sessions import DetachedSession
 from monarch.job.worker_launch import WorkerLaunch
 
 _LONGEST = 100  # bytes of a socket's path
@@ -47,7 +47,7 @@ class ProcessJob(ScheduledJob):
         self._meshes = dict(meshes)
         self._env = dict(env or {})
         self._folder: str | None = None
-        self._workers: dict[str, Session] = {}
+        self._workers: dict[str, DetachedSession] = {}
 
     def _submit(self, launch: WorkerLaunch, client_script: str | None) -> None:
         if client_script is not None:

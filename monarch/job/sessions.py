@@ -15,7 +15,7 @@ _GRACE = 1.0  # seconds between SIGTERM and SIGKILL
 _BETWEEN = 0.05
 
 
-class Session(msgspec.Struct, frozen=True):
+class DetachedSession(msgspec.Struct, frozen=True):
     """A process that leads a session of its own: which one it is on which boot of which machine."""
 
     pid: int
@@ -41,15 +41,18 @@ class Session(msgspec.Struct, frozen=True):
         return [found.pid for found in every if found is not None and found.session == self.pid and found.alive]
 
 
-def session_of(pid: int) -> Session:
+Session = DetachedSession  # jobs that an earlier version has kept name it so
+
+
+def session_of(pid: int) -> DetachedSession:
     """ProcessLookupError when there is no such process."""
     found = procfs.stat(pid)
     if found is None:
         raise ProcessLookupError(f"no process {pid}")
-    return Session(pid, found.started, procfs.boot_id())
+    return DetachedSession(pid, found.started, procfs.boot_id())
 
 
-def end(sessions: list[Session]) -> None:
+def end(sessions: list[DetachedSession]) -> None:
     """Ends every process of these sessions: SIGTERM, and SIGKILL for those that are there a second later. Returns when they
     are gone."""
     for number, patience in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, None)):
@@ -64,7 +67,7 @@ def end(sessions: list[Session]) -> None:
                 _signal(left, number)
 
 
-def _members(sessions: list[Session]) -> list[int]:
+def _members(sessions: list[DetachedSession]) -> list[int]:
     return [pid for session in sessions for pid in session.members()]
 
 

@@ -152,7 +152,7 @@ class SPMDJob(JobTrait):
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _KEY = "monarch/spmd/{}"
-_started: list[_Worker] = []  # of this process: they end with it
+_started: list[_RankWorker] = []  # of this process: they end with it
 _VARIABLES = {
     "rank": "RANK",
     "local_rank": "LOCAL_RANK",
@@ -219,7 +219,7 @@ class StoreJob(JobTrait):
         secret = _text(store.get(_KEY.format("secret")))
         if place["local_rank"] == 0:
             group = place["rank"] // place["local_world_size"]
-            worker = _Worker(f"{name}_{group}", transport, monarch_port, secret)
+            worker = _RankWorker(f"{name}_{group}", transport, monarch_port, secret)
             _started.append(worker)
             store.set(_KEY.format(f"workers/{group}"), worker.address)
         if place["rank"] != 0:
@@ -251,7 +251,7 @@ class StoreJob(JobTrait):
         return self.__dict__ | {"_hosts": None}
 
 
-class _Worker:
+class _RankWorker:
     """A worker program that ends with this process: it reads its orders from a pipe, and ends when that does."""
 
     def __init__(self, name: str, transport: str, port: int, secret: str) -> None:

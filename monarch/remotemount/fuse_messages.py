@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
-class Begin(Message, frozen=True):
+class BeginMount(Message, frozen=True):
     """To the process: mount at `point`. Its other words depend on `kind`: "tree" or "gather"."""
 
     point: bytes
@@ -45,7 +45,7 @@ class Content(Message, frozen=True):
     error: int = 0
 
 
-class Answer(Message, frozen=True):
+class FuseReply(Message, frozen=True):
     """To the process: of the request `number`."""
 
     number: int
@@ -78,8 +78,8 @@ class Want(Message, frozen=True):
     block: int
 
 
-class Ask(Message, frozen=True):
-    """From the process: `what` of the path; answered by `Answer`."""
+class FuseRequest(Message, frozen=True):
+    """From the process: `what` of the path; answered by `FuseReply`."""
 
     number: int
     what: str
@@ -88,7 +88,7 @@ class Ask(Message, frozen=True):
     size: int = 0
 
 
-class Busy(Message, frozen=True):
+class UnmountRefused(Message, frozen=True):
     """From the process: it could not be unmounted, and goes on."""
 
     why: str
@@ -98,7 +98,20 @@ class Unmounted(Message, frozen=True):
     pass
 
 
-_ANY = Begin | SetTree | Content | Answer | Unmount | Mounted | Settled | NotMounted | Want | Ask | Busy | Unmounted
+_ANY = (
+    BeginMount
+    | SetTree
+    | Content
+    | FuseReply
+    | Unmount
+    | Mounted
+    | Settled
+    | NotMounted
+    | Want
+    | FuseRequest
+    | UnmountRefused
+    | Unmounted
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ANY)
 

@@ -17,14 +17,14 @@ from ctypes.util import find_library
 from monarch._linux import procfs
 from monarch.actor import bind_context, start_thread
 from monarch.remotemount.fuse_messages import (
-    Begin,
-    Busy,
+    BeginMount,
     Message,
     Mounted,
     NotMounted,
     Settled,
     Unmount,
     Unmounted,
+    UnmountRefused,
     Wire,
 )
 
@@ -126,7 +126,7 @@ class FuseProcess:
             self._errors.close()
             raise
         self._wire = Wire(ours)
-        self._wire.send(Begin(os.fsencode(point), kind, name))
+        self._wire.send(BeginMount(os.fsencode(point), kind, name))
         self._listener = start_thread(bind_context(self._listen), "monarch-mount")
 
     def send(self, message: Message) -> None:
@@ -154,8 +154,8 @@ class FuseProcess:
             self._wire.send(Unmount())
         except OSError:
             pass
-        last = self._wait((Unmounted, Busy), UNMOUNT)
-        if isinstance(last, Busy):
+        last = self._wait((Unmounted, UnmountRefused), UNMOUNT)
+        if isinstance(last, UnmountRefused):
             return last.why
         self.abandon()
         return ""
@@ -194,7 +194,7 @@ class FuseProcess:
                 with self._changed:
                     self._settled = message.number
                     self._changed.notify_all()
-            elif isinstance(message, Mounted | NotMounted | Busy | Unmounted):
+            elif isinstance(message, Mounted | NotMounted | UnmountRefused | Unmounted):
                 with self._changed:
                     self._last = message
                     self._changed.notify_all()

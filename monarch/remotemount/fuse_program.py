@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch._linux import procfs
+from monarch.remotemount.file_tree import BLOCK, FILE, LINK, Contents, FileTree, TreeNode, blocks_of
 from monarch.remotemount.fuse_messages import (
-    Answer,
-    Ask,
-    Begin,
-    Busy,
+    BeginMount,
     Content,
+    FuseReply,
+    FuseRequest,
     Message,
     Mounted,
     NotMounted,
@@ -33,10 +33,10 @@ from monarch.remotemount.fuse_messages import (
     SetTree,
     Unmount,
     Unmounted,
+    UnmountRefused,
     Want,
     Wire,
 )
-from monarch.remotemount.tree import BLOCK, FILE, LINK, Contents, FileTree, Node, blocks_of
 
 AHEAD = 3  # blocks that are on their way while one is read, this one among them
 CACHED = 0.2  # seconds that the kernel keeps names and attributes
@@ -44,7 +44,7 @@ _LATE = 0.05  # until an answer of before has reached the kernel, and its clock 
 PATIENCE = 120.0  # seconds that a read waits for its owner
 
 
-class TreeView:
+class TreeMountView:
     """What the kernel asks of a remote mount: names from the tree, bytes from the blocks that have come."""
 
     def __init__(self, wire: Wire) -> None:
@@ -52,7 +52,7 @@ class TreeView:
         self.tree = FileTree([])
         self._last_read = (0, 0)
         self.ready = threading.Event()  # there is a tree
-        self._coming: list[tuple[str, Node]] = []
+        self._coming: list[tuple[str, TreeNode]] = []
         self.contents = Contents(lambda content, block: wire.send(Want(content, block)), PATIENCE)
 
     def take(self, message: Message) -> None:
@@ -60,7 +60,7 @@ class TreeView:
             case SetTree(entries, last, number):
                 for path, kind, size, mode, mtime_ns, target, content in entries:
                     self._coming.append(
-                        (os.fsdecode(path), Node(kind, size, mode, mtime_ns, os.fsdecode(target), content))
+                        (os.fsdecode(path), TreeNode(kind, size, mode, mtime_ns, os.fsdecode(target), content))
                     )
                 if last:
                     self.tree, self._coming = FileTree(self._coming), []
@@ -94,13 +94,13 @@ class TreeView:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return node.target
 
-    def open(self, path: str) -> Node:
+    def open(self, path: str) -> TreeNode:
         node = self.tree.node(path)
         if node.kind != FILE:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return node
 
-    def read(self, path: str, opened: Node, size: int, offset: int) -> bytes:
+    def read(self, path: str, opened: TreeNode, size: int, offset: int) -> bytes:
         """Of what stands there now; after a removal, of what was opened."""
         try:
             node = self.open(path)
@@ -117,7 +117,7 @@ class TreeView:
         ]
         return b"".join(pieces)
 
-    def release(self, opened: Node) -> None:
+    def release(self, opened: TreeNode) -> None:
         return
 
 
@@ -127,14 +127,14 @@ class Requests:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._numbers = itertools.count()
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, FuseReply] = {}
         self._came = threading.Condition()
         self._closed = False
 
     def ask(self, what: str, path: str, offset: int = 0, size: int = 0) -> Any:
         """OSError as the owner met it; EIO when it does not answer."""
         number = next(self._numbers)
-        self._wire.send(Ask(number, what, os.fsencode(path), offset, size))
+        self._wire.send(FuseRequest(number, what, os.fsencode(path), offset, size))
         with self._came:
             self._came.wait_for(lambda: number in self._answers or self._closed, PATIENCE)
             answer = self._answers.pop(number, None)
@@ -144,7 +144,7 @@ class Requests:
             raise OSError(answer.error, os.strerror(answer.error))
         return answer.value
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: FuseReply) -> None:
         with self._came:
             self._answers[answer.number] = answer
             self._came.notify_all()
@@ -205,15 +205,15 @@ def operations(view: Any, mounted: Callable[[], None]) -> Any:
     return Operations()
 
 
-class Program:
+class FuseProgram:
     """One mount, from the first word of the owner to the last."""
 
-    def __init__(self, wire: Wire, begin: Begin) -> None:
+    def __init__(self, wire: Wire, begin: BeginMount) -> None:
         self._wire = wire
         self._point = os.fsdecode(begin.point)
         self._name = begin.name
         self._requests = Requests(wire)
-        self._view: Any = TreeView(wire) if begin.kind == "tree" else GatherView(self._requests.ask)
+        self._view: Any = TreeMountView(wire) if begin.kind == "tree" else GatherMountView(self._requests.ask)
         self._fusermount = shutil.which("fusermount3") or "fusermount3"
 
     def run(self) -> None:
@@ -243,8 +243,8 @@ class Program:
                 case Unmount():
                     why = self._unmount()
                     if why:
-                        self._wire.send(Busy(why))
-                case Answer():
+                        self._wire.send(UnmountRefused(why))
+                case FuseReply():
                     self._requests.take(message)
                 case _:
                     self._view.take(message)
@@ -276,8 +276,8 @@ def main() -> None:
     os.chdir("/")
     wire = Wire(socket.socket(fileno=int(sys.argv[1])))
     begin = wire.receive()
-    if isinstance(begin, Begin):
-        Program(wire, begin).run()
+    if isinstance(begin, BeginMount):
+        FuseProgram(wire, begin).run()
 
 
 if __name__ == "__main__":
@@ -290,7 +290,7 @@ _MOST = 4 << 20
 _NAMES = 100_000  # whose attributes are kept at most
 
 
-class GatherView:
+class GatherMountView:
     """`ask(what, path, offset, size)`: "attributes", "names", "target" or "read" of a path. OSError as it was there."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:

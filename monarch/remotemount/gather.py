@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, bind_context, endpoint, this_proc
 from monarch.remotemount import fuse_process
-from monarch.remotemount.fuse_messages import Answer, Ask, Message
-from monarch.remotemount.gather_host import Failed, GatherHost
+from monarch.remotemount.fuse_messages import FuseReply, FuseRequest, Message
+from monarch.remotemount.gather_host import GatherHost, HostErrno
 from monarch.remotemount.gather_pull import Pull
-from monarch.remotemount.place import subdirectory
+from monarch.remotemount.mount_point import subdirectory
 
 logger = logging.getLogger("monarch")
 
@@ -72,7 +72,7 @@ class RemoteTrees:
         return self.hosts[name], rest
 
     def ask(self, what: str, path: str, offset: int = 0, size: int = 0) -> Any:
-        """See GatherView. OSError as the host met it; EIO for one that is lost."""
+        """See GatherMountView. OSError as the host met it; EIO for one that is lost."""
         if not path.strip("/") and "" not in self.hosts:
             return self._top(what)
         host, rest = self.locate(path)
@@ -96,7 +96,7 @@ def answer_of(host: Any, name: str, *args: Any) -> Any:
         found = getattr(host, name).call_one(*args).get(_ANSWER)
     except (SupervisionError, TimeoutError) as exc:
         raise OSError(errno.EIO, f"the host does not answer: {exc}") from exc
-    if isinstance(found, Failed):
+    if isinstance(found, HostErrno):
         raise OSError(found.error, os.strerror(found.error))
     return found
 
@@ -220,13 +220,13 @@ class GatherMount:
         self._owner.stop().get(_READY)
 
     def _asked(self, message: Message) -> None:
-        if isinstance(message, Ask):
+        if isinstance(message, FuseRequest):
             try:
                 self._threads.submit(bind_context(self._answer), message)
             except RuntimeError:  # it is being closed
                 pass
 
-    def _answer(self, asked: Ask) -> None:
+    def _answer(self, asked: FuseRequest) -> None:
         """On a thread of its own, so that a host that is slow holds up nobody else."""
         error, value = 0, None
         try:
@@ -239,7 +239,7 @@ class GatherMount:
         process = self._process
         if process is not None:
             try:
-                process.send(Answer(asked.number, error, value))
+                process.send(FuseReply(asked.number, error, value))
             except OSError:  # it ended meanwhile
                 pass
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.actor.file_sync import OTHER, Manifest, RefusedPath, Rules, parts, scan
-from monarch.remotemount.place import point_of
+from monarch.remotemount.mount_point import point_of
 
 LARGEST_READ = 32 << 20
 _GATHERED = Rules(frozenset())
@@ -21,7 +21,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 1 << 20
 
 
-class Failed(NamedTuple):
+class HostErrno(NamedTuple):
     """The errno that the host met."""
 
     error: int
@@ -40,19 +40,19 @@ class GatherHost(Actor):
         return socket.gethostname()
 
     @endpoint
-    def attributes(self, path: str) -> dict[str, int] | Failed:
+    def attributes(self, path: str) -> dict[str, int] | HostErrno:
         """As lstat has them. The directory itself is there, and empty, before anybody has made it."""
         try:
             return _attributes(os.lstat(self._at(path)))
         except FileNotFoundError:
             if not path:
                 return {"st_mode": stat.S_IFDIR | 0o555, "st_nlink": 2}
-            return Failed(errno.ENOENT)
+            return HostErrno(errno.ENOENT)
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
 
     @endpoint
-    def names(self, path: str) -> list[tuple[bytes, dict[str, int]]] | Failed:
+    def names(self, path: str) -> list[tuple[bytes, dict[str, int]]] | HostErrno:
         """What is in a folder."""
         found = []
         try:
@@ -63,57 +63,57 @@ class GatherHost(Actor):
                     except FileNotFoundError:
                         continue
         except FileNotFoundError:
-            return Failed(errno.ENOENT) if path else []
+            return HostErrno(errno.ENOENT) if path else []
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
         return found
 
     @endpoint
-    def target(self, path: str) -> bytes | Failed:
+    def target(self, path: str) -> bytes | HostErrno:
         try:
             return os.readlink(os.fsencode(self._at(path)))
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
 
     @endpoint
-    def read(self, path: str, offset: int, size: int) -> bytes | Failed:
+    def read(self, path: str, offset: int, size: int) -> bytes | HostErrno:
         """Fewer bytes where the file ends."""
         try:
             return self._read(path, offset, min(size, LARGEST_READ))
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
 
     @endpoint
-    def read_whole(self, files: Sequence[tuple[str, int]]) -> list[bytes | Failed]:
+    def read_whole(self, files: Sequence[tuple[str, int]]) -> list[bytes | HostErrno]:
         """Small files: path and size."""
-        found: list[bytes | Failed] = []
+        found: list[bytes | HostErrno] = []
         for path, size in files:
             try:
                 found.append(self._read(path, 0, size))
             except OSError as exc:
-                found.append(Failed(exc.errno or errno.EIO))
+                found.append(HostErrno(exc.errno or errno.EIO))
         return found
 
     @endpoint
-    def digest(self, path: str, start: int, size: int) -> bytes | Failed:
+    def digest(self, path: str, start: int, size: int) -> bytes | HostErrno:
         """Of `size` bytes from `start` on."""
         state = hashlib.blake2b(digest_size=16)
         try:
             for offset in range(start, start + size, _PIECE):
                 state.update(self._read(path, offset, min(_PIECE, start + size - offset)))
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
         return state.digest()
 
     @endpoint
-    def manifest(self) -> Manifest | Failed:
+    def manifest(self) -> Manifest | HostErrno:
         """Of everything there, as it is to be at the client: nobody may write it."""
         try:
             found = scan(self._root, _GATHERED)
         except FileNotFoundError:
             return {}
         except OSError as exc:
-            return Failed(exc.errno or errno.EIO)
+            return HostErrno(exc.errno or errno.EIO)
         return {
             path: entry._replace(mode=entry.mode & _READ_ONLY | (0o700 if entry.kind == "folder" else 0o400))
             for path, entry in found.items()

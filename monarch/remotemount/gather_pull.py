@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch.actor.file_sync import LARGE, OURS, Entry, Manifest, Plan, RefusedPath, Rules, Tree, compare, scan
-from monarch.remotemount.gather_host import Failed
+from monarch.remotemount.gather_host import HostErrno
 
 _HERE = Rules(frozenset({".monarch-gather"}))
 _MARKER = ".monarch-gather"  # which files here were brought
@@ -82,7 +82,7 @@ class Pull:
         for batch in _batches([(path, wanted[path]) for path in whole if wanted[path].size <= LARGE]):
             contents = self._ask(self._host, "read_whole", [(path, entry.size) for path, entry in batch])
             for (path, entry), data in zip(batch, contents, strict=True):
-                if isinstance(data, Failed) or len(data) != entry.size:
+                if isinstance(data, HostErrno) or len(data) != entry.size:
                     self._skipped.append(path)
                 else:
                     tree.write(path, data, entry.mode, entry.mtime_ns)
@@ -102,7 +102,7 @@ class Pull:
             if start:
                 file.append([(0, start)])
             for data in self._pieces(path, start, entry.size):
-                if isinstance(data, Failed) or not data:
+                if isinstance(data, HostErrno) or not data:
                     self._skipped.append(path)
                     return
                 file.append([data])

@@ -17,7 +17,7 @@ from monarch.actor import HostMesh, Point
 from monarch.actor.file_sync import FolderSync, HostAnswers, Manifest, Source, local_manifest, lock_hosts
 from monarch.remotemount import fuse_process
 from monarch.remotemount.mirror_host import MirrorHost
-from monarch.remotemount.place import MOUNTED, TOKEN, Look, point_of, refusal
+from monarch.remotemount.mount_point import MOUNTED, TOKEN, MountPointState, point_of, refusal
 
 logger = logging.getLogger("monarch")
 
@@ -134,7 +134,7 @@ async def _mirrors(hosts: HostMesh, point: str) -> AsyncIterator[_Mirrors]:
             await actors.stop()
 
 
-async def _look(mirrors: _Mirrors, source: str, clearing: bool = False) -> list[Look]:
+async def _look(mirrors: _Mirrors, source: str, clearing: bool = False) -> list[MountPointState]:
     """A file appears in the source for a moment: hosts that see it as well share the source with us."""
     token = TOKEN + secrets.token_hex(8)
     path = os.path.join(source, token)

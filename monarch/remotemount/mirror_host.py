@@ -20,7 +20,7 @@ from monarch.actor.file_sync import (
     scan,
 )
 from monarch.remotemount import fuse_process
-from monarch.remotemount.place import MARKER, MOUNTED, OURS_ALREADY, SOURCE, Look, point_of, state_of
+from monarch.remotemount.mount_point import MARKER, MOUNTED, OURS_ALREADY, SOURCE, MountPointState, point_of, state_of
 
 _MADE, _FOUND = b"made", b"found"  # the directory: by us, or it was there, empty
 
@@ -38,12 +38,12 @@ class MirrorHost(Receiver):
 
     @endpoint
     @answers
-    def look(self, source: str, token: str, machine: str, clearing: bool) -> Look | Problem:
+    def look(self, source: str, token: str, machine: str, clearing: bool) -> MountPointState | Problem:
         """What stands there; `machine` is the client's. It decides whether there is something to write, or to clear."""
         mine = fuse_process.machine()
         state = state_of(self.path, source, token, mine == machine)
         self._idle = state != OURS_ALREADY if clearing else state == SOURCE
-        return Look(self.host, self.path, state, "", mine)
+        return MountPointState(self.host, self.path, state, "", mine)
 
     @endpoint
     @answers

@@ -10,7 +10,7 @@ from typing import Any
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_messages import Content, Message, SetTree, TreeEntry, Want
-from monarch.remotemount.place import MOUNTED_ALREADY, OTHER_MOUNT, Look, point_of, state_of
+from monarch.remotemount.mount_point import MOUNTED_ALREADY, OTHER_MOUNT, MountPointState, point_of, state_of
 
 # What a host is sent of a file: content, block, bytes, errno.
 Delivery = tuple[int, int, bytes, int]
@@ -31,7 +31,7 @@ class MountHost(Actor):
         self._trees = 0
 
     @endpoint
-    def look(self, source: str, token: str, machine: str) -> Look:
+    def look(self, source: str, token: str, machine: str) -> MountPointState:
         """What stands at the mount point, a dead mount aside, which is taken away. `machine` is the client's."""
         mine = fuse_process.machine()
         fuse_process.clear_stale(self._point)
@@ -41,7 +41,7 @@ class MountHost(Actor):
         else:
             state = state_of(self._point, source, token, mine == machine)
         host = f"{socket.gethostname()} (rank {current_rank().rank})"
-        return Look(host, self._point, state, fuse_process.obstacle(), mine)
+        return MountPointState(host, self._point, state, fuse_process.obstacle(), mine)
 
     @endpoint
     def leave_out(self, ranks: Sequence[int]) -> None:

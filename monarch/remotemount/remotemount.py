@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from monarch.actor import HostMesh, bind_context, start_thread, this_proc
 from monarch.remotemount import mirror
 from monarch.remotemount.fuse_process import MountBusy
-from monarch.remotemount.place import refusal
+from monarch.remotemount.mount_point import refusal
 from monarch.remotemount.source import MountSource
 
 logger = logging.getLogger("monarch")

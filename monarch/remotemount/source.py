@@ -16,12 +16,12 @@ from typing import Any
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, endpoint
 from monarch.actor.file_sync import FILE, FOLDER, Entry, Manifest
+from monarch.remotemount.file_tree import BLOCK, SMALL
 from monarch.remotemount.fuse_messages import TreeEntry
 from monarch.remotemount.fuse_process import machine
 from monarch.remotemount.mirror import manifest_of
 from monarch.remotemount.mount_host import Delivery, MountHost, name_of
-from monarch.remotemount.place import MOUNTED_ALREADY, SOURCE, TOKEN, Look, refusal
-from monarch.remotemount.tree import BLOCK, SMALL
+from monarch.remotemount.mount_point import MOUNTED_ALREADY, SOURCE, TOKEN, MountPointState, refusal
 
 logger = logging.getLogger("monarch")
 
@@ -47,7 +47,7 @@ class MountSource(Actor):
         self._sent: set[tuple[int, int]] = set()
 
     @endpoint
-    def open(self, hosts: HostMesh, this: Any) -> tuple[list[Look], list[str]]:
+    def open(self, hosts: HostMesh, this: Any) -> tuple[list[MountPointState], list[str]]:
         """Mounts on all hosts. (what they had there, why some could not): all or none is mounted."""
         self._procs = hosts.spawn_procs(name="remotemount")
         self._procs.initialized.get(_READY)
@@ -100,7 +100,7 @@ class MountSource(Actor):
         if procs is not None:
             procs.stop().get(_READY)
 
-    def _look(self, actors: Any) -> list[Look]:
+    def _look(self, actors: Any) -> list[MountPointState]:
         token = TOKEN + secrets.token_hex(8)
         path = os.path.join(self._source, token)
         try:
@@ -207,7 +207,7 @@ class _Hosts:
             self._views = [view.slice(**Point(rank, extent)) for rank in range(len(view))]
 
 
-def _left_out(looks: Sequence[Look]) -> list[int]:
+def _left_out(looks: Sequence[MountPointState]) -> list[int]:
     """Ranks that mount nothing: where the files are already, and of hosts on one machine all but the first."""
     seen: set[tuple[str, str]] = set()
     out = []

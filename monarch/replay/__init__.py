@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from monarch.replay.player import Divergence as Divergence
     from monarch.replay.replaying import Outcome as Outcome
     from monarch.replay.replaying import replay as replay
-    from monarch.replay.wish import recording as recording
+    from monarch.replay.selection import recording as recording
 
 _PLACES = {
     "Divergence": "player",
     "Outcome": "replaying",
     "RecordingError": "events",
-    "recording": "wish",
+    "recording": "selection",
     "replay": "replaying",
 }
 

@@ -3,7 +3,7 @@
     b"MONARCHREC1\\n"  then for each event:  length u32, CRC-32 u32 (of what follows), size of the head u32, head, payload
 
 The head is msgpack: an event and the sizes of the pieces that follow it, which are a message's body and its buffers as they
-came. The first event is Begin. Reading a head runs no code; decoding a payload does, for it is a pickle.
+came. The first event is BeginEvent. Reading a head runs no code; decoding a payload does, for it is a pickle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Event(msgspec.Struct, array_like=True):
     at: int  # microseconds since the epoch
 
 
-class Begin(_Event, tag=1):
+class BeginEvent(_Event, tag=1):
     """How the actor was made; the payload is its class and arguments."""
 
     key: str
@@ -53,11 +53,11 @@ class Begin(_Event, tag=1):
     modules: dict[str, str]  # packages loaded then, and their versions
 
 
-class Seeds(_Event, tag=2):
+class SeedsEvent(_Event, tag=2):
     """States of the random generators before it was constructed; the payload is a pickle of them."""
 
 
-class Started(_Event, tag=3):
+class StartedEvent(_Event, tag=3):
     """It took a message from its mailbox. The payload is the arguments."""
 
     number: int  # of the message, from 1
@@ -65,7 +65,7 @@ class Started(_Event, tag=3):
     source: str
 
 
-class Done(_Event, tag=4):
+class DoneEvent(_Event, tag=4):
     """A message was handled. The payload is the answer when it is short."""
 
     number: int
@@ -75,7 +75,7 @@ class Done(_Event, tag=4):
     check: int
 
 
-class Asked(_Event, tag=5):
+class AskedEvent(_Event, tag=5):
     """It called others. The payload is the arguments when they are short. `port`: of its ports, the one that answers come to;
     0 for none."""
 
@@ -88,13 +88,13 @@ class Asked(_Event, tag=5):
     check: int
 
 
-class Opened(_Event, tag=6):
+class OpenedEvent(_Event, tag=6):
     """It opened a channel."""
 
     port: int
 
 
-class Answered(_Event, tag=7):
+class AnsweredEvent(_Event, tag=7):
     """One of its ports got an answer or a message, the payload."""
 
     port: int
@@ -102,14 +102,14 @@ class Answered(_Event, tag=7):
     kind: int
 
 
-class GaveUp(_Event, tag=8):
+class GaveUpEvent(_Event, tag=8):
     """One of its ports ended without an answer: a failure, or a timeout. The payload is the exception."""
 
     port: int
     text: str
 
 
-class Sent(_Event, tag=9):
+class SentEvent(_Event, tag=9):
     """It sent to a port. The payload is the message when it is short."""
 
     kind: int
@@ -117,53 +117,53 @@ class Sent(_Event, tag=9):
     check: int
 
 
-class Supervised(_Event, tag=10):
+class SupervisedEvent(_Event, tag=10):
     """It was told of a failure of what it owns; the payload is it."""
 
 
-class Returned(_Event, tag=11):
+class ReturnedEvent(_Event, tag=11):
     """A message of it came back; the payload says which."""
 
 
-class Ended(_Event, tag=12):
+class EndedEvent(_Event, tag=12):
     """It ended, in order or by a failure."""
 
     failed: bool
     reason: str
 
 
-class Stopped(_Event, tag=13):
+class StoppedEvent(_Event, tag=13):
     """Recording stopped before the actor did."""
 
     why: str
 
 
-class Sources(_Event, tag=14):
+class SourcesEvent(_Event, tag=14):
     """The file that its class is from, so that it can be shown where there is no such file."""
 
     files: dict[str, str]
 
 
 Event = (
-    Begin
-    | Seeds
-    | Sources
-    | Started
-    | Done
-    | Asked
-    | Opened
-    | Answered
-    | GaveUp
-    | Sent
-    | Supervised
-    | Returned
-    | Ended
-    | Stopped
+    BeginEvent
+    | SeedsEvent
+    | SourcesEvent
+    | StartedEvent
+    | DoneEvent
+    | AskedEvent
+    | OpenedEvent
+    | AnsweredEvent
+    | GaveUpEvent
+    | SentEvent
+    | SupervisedEvent
+    | ReturnedEvent
+    | EndedEvent
+    | StoppedEvent
 )
-OUTPUTS = (Done, Asked, Opened, Sent)  # what the actor did; the others are done to it
+OUTPUTS = (DoneEvent, AskedEvent, OpenedEvent, SentEvent)  # what the actor did; the others are done to it
 
 
-class Recorded(msgspec.Struct):
+class RecordedEvent(msgspec.Struct):
     """An event and the pieces of its payload."""
 
     event: Event
@@ -190,9 +190,9 @@ def encode(event: Event, pieces: Sequence[Piece] = ()) -> list[Piece]:
     return [_PREFIX.pack(length, check, len(head)) + head, *flat]
 
 
-def read(file: BinaryIO) -> Iterator[Recorded]:
+def read(file: BinaryIO) -> Iterator[RecordedEvent]:
     """The events of a recording, up to the first that is not whole (its process was killed as it wrote) or is damaged: then
-    the last is a Stopped that says so. RecordingError when the file is no recording."""
+    the last is a StoppedEvent that says so. RecordingError when the file is no recording."""
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         if magic.startswith(b"MONARCHREC"):
@@ -226,11 +226,11 @@ def read(file: BinaryIO) -> Iterator[Recorded]:
         for size in head.sizes:
             pieces.append(data[start : start + size])
             start += size
-        yield Recorded(head.event, pieces)
+        yield RecordedEvent(head.event, pieces)
 
 
-def _cut(why: str) -> Recorded:
-    return Recorded(Stopped(0, why), [])
+def _cut(why: str) -> RecordedEvent:
+    return RecordedEvent(StoppedEvent(0, why), [])
 
 
 def summary(pieces: Sequence[Piece]) -> tuple[int, int, list[Piece]]:

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from monarch._mesh.actors.adverb_codes import CHOOSE
-from monarch.replay.events import OUTPUTS, Asked, Done, Event, Piece, Recorded, Sent, Started, Stopped
+from monarch.replay.events import (
+    OUTPUTS,
+    AskedEvent,
+    DoneEvent,
+    Event,
+    Piece,
+    RecordedEvent,
+    SentEvent,
+    StartedEvent,
+    StoppedEvent,
+)
 
 _AHEAD = 1_000  # events looked at for what an actor with an event loop did in another order
 
@@ -41,7 +51,7 @@ class Divergence:
 class Player:
     """`strict`: all is done in the order in which it was done, as by an actor without an event loop."""
 
-    recorded: Iterator[Recorded]
+    recorded: Iterator[RecordedEvent]
     strict: bool
     same: Same
     show: Show
@@ -51,7 +61,7 @@ class Player:
     done: int = 0  # messages it has handled
 
     def __post_init__(self) -> None:
-        self._window: deque[Recorded | None] = deque()  # None: an output that came before its turn
+        self._window: deque[RecordedEvent | None] = deque()  # None: an output that came before its turn
         self._methods: dict[int, str] = {}
         self._last = 0
 
@@ -67,9 +77,9 @@ class Player:
         self._methods[number] = method
         self._last = number
 
-    def inputs(self) -> list[Recorded]:
+    def inputs(self) -> list[RecordedEvent]:
         """What is to be done to the actor now; when there is nothing more, `ended` says why."""
-        found: list[Recorded] = []
+        found: list[RecordedEvent] = []
         while True:
             self._fill(1)
             if not self._window:
@@ -81,16 +91,16 @@ class Player:
             self._window.popleft()
             if first is None:
                 continue
-            if isinstance(first.event, Stopped):
+            if isinstance(first.event, StoppedEvent):
                 self.ended = f"the recording ends here: {first.event.why}"
                 return found
-            if isinstance(first.event, Started):
+            if isinstance(first.event, StartedEvent):
                 self.started += 1
             found.append(first)
 
-    def output(self, event: Event, pieces: list[Piece]) -> tuple[Recorded | None, Divergence | None]:
+    def output(self, event: Event, pieces: list[Piece]) -> tuple[RecordedEvent | None, Divergence | None]:
         """The actor has done this: what it was in the recording, or why it was not."""
-        if isinstance(event, Done):
+        if isinstance(event, DoneEvent):
             self.done += 1
         self._fill(1)
         if self.ended or not self._window:
@@ -104,7 +114,7 @@ class Player:
                 self._window[index] = None
                 self._note("an actor with an event loop did some things in another order than then")
             return found, None
-        number = event.number if isinstance(event, Done) else self._last
+        number = event.number if isinstance(event, DoneEvent) else self._last
         return None, Divergence(number, self.method_of(number), self.expected(), self.show(event, pieces))
 
     def method_of(self, number: int) -> str:
@@ -126,29 +136,29 @@ class Player:
                 return index
         return None
 
-    def _is(self, recorded: Recorded, event: Event, pieces: list[Piece]) -> bool:
+    def _is(self, recorded: RecordedEvent, event: Event, pieces: list[Piece]) -> bool:
         then = recorded.event
         if type(then) is not type(event):
             return False
-        if isinstance(then, Asked) and isinstance(event, Asked):
+        if isinstance(then, AskedEvent) and isinstance(event, AskedEvent):
             alike = (then.mesh, then.method, then.adverb) == (event.mesh, event.method, event.adverb)
             if then.adverb != CHOOSE:
                 alike = alike and then.ranks == event.ranks
             return alike and self._payload(recorded, then.size, then.check, event.size, event.check, pieces)
-        if isinstance(then, Done) and isinstance(event, Done):
+        if isinstance(then, DoneEvent) and isinstance(event, DoneEvent):
             if (then.number, then.outcome) != (event.number, event.outcome):
                 return False
             if then.outcome == "raised":
-                return scrub(then.text) == scrub(event.text)
+                return normalise(then.text) == normalise(event.text)
             return self._payload(recorded, then.size, then.check, event.size, event.check, pieces)
-        if isinstance(then, Sent) and isinstance(event, Sent):
+        if isinstance(then, SentEvent) and isinstance(event, SentEvent):
             return then.kind == event.kind and self._payload(
                 recorded, then.size, then.check, event.size, event.check, pieces
             )
         return True
 
     def _payload(
-        self, recorded: Recorded, size: int, check: int, size_now: int, check_now: int, pieces: list[Piece]
+        self, recorded: RecordedEvent, size: int, check: int, size_now: int, check_now: int, pieces: list[Piece]
     ) -> bool:
         if (size, check) == (size_now, check_now):
             return True
@@ -164,7 +174,7 @@ class Player:
             self.notes.append(text)
 
 
-def scrub(text: str) -> str:
+def normalise(text: str) -> str:
     """Without what differs from run to run: addresses of objects, numbers of ports, names of temporary files."""
     import re
 

@@ -24,19 +24,19 @@ from monarch._text import clip
 from monarch._wire import codec, message
 from monarch._wire.message import Bounced, Failure
 from monarch.replay.events import (
-    Answered,
-    Asked,
-    Done,
-    Ended,
+    AnsweredEvent,
+    AskedEvent,
+    DoneEvent,
+    EndedEvent,
     Event,
-    GaveUp,
-    Opened,
+    GaveUpEvent,
+    OpenedEvent,
     Piece,
-    Recorded,
-    Returned,
-    Sent,
-    Started,
-    Supervised,
+    RecordedEvent,
+    ReturnedEvent,
+    SentEvent,
+    StartedEvent,
+    SupervisedEvent,
     summary,
 )
 from monarch.replay.player import Divergence, Player
@@ -52,7 +52,7 @@ class ReplayOver(BaseException):
 
 
 @dataclass
-class Debugging:
+class ReplayDebugging:
     """When to open pdb, or to stop: see `replay`."""
 
     at: int = 0
@@ -63,7 +63,9 @@ class Debugging:
 class Replayer:
     """Called on the actor's thread."""
 
-    def __init__(self, instance: Instance, player: Player, debugging: Debugging, say: Callable[[str], Any]) -> None:
+    def __init__(
+        self, instance: Instance, player: Player, debugging: ReplayDebugging, say: Callable[[str], Any]
+    ) -> None:
         self._instance = instance
         self._player = player
         self._debugging = debugging
@@ -133,16 +135,16 @@ class Replayer:
         for entry in waiting:
             entry.give_up(ReplayOver(f"{self._player.ended}: no further answer was recorded"))
 
-    def _give(self, recorded: Recorded) -> None:
+    def _give(self, recorded: RecordedEvent) -> None:
         event, pieces, instance = recorded.event, recorded.pieces, self._instance
-        if isinstance(event, Started):
+        if isinstance(event, StartedEvent):
             call: Any = message.decode(event.call)
             instance.mailbox.put(Delivery(call, pieces[0], _buffers(pieces), event.source))
-        elif isinstance(event, Answered):
+        elif isinstance(event, AnsweredEvent):
             entry = self._entries.get(event.port)
             if entry is not None:
                 entry.receive((event.rank, event.kind, pieces[0], _buffers(pieces)))
-        elif isinstance(event, GaveUp):
+        elif isinstance(event, GaveUpEvent):
             entry = self._entries.get(event.port)
             if entry is not None:
                 try:
@@ -150,13 +152,13 @@ class Replayer:
                 except Exception:
                     error = RuntimeError(event.text)
                 entry.give_up(error)
-        elif isinstance(event, Supervised):
+        elif isinstance(event, SupervisedEvent):
             failure = message.decode(pieces[0])
             assert isinstance(failure, Failure)
             instance.mailbox.put_control(Supervise(MeshFailure(failure)))
-        elif isinstance(event, Returned):
+        elif isinstance(event, ReturnedEvent):
             instance.mailbox.put_control(message.decode(pieces[0]))
-        elif isinstance(event, Ended) and not event.failed:
+        elif isinstance(event, EndedEvent) and not event.failed:
             self.stopped = "the actor was stopped here"
             instance.mailbox.put_control(Leave(event.reason))
 
@@ -198,7 +200,7 @@ class Replayer:
     def _done(self, delivery: Delivery, outcome: str, text: str, size: int, check: int, pieces: list[Piece]) -> None:
         number = self._numbers.pop(id(delivery), 0)
         if number:
-            self._compare(Done(0, number, outcome, text, size, check), pieces)
+            self._compare(DoneEvent(0, number, outcome, text, size, check), pieces)
 
     def _failed(self, delivery: Delivery, error: BaseException) -> None:
         """A message raised."""
@@ -227,7 +229,7 @@ class Replayer:
         size, check, short = summary([call.body, *call.buffers])
         with self._lock:
             port = self._ports.get(id(call.entry), 0) if call.entry is not None else 0
-            event = Asked(0, call.mesh, call.method, call.adverb, list(call.ranks), port, size, check)
+            event = AskedEvent(0, call.mesh, call.method, call.adverb, list(call.ranks), port, size, check)
             then = self._compare(event, short, call.entry)
         if then is None and call.entry is not None:
             self.waited = self.waited or f", as it called {call.mesh}.{call.method}()"
@@ -235,25 +237,30 @@ class Replayer:
         return True
 
     def opened(self, queue: Entry) -> None:
-        self._compare(Opened(0, 0), [], queue)
+        self._compare(OpenedEvent(0, 0), [], queue)
 
     def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
         size, check, short = summary([body, *buffers])
-        self._compare(Sent(0, kind, size, check), short)
+        self._compare(SentEvent(0, kind, size, check), short)
 
-    def _compare(self, event: Event, pieces: list[Piece], entry: Entry | None = None) -> Recorded | None:
+    def _compare(self, event: Event, pieces: list[Piece], entry: Entry | None = None) -> RecordedEvent | None:
         with self._lock:
             if self.divergence is not None:
                 return None
             then, divergence = self._player.output(event, pieces)
-            if then is not None and entry is not None and isinstance(then.event, (Asked, Opened)) and then.event.port:
+            if (
+                then is not None
+                and entry is not None
+                and isinstance(then.event, (AskedEvent, OpenedEvent))
+                and then.event.port
+            ):
                 self._entries[then.event.port] = entry
                 self._ports[id(entry)] = then.event.port
                 self._kept.append(entry)
             if divergence is None:
                 self._feed_soon()
                 return then
-        self._diverged(divergence, None if isinstance(event, Done) else _user_frame())
+        self._diverged(divergence, None if isinstance(event, DoneEvent) else _user_frame())
         return None
 
     def _diverged(self, divergence: Divergence, frame: FrameType | None) -> None:

@@ -27,24 +27,24 @@ from monarch._text import clip
 from monarch._wire import codec
 from monarch._wire.message import VALUE, ProcStarted, SpawnProcs, StopProcs
 from monarch.config import settings
-from monarch.replay import surroundings, unrepeatable
+from monarch.replay import environment, unrepeatable
 from monarch.replay.behaviour import watch
 from monarch.replay.events import (
-    Asked,
-    Begin,
-    Done,
+    AskedEvent,
+    BeginEvent,
+    DoneEvent,
     Event,
-    Opened,
+    OpenedEvent,
     Piece,
-    Recorded,
+    RecordedEvent,
     RecordingError,
-    Seeds,
-    Sent,
-    Sources,
+    SeedsEvent,
+    SentEvent,
+    SourcesEvent,
     read,
 )
-from monarch.replay.player import Divergence, Player, scrub
-from monarch.replay.replayer import Debugging, Replayer, ReplayOver
+from monarch.replay.player import Divergence, Player, normalise
+from monarch.replay.replayer import ReplayDebugging, Replayer, ReplayOver
 from monarch.replay.trust import open_trusted
 
 _PATIENCE = 60.0  # seconds without any progress after which a replay is given up
@@ -96,18 +96,20 @@ def replay(
     with open_trusted(path, trust) as file:
         events = read(file)
         first = next(events, None)
-        if first is None or not isinstance(first.event, Begin):
+        if first is None or not isinstance(first.event, BeginEvent):
             raise RecordingError(f"{path}: nothing was recorded but the beginning of the file")
-        return _Replay(first.event, first.pieces, events, Debugging(at, until_failure, pdb), cls, patience, say).run()
+        return _Replay(
+            first.event, first.pieces, events, ReplayDebugging(at, until_failure, pdb), cls, patience, say
+        ).run()
 
 
 class _Replay:
     def __init__(
         self,
-        begin: Begin,
+        begin: BeginEvent,
         pieces: list[bytes],
-        events: Iterator[Recorded],
-        debugging: Debugging,
+        events: Iterator[RecordedEvent],
+        debugging: ReplayDebugging,
         cls: str,
         patience: float,
         say: Callable[[str], Any],
@@ -124,7 +126,7 @@ class _Replay:
     def run(self) -> Outcome:
         begin, say = self._begin, self._say
         say(f"replaying {begin.cls} {begin.name}[{begin.rank}], recorded on {begin.host}, pid {begin.pid}")
-        for difference in surroundings.differences(begin.facts, begin.modules):
+        for difference in environment.differences(begin.facts, begin.modules):
             say(f"  not as then: {difference}")
         if begin.facts.get("folder") != os.getcwd():
             say(f"  not as then: it ran in {begin.facts.get('folder')}; relative names of files mean other files here")
@@ -161,12 +163,12 @@ class _Replay:
             proc.close(RuntimeError("the replay has ended"))
         return self._outcome(instance, replayer, player)
 
-    def _prepared(self) -> Iterator[Recorded]:
+    def _prepared(self) -> Iterator[RecordedEvent]:
         """The events, without those that only prepare, which are obeyed."""
         for recorded in self._events:
-            if isinstance(recorded.event, Seeds):
-                surroundings.plant(pickle.loads(recorded.pieces[0]))
-            elif isinstance(recorded.event, Sources):
+            if isinstance(recorded.event, SeedsEvent):
+                environment.restore_rng_state(pickle.loads(recorded.pieces[0]))
+            elif isinstance(recorded.event, SourcesEvent):
                 for name, text in recorded.event.files.items():
                     self._source(name, text)
             else:
@@ -244,7 +246,7 @@ def _loop_runs_here() -> bool:
 
 
 @contextlib.contextmanager
-def _as_then(begin: Begin) -> Iterator[None]:
+def _as_then(begin: BeginEvent) -> Iterator[None]:
     """The search path and the environment of then, as far as they do not govern this process; put back at the end."""
     path, environment = list(sys.path), dict(os.environ)
     sys.path += [place for place in begin.path if place not in sys.path and os.path.isdir(place)]
@@ -304,15 +306,15 @@ class Show:
     """Decodes payloads, which is only done of a recording that is trusted."""
 
     def text(self, event: Event, pieces: list[Piece]) -> str:
-        if isinstance(event, Asked):
+        if isinstance(event, AskedEvent):
             where = "" if len(event.ranks) != 1 or event.ranks == [0] else f"[{event.ranks[0]}]"
             return f"it called {event.mesh}{where}.{event.method}({self._arguments(event, pieces)})"
-        if isinstance(event, Sent):
+        if isinstance(event, SentEvent):
             what = "sent" if event.kind == VALUE else "sent the exception"
             return f"it {what} {self._value(event.size, pieces)} to a port"
-        if isinstance(event, Opened):
+        if isinstance(event, OpenedEvent):
             return "it opened a channel"
-        assert isinstance(event, Done)
+        assert isinstance(event, DoneEvent)
         if event.outcome == "raised":
             return f"message {event.number} raised {clip(event.text, _VALUE)}"
         if event.outcome == "nothing":
@@ -325,14 +327,14 @@ class Show:
             first, second = codec.decode(then[0], then[1:]), codec.decode(now[0], now[1:])
         except Exception:
             return False
-        if scrub(repr(first)) == scrub(repr(second)):
+        if normalise(repr(first)) == normalise(repr(second)):
             return True
         try:
             return bool(first == second)
         except Exception:
             return False
 
-    def _arguments(self, event: Asked, pieces: list[Piece]) -> str:
+    def _arguments(self, event: AskedEvent, pieces: list[Piece]) -> str:
         if not pieces:
             return f"... {event.size} bytes"
         try:

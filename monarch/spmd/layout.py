@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """Where a rank lives: its host, by the prefix of its address, and which of its mesh's processes there it is."""
 
     host: str
     number: int
 
 
-class Devices(NamedTuple):
+class VisibleDevices(NamedTuple):
     """What a rank sees: so many devices, and what variables make of them ("" for all)."""
 
     present: int
@@ -35,7 +35,7 @@ def environments(local: Sequence[tuple[int, int, int, int]]) -> list[dict[str, s
     ]  # fmt: skip
 
 
-def by_host(places: Sequence[Place]) -> list[tuple[int, int, int, int]]:
+def by_host(places: Sequence[RankLocation]) -> list[tuple[int, int, int, int]]:
     """Ranks of one host are a group, in their order; groups in the order in which they first come."""
     sizes = Counter(place.host for place in places)
     order = {host: number for number, host in enumerate(sizes)}
@@ -56,7 +56,7 @@ def by_last_dimension(sizes: Sequence[int]) -> list[tuple[int, int, int, int]]:
     return [(rank % here, here, rank // here, -(-count // here)) for rank in range(count)]
 
 
-def backend_for(places: Sequence[Place], devices: Sequence[Devices]) -> str:
+def backend_for(places: Sequence[RankLocation], devices: Sequence[VisibleDevices]) -> str:
     """nccl when every rank has a device that no other rank of the group has, else gloo."""
     taken = set()
     for place, (present, visible) in zip(places, devices, strict=True):

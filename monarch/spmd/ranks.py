@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from monarch._devices import own_device, vendors
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
 from monarch.spmd import device_mesh
-from monarch.spmd.layout import Devices
+from monarch.spmd.layout import VisibleDevices
 from monarch.spmd.spmd_actor import host_and_port
 
 _REACH = 15.0  # seconds that a rank tries to connect to the first one
@@ -30,7 +30,7 @@ _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
 
 
-class Group(NamedTuple):
+class TorchGroup(NamedTuple):
     """What a rank needs to know to join."""
 
     backend: str
@@ -40,7 +40,7 @@ class Group(NamedTuple):
     setup_timeout: float
 
 
-class _Process:
+class _ProcessState:
     """What is set up in this process."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Process:
         self.lock = threading.Lock()  # one attempt at a time changes torch's default group
 
 
-_process = _Process()
+_process = _ProcessState()
 
 
 class TorchSetup(Actor):
@@ -66,9 +66,9 @@ class TorchSetup(Actor):
         _process.attempt = self
 
     @endpoint
-    async def look(self) -> Devices:
+    async def look(self) -> VisibleDevices:
         """What this process has."""
-        return Devices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
+        return VisibleDevices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
 
     @endpoint
     async def prepare(
@@ -116,7 +116,7 @@ class TorchSetup(Actor):
         return address, port
 
     @endpoint
-    async def join(self, group: Group) -> None:
+    async def join(self, group: TorchGroup) -> None:
         """Into the group: returns when all ranks are."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -151,7 +151,7 @@ class TorchSetup(Actor):
         """Every rank is in the group."""
         self._kept = True
 
-    def _join(self, group: Group) -> None:
+    def _join(self, group: TorchGroup) -> None:
         import torch.distributed as dist
 
         if "nccl" in group.backend:

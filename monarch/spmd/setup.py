@@ -14,8 +14,8 @@ from monarch.actor import (
     in_thread,
 )
 from monarch.spmd import layout
-from monarch.spmd.layout import Devices, Place
-from monarch.spmd.ranks import Group, TorchSetup
+from monarch.spmd.layout import RankLocation, VisibleDevices
+from monarch.spmd.ranks import TorchGroup, TorchSetup
 from monarch.spmd.spmd_actor import family_of
 
 _MARGIN = 10.0  # seconds that a rank gets to say that it was not done in time
@@ -32,7 +32,7 @@ def setup(
     setup_timeout: float,
 ) -> Future[None]:
     """See `monarch.actor.setup_torch_distributed`. `places`: of each rank, its host and which process there it is."""
-    found = [Place(*place) for place in places]
+    found = [RankLocation(*place) for place in places]
     task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout)
     return in_thread(task, "monarch-torch-setup")
 
@@ -77,7 +77,7 @@ def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr:
 
 def _distributed(
     procs: ProcMesh,
-    places: list[Place],
+    places: list[RankLocation],
     backend: str | None,
     init: bool,
     timeout: float | None,
@@ -90,7 +90,7 @@ def _distributed(
         pass
     actors: Any = procs.spawn("torch-setup", TorchSetup)
     try:
-        devices: list[Devices] = actors.look.call().get(_PREPARE).values()
+        devices: list[VisibleDevices] = actors.look.call().get(_PREPARE).values()
         backend = backend or layout.backend_for(places, devices)
         loopback = len({place.host for place in places}) == 1
         first = _one(actors, 0)
@@ -101,7 +101,7 @@ def _distributed(
         chosen = [place.number if devices[rank].present else None for rank, place in enumerate(places)]
         _tell(actors, layout.environments(layout.by_host(places)), dict(procs.sizes), address, port, chosen, threads)
         if init:
-            group = Group(backend, address, port, timeout, setup_timeout)
+            group = TorchGroup(backend, address, port, timeout, setup_timeout)
             actors.join.call(group).get(setup_timeout + _MARGIN)
         actors.keep.call().get(_PREPARE)
     except ActorError as exc:

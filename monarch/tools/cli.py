@@ -3,8 +3,11 @@
     monarch worker   serves this machine as a host until a client shuts it down
     monarch secret   makes a job's secret
     monarch certs    makes a job's certificates
-    monarch apply, run, exec, shell, status, logs, kill, context
-                     what is done with jobs: see monarch.tools.verbs
+    verbs            the other commands, in monarch.tools.verbs:
+        apply, run, exec, shell, kill, context                    jobs, and commands on their hosts
+        status, stacks, doctor, debug, query, profile, tui, dashboard, logs     looking into a program that runs
+        replay                                                    an actor that was recorded, once more
+        completion                                                for the shell
 
 Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C); those of run, exec and
 shell are the exit status of what ran.

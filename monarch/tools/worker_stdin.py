@@ -22,7 +22,7 @@ import msgspec
 _LONGEST = 1 << 20  # bytes of the line
 
 
-class Lines(Protocol):
+class LineReader(Protocol):
     """What can be read by lines."""
 
     def readline(self, size: int, /) -> bytes: ...
@@ -44,7 +44,7 @@ class Listening(msgspec.Struct, frozen=True):
     pid: int
 
 
-def read_orders(stdin: Lines) -> Orders:
+def read_orders(stdin: LineReader) -> Orders:
     """The line. ValueError when there is none; its text has nothing of what was read, which may be a secret."""
     line = stdin.readline(_LONGEST)
     if not line.strip():

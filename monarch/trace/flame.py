@@ -20,18 +20,18 @@ _CHARACTER = 6.6  # pixels of one, about
 _MOST_BOXES = 20_000  # the widest are drawn; the note below the picture says how many are not
 
 
-class Node:
+class FlameNode:
     """A frame under its callers: how often seen, by which processes."""
 
     __slots__ = ("caller", "children", "count", "name", "own", "seen_by")
 
-    def __init__(self, name: str, caller: Node | None = None) -> None:
+    def __init__(self, name: str, caller: FlameNode | None = None) -> None:
         self.name = name
         self.caller = caller
         self.count = 0
         self.own = 0  # as the innermost frame
         self.seen_by: set[str] = set()
-        self.children: dict[str, Node] = {}
+        self.children: dict[str, FlameNode] = {}
 
     def add(self, frames: list[str], count: int, process: str) -> None:
         node = self
@@ -40,7 +40,7 @@ class Node:
         for name in frames:
             below = node.children.get(name)
             if below is None:
-                below = node.children[name] = Node(name, node)
+                below = node.children[name] = FlameNode(name, node)
             node = below
             node.count += count
             node.seen_by.add(process)
@@ -81,9 +81,9 @@ class Flame:
         """Stacks seen, in all processes."""
         return sum(sum(stacks.values()) for stacks in self.processes.values())
 
-    def tree(self) -> Node:
+    def tree(self) -> FlameNode:
         """The stacks of all processes as one tree, what the picture is made of."""
-        root = Node("all")
+        root = FlameNode("all")
         for process, stacks in self.processes.items():
             for stack, count in stacks.items():
                 root.add(stack.split(";"), count, process)
@@ -149,7 +149,7 @@ class Flame:
         return path
 
 
-def boxes(root: Node, width: float, least: float = _LEAST) -> Iterator[tuple[Node, int, float, float]]:
+def boxes(root: FlameNode, width: float, least: float = _LEAST) -> Iterator[tuple[FlameNode, int, float, float]]:
     """(node, depth, left, width), outer before inner; those narrower than `least`, and what is in them, are left out."""
     if not root.count:
         return

@@ -40,7 +40,7 @@ _ADVERBS = ("call", "call_one", "choose", "stream", "broadcast", "send", "rref")
 _log = logging.getLogger("monarch")
 
 
-class Lanes:
+class TrackLanes:
     """Which of several tracks of an actor a slice goes to, so that on each they lie beside or within each other."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class LocalSink:
         self._proc = proc
         self._name = process_name(proc)
         self._sequence = zlib.crc32(f"{self._name} {os.getpid()}".encode()) | 1
-        self._lanes = Lanes()
+        self._lanes = TrackLanes()
         self._size = 0
         self._over = threading.Event()
         self._writing = threading.Lock()

@@ -92,7 +92,7 @@ class _Names:
         return number
 
 
-class Writer:
+class PacketWriter:
     """Writes packet by packet: what is held is the names, not the events."""
 
     def __init__(self, sequence: int = _SEQUENCE) -> None:
@@ -170,7 +170,7 @@ class Writer:
 def write(timeline: Timeline, file: BinaryIO, sequence: int = _SEQUENCE) -> int:
     """Writes the whole; returns how many bytes. Files of several sequences, one behind the other, are one trace."""
     waiting, size = bytearray(), 0
-    for packet in Writer(sequence).packets(timeline):
+    for packet in PacketWriter(sequence).packets(timeline):
         waiting += packet
         if len(waiting) >= _CHUNK:
             size += file.write(waiting)

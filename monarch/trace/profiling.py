@@ -27,7 +27,7 @@ _DRAIN = 10.0  # seconds after which it goes on with what has come
 _QUERY = 60.0  # seconds that one query may take
 
 
-class Client(Protocol):
+class QueryClient(Protocol):
     """What queries telemetry: a QueryEngineClient, or a Store's stand-in."""
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]: ...
@@ -42,7 +42,7 @@ class Profile:
 
     def __init__(
         self,
-        telemetry: Callable[[], Client],
+        telemetry: Callable[[], QueryClient],
         ask: Ask,
         on_trace_ready: Callable[[Profile], Any] | None = None,
         *,
@@ -55,7 +55,7 @@ class Profile:
         self._torch = TorchProfiles(ask) if torch else None
         self._say = say
         self._state = "new"
-        self._client: Client | None = None
+        self._client: QueryClient | None = None
         self._start = self._end = 0
         self.path: Path | None = None
 
@@ -154,7 +154,9 @@ def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str]
     return survey.ask(question, argument, timeout=timeout, only=only).get()
 
 
-def profile_of(program: Program | None, telemetry: Callable[[], Client], *, torch: bool = False, **how: Any) -> Profile:
+def profile_of(
+    program: Program | None, telemetry: Callable[[], QueryClient], *, torch: bool = False, **how: Any
+) -> Profile:
     """As `profile`, of another program on this machine; None: of what is recorded, with nobody to ask beside that."""
 
     def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
@@ -165,7 +167,7 @@ def profile_of(program: Program | None, telemetry: Callable[[], Client], *, torc
     return Profile(telemetry, ask, torch=torch, **how)
 
 
-def _telemetry_of_this() -> Client:
+def _telemetry_of_this() -> QueryClient:
     from monarch import telemetry
 
     running = telemetry.running()
@@ -174,7 +176,7 @@ def _telemetry_of_this() -> Client:
     return running.client
 
 
-def spans(client: Client, start_us: int, end_us: int) -> Iterator[SpanRow]:
+def spans(client: QueryClient, start_us: int, end_us: int) -> Iterator[SpanRow]:
     """Rows of spans that touch the window, page by page."""
     last = (-1, "", -1)
     while True:
@@ -201,7 +203,7 @@ def spans(client: Client, start_us: int, end_us: int) -> Iterator[SpanRow]:
         last = (rows[-1]["timestamp_us"], rows[-1]["process_id"], rows[-1]["id"])
 
 
-def actor_names(client: Client) -> dict[str, ActorName]:
+def actor_names(client: QueryClient) -> dict[str, ActorName]:
     """How the tracks of actors are called, by id."""
     rows = client.query("SELECT id, full_name, display_name FROM actors", timeout=_QUERY)["rows"]
     names: dict[str, ActorName] = {}

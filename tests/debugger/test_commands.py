@@ -8,26 +8,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.debugger import commands
-from monarch.debugger.commands import Attach, Cast, Continue, Help, List, Quit, parse, selection
-from monarch.debugger.sessions import grid
+from monarch.debugger import prompt_commands
+from monarch.debugger.debug_sessions import grid
+from monarch.debugger.prompt_commands import (
+    AttachCommand,
+    CastCommand,
+    ContinueCommand,
+    HelpCommand,
+    ListCommand,
+    QuitCommand,
+    parse,
+    selection,
+)
 
 
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("help", Help()),
-        ("h", Help()),
-        ("list", List()),
-        (" l ", List()),
-        ("continue", Continue()),
-        ("c", Continue()),
-        ("quit", Quit()),
-        ("q", Quit()),
+        ("help", HelpCommand()),
+        ("h", HelpCommand()),
+        ("list", ListCommand()),
+        (" l ", ListCommand()),
+        ("continue", ContinueCommand()),
+        ("c", ContinueCommand()),
+        ("quit", QuitCommand()),
+        ("q", QuitCommand()),
         ("", None),
         ("   ", None),
-        ("attach worker 3", Attach("worker", 3)),
-        ("a  my-worker_2   0", Attach("my-worker_2", 0)),
+        ("attach worker 3", AttachCommand("worker", 3)),
+        ("a  my-worker_2   0", AttachCommand("my-worker_2", 0)),
     ],
 )
 def test_commands(line: str, command: object) -> None:
@@ -57,7 +66,7 @@ def test_ranks(text: str, ranks: list[int]) -> None:
     """In a mesh of two hosts with four processes each."""
     chosen = selection(text)
     assert [rank for rank in range(8) if chosen.has(rank, {"hosts": rank // 4, "gpus": rank % 4})] == ranks
-    assert parse(f"cast worker ranks({text}) p x, (1)") == Cast("worker", chosen, "p x, (1)")
+    assert parse(f"cast worker ranks({text}) p x, (1)") == CastCommand("worker", chosen, "p x, (1)")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_any_line_is_a_command_or_a_mistake(line: str) -> None:
         command = parse(line)
     except ValueError:
         return
-    assert command is None or isinstance(command, commands.Command)
+    assert command is None or isinstance(command, prompt_commands.Command)
 
 
 @given(st.text("0123456789:,=()abc ", max_size=30))

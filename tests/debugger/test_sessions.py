@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from monarch.debugger import sessions
-from monarch.debugger.commands import selection
-from monarch.debugger.sessions import DebugSessionInfo, Session, Sessions
+from monarch.debugger import debug_sessions
+from monarch.debugger.debug_sessions import DebugSession, DebugSessionInfo, Sessions
+from monarch.debugger.prompt_commands import selection
 
 
-def session(name: str = "worker", rank: int = 0, **more: Any) -> Session:
+def session(name: str = "worker", rank: int = 0, **more: Any) -> DebugSession:
     info = DebugSessionInfo(name, rank, {"gpus": rank}, "host", "module.function", 7)
-    return Session(info, f"unix:/x/p.{rank}", 100 + rank, "stands", **more)
+    return DebugSession(info, f"unix:/x/p.{rank}", 100 + rank, "stands", **more)
 
 
 def test_input_and_output() -> None:
@@ -42,7 +42,7 @@ def test_input_and_output() -> None:
 
 def test_typing_ahead_is_bounded() -> None:
     one = session()
-    assert all(one.type("n") for _ in range(sessions._INPUT))
+    assert all(one.type("n") for _ in range(debug_sessions._INPUT))
     assert not one.type("n")
 
 
@@ -51,7 +51,7 @@ def test_output_is_bounded() -> None:
     for number in range(100):
         one.write(f"{number:03}" + "x" * 9_997, "", 0)
     _, kept = one.attach(lambda: None)
-    assert len(kept) <= sessions._OUTPUT
+    assert len(kept) <= debug_sessions._OUTPUT
     assert "099xxx" in kept
     assert "001xxx" not in kept
 

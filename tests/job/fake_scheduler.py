@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch.job import Ended, Ready, ScheduledJob, WorkerLaunch
-from monarch.job.components import Component
+from monarch.job.components import JobComponent
 
 HERE = {"hosts": ["ipc:///nowhere/0", "ipc:///nowhere/1"]}
 
@@ -95,7 +95,7 @@ class FakeJob(ScheduledJob):
         return {"name": self.name}
 
 
-class Noted(Component):
+class Noted(JobComponent):
     """Notes when it is called; `busy` are the times that closing fails."""
 
     def __init__(self, name: str, order: int, busy: int = 0) -> None:

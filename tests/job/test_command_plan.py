@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.job.commands import plan as command_plan
+from monarch.job.commands import command_plan
 from monarch.job.commands.printer import CommandPrinter
 from monarch.spmd.main_program import is_python
 

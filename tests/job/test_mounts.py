@@ -20,9 +20,18 @@ from monarch.actor import Actor, endpoint
 from monarch.config import configured
 from monarch.job import LocalJob, ProcessJob, job_load
 from monarch.job.mounts import sidecar_program
-from monarch.job.mounts.orders import Order, executables, gathered_mount, orders, remote_mount
+from monarch.job.mounts.orders import MountOrder, executables, gathered_mount, orders, remote_mount
 from monarch.job.mounts.sidecar import Sidecar, folder_of
-from monarch.job.mounts.sidecar_messages import CloseMounts, Done, End, OpenMounts, Reply, Request, receive, send
+from monarch.job.mounts.sidecar_messages import (
+    CloseMounts,
+    EndSidecar,
+    OpenMounts,
+    Reply,
+    Request,
+    SidecarDone,
+    receive,
+    send,
+)
 from monarch.job.mounts.sidecar_program import SidecarProgram
 from tests.support.faults import Faults
 from tests.support.hosts import ROOT
@@ -45,13 +54,13 @@ def test_each_mount_is_ordered_for_each_of_its_meshes(tmp_path: Path) -> None:
     logs = gathered_mount("/logs", f"{source}/logs", None, "fuse")
     found = orders([brought, shared], [logs], ["a", "b"])
     assert found == [
-        Order("remote", "a", source, "/there", "mirror"),
-        Order("remote", "a", source, source, "auto"),
-        Order("remote", "b", source, source, "auto"),
-        Order("gather", "a", f"{source}/logs/a", "/logs", "fuse"),
-        Order("gather", "b", f"{source}/logs/b", "/logs", "fuse"),
+        MountOrder("remote", "a", source, "/there", "mirror"),
+        MountOrder("remote", "a", source, source, "auto"),
+        MountOrder("remote", "b", source, source, "auto"),
+        MountOrder("gather", "a", f"{source}/logs/a", "/logs", "fuse"),
+        MountOrder("gather", "b", f"{source}/logs/b", "/logs", "fuse"),
     ]
-    assert orders([], [logs], ["a"]) == [Order("gather", "a", f"{source}/logs", "/logs", "fuse")]
+    assert orders([], [logs], ["a"]) == [MountOrder("gather", "a", f"{source}/logs", "/logs", "fuse")]
     assert executables([brought, shared], ["a", "b"]) == {"a": "/there/bin/python"}
     with pytest.raises(ValueError, match="a mount is for mesh 'a', and the job's meshes are b"):
         orders([brought], [], ["b"])
@@ -82,12 +91,12 @@ def test_what_cannot_be_mounted_is_told_when_it_is_declared(tmp_path: Path) -> N
 def test_messages_cross() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        order = Order("gather", "a", "/here", "/there", "auto")
+        order = MountOrder("gather", "a", "/here", "/there", "auto")
         send(ours, OpenMounts([order]))
         assert receive(theirs, Request) == OpenMounts([order])
-        send(theirs, Done(["careful"]))
-        send(theirs, Done([]))
-        assert receive(ours, Done) == Done(["careful"])
+        send(theirs, SidecarDone(["careful"]))
+        send(theirs, SidecarDone([]))
+        assert receive(ours, SidecarDone) == SidecarDone(["careful"])
         with pytest.raises(ValueError):
             receive(ours, CloseMounts)
 
@@ -138,14 +147,14 @@ def test_a_sidecar_stays_while_a_program_is_connected(monkeypatch: pytest.Monkey
             connection.connect(listening.getsockname())
             threading.Thread(target=program._accept, args=(listening,), daemon=True).start()
             send(connection, CloseMounts())
-            assert receive(connection, Reply) == Done([])  # it is counted from now on
+            assert receive(connection, Reply) == SidecarDone([])  # it is counted from now on
             server = threading.Thread(target=program.serve, args=(listening,), daemon=True)
             server.start()
             assert looked.wait(TIMEOUT)
             send(connection, CloseMounts())
-            assert receive(connection, Reply) == Done([])
+            assert receive(connection, Reply) == SidecarDone([])
             assert server.is_alive()
-            send(connection, End())
+            send(connection, EndSidecar())
         server.join(TIMEOUT)
         assert not server.is_alive()
         listening.shutdown(socket.SHUT_RDWR)

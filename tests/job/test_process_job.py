@@ -15,7 +15,7 @@ import pytest
 from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, endpoint
 from monarch.job import LocalJob, ProcessJob, SchedulerError, job_load
 from monarch.job import sessions as own
-from monarch.job.sessions import Session
+from monarch.job.sessions import DetachedSession
 from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
@@ -66,7 +66,7 @@ def jobs() -> Iterator[Any]:
         job.kill()
 
 
-def sessions(job: Any) -> list[Session]:
+def sessions(job: Any) -> list[DetachedSession]:
     return list(job._holder._workers.values())
 
 
@@ -231,9 +231,9 @@ def test_ctrl_c_while_it_starts_leaves_nothing(scripts: Scripts) -> None:
 
 def test_a_process_that_has_its_pid_now_is_left_alone() -> None:
     mine = own.session_of(os.getpid())
-    other = Session(mine.pid, mine.started - 1, mine.boot)
+    other = DetachedSession(mine.pid, mine.started - 1, mine.boot)
     assert (mine.alive(), other.alive(), other.members()) == (True, False, [])
-    elsewhere = Session(mine.pid, mine.started, "another boot")
+    elsewhere = DetachedSession(mine.pid, mine.started, "another boot")
     assert (elsewhere.alive(), elsewhere.members()) == (False, [])
     own.end([other, elsewhere])
 

@@ -12,8 +12,8 @@ import pytest
 
 from monarch.job import SlurmJob
 from monarch.job.scheduled import Ended, Ready, SchedulerError, Waiting
-from monarch.job.slurm import commands as slurm_commands
-from monarch.job.slurm.script import Component
+from monarch.job.slurm import slurm_commands
+from monarch.job.slurm.script import HetJobComponent
 from monarch.job.worker_launch import WorkerLaunch
 
 
@@ -40,10 +40,13 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], error: 
 def test_meshes_in_one_partition_are_one_order_and_in_several_one_each() -> None:
     job = SlurmJob({"a": 2}, partition="p")
     job.add_mesh("b", 1)
-    assert job._components_of() == (Component(3, "p"),)
+    assert job._components_of() == (HetJobComponent(3, "p"),)
     job.add_mesh("c", 4, partition="q")
-    assert job._components_of() == (Component(2, "p"), Component(1, "p"), Component(4, "q"))
-    assert SlurmJob({"a": 1, "b": 1}, partition={"b": "q"})._components_of() == (Component(1, None), Component(1, "q"))
+    assert job._components_of() == (HetJobComponent(2, "p"), HetJobComponent(1, "p"), HetJobComponent(4, "q"))
+    assert SlurmJob({"a": 1, "b": 1}, partition={"b": "q"})._components_of() == (
+        HetJobComponent(1, None),
+        HetJobComponent(1, "q"),
+    )
 
 
 def test_what_makes_two_jobs_the_same() -> None:
@@ -73,7 +76,7 @@ def test_a_share_of_a_node_is_computed_before_it_is_asked_for(monkeypatch: pytes
     job.share_node(2, 2, "gpu")
     request = job._request(WorkerLaunch("s" * 64))
     assert (request.cpus_per_task, request.mem, request.exclusive) == (24, "200G", False)
-    assert request.components == (Component(1, "gpu"),)
+    assert request.components == (HetJobComponent(1, "gpu"),)
     assert request.ntasks_per_node == 2
 
 

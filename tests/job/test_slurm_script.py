@@ -13,10 +13,10 @@ import pytest
 from monarch.job.slurm import batch as slurm_batch
 from monarch.job.slurm import script as slurm_script
 from monarch.job.slurm import worker as slurm_worker
-from monarch.job.slurm.script import Component, SlurmRequest
+from monarch.job.slurm.script import HetJobComponent, SlurmRequest
 
 REQUEST = SlurmRequest(
-    components=(Component(3, None),),
+    components=(HetJobComponent(3, None),),
     job_name="train_1",
     python_exe="python",
     port=22222,
@@ -58,7 +58,7 @@ def test_only_what_is_set_is_asked_for() -> None:
 def test_directives_come_in_order_and_the_users_own_last() -> None:
     request = msgspec.structs.replace(
         REQUEST,
-        components=(Component(3, "gpu"),),
+        components=(HetJobComponent(3, "gpu"),),
         time_limit="1:00:00",
         gpus_per_node=8,
         cpus_per_task=12,
@@ -85,7 +85,7 @@ def test_directives_come_in_order_and_the_users_own_last() -> None:
 
 
 def test_a_mesh_a_partition_is_a_heterogeneous_job() -> None:
-    request = msgspec.structs.replace(REQUEST, components=(Component(2, "gpu"), Component(1, "cpu")))
+    request = msgspec.structs.replace(REQUEST, components=(HetJobComponent(2, "gpu"), HetJobComponent(1, "cpu")))
     script = slurm_script.script(request)
     told = directives(script)
     first, second = told[: told.index("hetjob")], told[told.index("hetjob") + 1 :]
@@ -111,10 +111,10 @@ def test_prologue_and_container() -> None:
 
 
 @pytest.mark.parametrize(
-    "components", [(Component(2, None),), (Component(1, "a"), Component(1, "b"))], ids=["one", "two"]
+    "components", [(HetJobComponent(2, None),), (HetJobComponent(1, "a"), HetJobComponent(1, "b"))], ids=["one", "two"]
 )
 @pytest.mark.parametrize("client", [None, ["python", "train.py", "--name", "it's"]], ids=["workers", "batch"])
-def test_shells_can_read_it(components: tuple[Component, ...], client: list[str] | None) -> None:
+def test_shells_can_read_it(components: tuple[HetJobComponent, ...], client: list[str] | None) -> None:
     sh = shutil.which("sh")
     assert sh is not None
     script = slurm_script.script(msgspec.structs.replace(REQUEST, components=components), client)

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from monarch.job.commands.plan import PYTHON, Sink
+from monarch.job.commands.command_plan import PYTHON, Sink
 from monarch.job.torchrun import arguments, failures, plan
-from monarch.job.torchrun.arguments import Options, Streams
-from monarch.job.torchrun.failures import Failure
+from monarch.job.torchrun.arguments import RankStreams, TorchrunOptions
+from monarch.job.torchrun.failures import RankFailure
 
 
-def parsed(*words: str, env: Mapping[str, str] | None = None) -> Options:
+def parsed(*words: str, env: Mapping[str, str] | None = None) -> TorchrunOptions:
     parser = argparse.ArgumentParser()
     arguments.add_arguments(parser)
     return arguments.options(parser.parse_args(words), env or {})
@@ -99,7 +99,7 @@ def test_every_option_of_torchrun_is_known() -> None:
 # --- each rank
 
 
-def commands(options: Options, sizes: tuple[int, int] = (2, 2), attempt: int = 0) -> list[plan.Command]:
+def commands(options: TorchrunOptions, sizes: tuple[int, int] = (2, 2), attempt: int = 0) -> list[plan.Command]:
     return plan.commands(options, sizes, "id", attempt, ("node1", 77), "/logs/id_x", "/cwd", {"A": "b"})
 
 
@@ -155,8 +155,8 @@ def test_how_many_ranks() -> None:
 # --- failures
 
 
-def failure(rank: int, at: float, status: int = 1, signal: int = 0, **more: object) -> Failure:
-    return Failure(rank, rank % 2, "node", 100 + rank, status, signal, at, **more)  # type: ignore[arg-type]
+def failure(rank: int, at: float, status: int = 1, signal: int = 0, **more: object) -> RankFailure:
+    return RankFailure(rank, rank % 2, "node", 100 + rank, status, signal, at, **more)  # type: ignore[arg-type]
 
 
 def test_the_first_is_blamed() -> None:
@@ -196,4 +196,4 @@ def test_long_reports_are_cut() -> None:
 
 def test_ranges() -> None:
     assert failures.ranges([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
-    assert Streams(0, {}).any is False and sys.version_info >= (3, 11)
+    assert RankStreams(0, {}).any is False and sys.version_info >= (3, 11)

@@ -20,9 +20,9 @@ from monarch.gather_mount import GatherMount, gather_mount
 from monarch.job import ProcessJob, job_load
 from monarch.job.mounts.sidecar import folder_of
 from monarch.remotemount import fuse_process
+from monarch.remotemount.file_tree import BLOCK
 from monarch.remotemount.fuse_program import AHEAD
 from monarch.remotemount.remotemount import MountHandler, remotemount
-from monarch.remotemount.tree import BLOCK
 from tests.support.faults import Faults
 from tests.support.hosts import LOOP, Hosts, Worker
 from tests.support.mounts import contents, make_source, mounts_below, wait_until_nothing_is_mounted

@@ -14,7 +14,7 @@ from monarch._errors import WorkspaceError
 from monarch.actor import HostMesh
 from monarch.actor.file_sync import Manifest
 from monarch.remotemount import mirror
-from monarch.remotemount.place import MARKER
+from monarch.remotemount.mount_point import MARKER
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from tests.support.hosts import Hosts
 from tests.support.mounts import contents, make_source

@@ -16,9 +16,10 @@ import pytest
 
 from monarch.actor.file_sync import FILE, FOLDER, LINK, Entry
 from monarch.remotemount import fuse_program
-from monarch.remotemount.fuse_messages import Answer, Begin, Settled, SetTree, Unmounted, Wire
-from monarch.remotemount.fuse_program import GatherView, ReadAhead
-from monarch.remotemount.place import (
+from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
+from monarch.remotemount.fuse_messages import BeginMount, FuseReply, Settled, SetTree, Unmounted, Wire
+from monarch.remotemount.fuse_program import GatherMountView, ReadAhead
+from monarch.remotemount.mount_point import (
     AROUND,
     FREE,
     INSIDE,
@@ -27,13 +28,12 @@ from monarch.remotemount.place import (
     OURS_ALREADY,
     SOURCE,
     TAKEN,
-    Look,
+    MountPointState,
     point_of,
     refusal,
     state_of,
 )
 from monarch.remotemount.source import Versions
-from monarch.remotemount.tree import BLOCK, SMALL, Contents, FileTree, Node, blocks_of
 
 # --- places
 
@@ -86,7 +86,7 @@ def test_what_stands_at_a_place(tmp_path: Path) -> None:
     ],
 )
 def test_a_place_where_nothing_can_be_mounted_is_refused_with_a_way_out(state: str, fuse: bool, why: str) -> None:
-    text = refusal(Look("node1", "/there", state, "", ""), "/src", fuse)
+    text = refusal(MountPointState("node1", "/there", state, "", ""), "/src", fuse)
     if not why:
         assert text == ""
         return
@@ -97,12 +97,12 @@ def test_a_place_where_nothing_can_be_mounted_is_refused_with_a_way_out(state: s
 # --- trees
 
 
-def file(size: int, content: int) -> Node:
-    return Node(FILE, size, 0o640, 5, "", content)
+def file(size: int, content: int) -> TreeNode:
+    return TreeNode(FILE, size, 0o640, 5, "", content)
 
 
 def test_a_tree_answers_as_a_file_system_does() -> None:
-    folder, link = Node(FOLDER, 0, 0o755, 7, "", 0), Node(LINK, 0, 0, 0, "ä/b", 0)
+    folder, link = TreeNode(FOLDER, 0, 0o755, 7, "", 0), TreeNode(LINK, 0, 0, 0, "ä/b", 0)
     tree = FileTree([("", folder), ("a", folder), ("a/x", file(3, 1)), ("l", link)])
     assert tree.children("/") == {"a": stat.S_IFDIR, "l": stat.S_IFLNK}
     assert tree.children("/a") == {"x": stat.S_IFREG}
@@ -206,7 +206,7 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
     one.send(SetTree([(name, FILE, 1, 0o644, 2, b"", 3)], True, 1))
     assert other.receive() == SetTree([(name, FILE, 1, 0o644, 2, b"", 3)], True, 1)
     with pytest.raises(ValueError, match="over the limit"):
-        one.send(Answer(1, 0, bytes(65 << 20)))
+        one.send(FuseReply(1, 0, bytes(65 << 20)))
     one.shut()
     assert other.receive() is None
     one.close()
@@ -223,12 +223,14 @@ def test_a_mount_comes_with_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
         mounted.set()
 
     monkeypatch.setitem(sys.modules, "mfusepy", SimpleNamespace(Operations=object, FUSE=fuse))
-    monkeypatch.setattr(fuse_program.Program, "_unmount", lambda *_args: "")
+    monkeypatch.setattr(fuse_program.FuseProgram, "_unmount", lambda *_args: "")
     monkeypatch.setattr(fuse_program.os, "_exit", lambda _status: None)
     monkeypatch.setattr(fuse_program, "end_helper", lambda: None)
     ours, theirs = socket.socketpair()
     owner, program = Wire(ours), Wire(theirs)
-    thread = threading.Thread(target=fuse_program.Program(program, Begin(b"/nowhere", "tree", "x")).run, daemon=True)
+    thread = threading.Thread(
+        target=fuse_program.FuseProgram(program, BeginMount(b"/nowhere", "tree", "x")).run, daemon=True
+    )
     thread.start()
     owner.send(SetTree([(b"a", FILE, 1, 0o644, 2, b"", 3)], False, 1))
     owner.send(SetTree([(b"b", FILE, 1, 0o644, 2, b"", 4)], True, 1))
@@ -276,7 +278,7 @@ def test_a_listing_answers_for_the_attributes_of_what_is_in_it() -> None:
         asked.append(what)
         return [(b"x", {"st_mode": stat.S_IFREG})] if what == "names" else {"st_mode": stat.S_IFDIR}
 
-    view = GatherView(ask)
+    view = GatherMountView(ask)
     assert view.names("/d") == {"x": stat.S_IFREG}
     assert view.attributes("/d/x") == {"st_mode": stat.S_IFREG}
     view.attributes("/d")

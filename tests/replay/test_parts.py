@@ -16,24 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.actor import Actor, endpoint
-from monarch.replay import surroundings, unrepeatable, wish
+from monarch.replay import environment, selection, unrepeatable
+from monarch.replay.actor_recorder import RecordingFull, RecordingWriter, make_folder
 from monarch.replay.events import (
     MAGIC,
-    Answered,
-    Asked,
-    Done,
+    AnsweredEvent,
+    AskedEvent,
+    DoneEvent,
     Event,
     Piece,
-    Recorded,
-    Sent,
-    Started,
-    Stopped,
+    RecordedEvent,
+    SentEvent,
+    StartedEvent,
+    StoppedEvent,
     encode,
     read,
     summary,
 )
 from monarch.replay.player import Player
-from monarch.replay.recorder import Full, Writer, make_folder
 from monarch.replay.trust import suspicion
 
 
@@ -46,16 +46,16 @@ from monarch.replay.trust import suspicion
     ],
 )  # fmt: skip
 def test_which_actors_are_meant(pattern: str, recorded: bool) -> None:
-    assert wish.matches(pattern, "trainers", "train.Trainer", 3) is recorded
+    assert selection.matches(pattern, "trainers", "train.Trainer", 3) is recorded
 
 
 @pytest.mark.parametrize("wanted", ["", "a,,b", "a[", "trainers[x]", "a[1-]"])
 def test_what_names_nothing_is_refused(wanted: str) -> None:
     if wanted == "a[":
-        wish.check(wanted)  # a name, if an odd one
+        selection.check(wanted)  # a name, if an odd one
         return
     with pytest.raises(ValueError, match="names no actors to record"):
-        wish.check(wanted)
+        selection.check(wanted)
 
 
 @given(
@@ -67,32 +67,32 @@ def test_a_file_gives_back_what_was_written_up_to_any_cut(
     blob = MAGIC
     ends = [len(blob)]
     for number, pieces in written:
-        blob += b"".join(bytes(piece) for piece in encode(Started(0, number, b"call", ""), list(pieces)))
+        blob += b"".join(bytes(piece) for piece in encode(StartedEvent(0, number, b"call", ""), list(pieces)))
         ends.append(len(blob))
     cut = data.draw(st.integers(len(MAGIC), len(blob)))
     whole = sum(end <= cut for end in ends) - 1
     events = list(read(io.BytesIO(blob[:cut])))
-    expected = [Recorded(Started(0, number, b"call", ""), list(pieces)) for number, pieces in written[:whole]]
+    expected = [RecordedEvent(StartedEvent(0, number, b"call", ""), list(pieces)) for number, pieces in written[:whole]]
     assert events[:whole] == expected
-    assert [type(rest.event) for rest in events[whole:]] == ([] if cut in ends else [Stopped])
+    assert [type(rest.event) for rest in events[whole:]] == ([] if cut in ends else [StoppedEvent])
 
 
 def test_a_writer_stops_at_its_bound_and_ends_with_a_word(tmp_path: Path) -> None:
-    writer = Writer(str(tmp_path), "a/b", 3, 200)
-    with pytest.raises(Full):
-        writer.write([(Started(0, number, b"x" * 30, ""), []) for number in range(10)])
-    writer.end(Stopped(0, "enough"))
+    writer = RecordingWriter(str(tmp_path), "a/b", 3, 200)
+    with pytest.raises(RecordingFull):
+        writer.write([(StartedEvent(0, number, b"x" * 30, ""), []) for number in range(10)])
+    writer.end(StoppedEvent(0, "enough"))
     writer.end(None)
     path = Path(writer.path)
     assert path.name.startswith("a_b-3-") and path.stat().st_mode & 0o777 == 0o600
     with open(path, "rb") as file:
         events = [recorded.event for recorded in read(file)]
     assert 0 < len(events) - 1 < 10
-    assert events[-1] == Stopped(0, "enough")
+    assert events[-1] == StoppedEvent(0, "enough")
 
 
 def test_two_recordings_of_one_name_are_two_files(tmp_path: Path) -> None:
-    writers = [Writer(str(tmp_path), "a", 0, 1000) for _ in range(3)]
+    writers = [RecordingWriter(str(tmp_path), "a", 0, 1000) for _ in range(3)]
     assert len({writer.path for writer in writers}) == 3
     for writer in writers:
         writer.end(None)
@@ -153,19 +153,19 @@ def test_what_cannot_be_replayed_is_found_in_the_code() -> None:
 
 def test_secrets_of_the_environment_are_not_recorded() -> None:
     found = {"RANK": "3", "MONARCH_SECRET": "x", "HF_TOKEN": "y", "OMP_NUM_THREADS": "2", "HOME": "/root"}
-    assert surroundings.environment(found) == {"RANK": "3", "OMP_NUM_THREADS": "2"}
+    assert environment.environment(found) == {"RANK": "3", "OMP_NUM_THREADS": "2"}
 
 
 def test_random_numbers_go_on_as_they_would_have() -> None:
-    states = surroundings.seeds()
+    states = environment.rng_state()
     then = [random.random() for _ in range(3)]
-    surroundings.plant(states)
+    environment.restore_rng_state(states)
     assert [random.random() for _ in range(3)] == then
 
 
 def test_differences_are_said() -> None:
-    facts = surroundings.facts() | {"python": "3.10.1"}
-    said = surroundings.differences(facts, {"no_such_package_of_ours": "1.0"})
+    facts = environment.facts() | {"python": "3.10.1"}
+    said = environment.differences(facts, {"no_such_package_of_ours": "1.0"})
     assert said[0].startswith("python 3.10.1 then, ")
     assert said[1] == "no_such_package_of_ours 1.0 then, not installed here"
 
@@ -175,20 +175,24 @@ def test_differences_are_said() -> None:
 
 def _asked(method: str, text: bytes, port: int = 0) -> tuple[Event, list[Piece]]:
     size, check, pieces = summary([text])
-    return Asked(0, "db", method, 0, [0], port, size, check), pieces
+    return AskedEvent(0, "db", method, 0, [0], port, size, check), pieces
 
 
 def _show(event: Event, pieces: list[Piece]) -> str:
-    return f"it called {event.method}" if isinstance(event, Asked) else type(event).__name__
+    return f"it called {event.method}" if isinstance(event, AskedEvent) else type(event).__name__
 
 
 def _player(events: list[tuple[Event, list[Piece]]], strict: bool = True) -> Player:
-    recorded = [Recorded(event, [bytes(piece) for piece in pieces]) for event, pieces in events]
+    recorded = [RecordedEvent(event, [bytes(piece) for piece in pieces]) for event, pieces in events]
     return Player(iter(recorded), strict, lambda a, b: a == b, _show)
 
 
 def test_an_answer_is_given_after_what_was_asked_before_it() -> None:
-    started, answered, done = Started(0, 1, b"", ""), Answered(0, 1, 0, 0), Done(0, 1, "nothing", "", 0, 0)
+    started, answered, done = (
+        StartedEvent(0, 1, b"", ""),
+        AnsweredEvent(0, 1, 0, 0),
+        DoneEvent(0, 1, "nothing", "", 0, 0),
+    )
     player = _player([(started, []), _asked("get", b"1", 1), (answered, [b"2"]), (done, [])])
     assert [given.event for given in player.inputs()] == [started]
     assert player.inputs() == []
@@ -202,7 +206,7 @@ def test_an_answer_is_given_after_what_was_asked_before_it() -> None:
 
 
 def test_another_call_is_a_divergence_with_both_sides() -> None:
-    player = _player([(Started(0, 1, b"", ""), []), _asked("get", b"1")])
+    player = _player([(StartedEvent(0, 1, b"", ""), []), _asked("get", b"1")])
     player.inputs()
     player.name(1, "step")
     _, divergence = player.output(*_asked("put", b"1"))
@@ -223,14 +227,14 @@ def test_with_an_event_loop_the_order_may_differ_and_is_noted() -> None:
 
 
 def test_of_what_is_large_only_the_size_of_what_differs_is_known() -> None:
-    large = Sent(0, 0, 5000, 1)
+    large = SentEvent(0, 0, 5000, 1)
     player = _player([(large, [])])
-    assert player.output(Sent(0, 0, 5000, 2), [])[1] is None
+    assert player.output(SentEvent(0, 0, 5000, 2), [])[1] is None
     assert "other bytes" in player.notes[0]
 
 
 def test_beyond_the_recording_nothing_is_compared() -> None:
-    player = _player([(Stopped(0, "the disk was full"), [])])
+    player = _player([(StoppedEvent(0, "the disk was full"), [])])
     assert player.inputs() == []
     assert player.output(*_asked("a", b"")) == (None, None)
     assert player.ended == "the recording ends here: the disk was full"
@@ -247,7 +251,7 @@ def test_versions_of_modules_are_text_and_nothing_of_them_runs(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "with_class", types.ModuleType("with_class"))
     monkeypatch.setattr(sys.modules["with_class"], "__version__", Version("2.13"), raising=False)
     monkeypatch.setitem(sys.modules, "warns", Warns("warns"))
-    found = surroundings.modules()
+    found = environment.modules()
     assert type(found["with_class"]) is str
     assert found["with_class"] == "2.13"
     assert "warns" not in found

@@ -265,7 +265,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_actor(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return really(descriptor, pieces)
 
-    monkeypatch.setattr("monarch.replay.recorder.os.writev", full)
+    monkeypatch.setattr("monarch.replay.actor_recorder.os.writev", full)
 
     def run(trainers: Any) -> None:
         for _ in range(5):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.spmd.layout import Devices, Place, backend_for, by_host, by_last_dimension, environments
+from monarch.spmd.layout import RankLocation, VisibleDevices, backend_for, by_host, by_last_dimension, environments
 from monarch.spmd.ranks import interface_of
 
 
 def local_ranks(hosts: str) -> list[tuple[int, int, int, int]]:
-    return by_host([Place(host, number) for number, host in enumerate(hosts)])
+    return by_host([RankLocation(host, number) for number, host in enumerate(hosts)])
 
 
 def test_ranks_of_one_host_are_a_group() -> None:
@@ -58,12 +58,15 @@ def test_the_variables_are_those_of_torchrun() -> None:
     ],
 )
 def test_nccl_where_each_rank_has_a_device_of_its_own(devices: list[tuple[int, str]], backend: str) -> None:
-    places = [Place("a", 0), Place("a", 1)]
-    assert backend_for(places, [Devices(*one) for one in devices]) == backend
+    places = [RankLocation("a", 0), RankLocation("a", 1)]
+    assert backend_for(places, [VisibleDevices(*one) for one in devices]) == backend
 
 
 def test_ranks_of_two_hosts_have_their_own_devices() -> None:
-    assert backend_for([Place("a", 0), Place("b", 0)], [Devices(1, ""), Devices(1, "")]) == "nccl"
+    assert (
+        backend_for([RankLocation("a", 0), RankLocation("b", 0)], [VisibleDevices(1, ""), VisibleDevices(1, "")])
+        == "nccl"
+    )
 
 
 def test_the_interface_of_an_address() -> None:

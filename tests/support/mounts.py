@@ -7,7 +7,7 @@ import select
 import time
 from pathlib import Path
 
-from monarch.remotemount.tree import BLOCK
+from monarch.remotemount.file_tree import BLOCK
 
 TIMEOUT = 60
 LARGE = BLOCK + 12345

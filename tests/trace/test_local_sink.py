@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.trace.local_sink import Lanes
+from monarch.trace.local_sink import TrackLanes
 from monarch.trace.local_sink import main as merge
 
 pb2: Any = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -70,7 +70,7 @@ def test_each_process_writes_a_file_and_all_are_one(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=30))
 def test_what_comes_late_finds_a_lane_that_it_fits_into(spans: list[tuple[int, int]]) -> None:
-    lanes, placed = Lanes(), dict[str, list[tuple[int, int]]]()
+    lanes, placed = TrackLanes(), dict[str, list[tuple[int, int]]]()
     for start, length in spans:
         placed.setdefault(lanes.place("actor", start, start + length), []).append((start, start + length))
     for intervals in placed.values():

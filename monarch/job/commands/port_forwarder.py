@@ -57,7 +57,7 @@ class PortForwarder(Actor):
         try:
             connectors: Any = src_proc_mesh.spawn("forward-from", Connector)
             made.append(connectors)
-            listeners: Any = dst_proc_mesh.spawn("forward-to", Listener)
+            listeners: Any = dst_proc_mesh.spawn("forward-to", ForwardListener)
             made.append(listeners)
             waiting = [
                 _one(listeners, point).listen.call_one(port, _one(connectors, point), host, number)
@@ -78,7 +78,7 @@ class PortForwarder(Actor):
                 await one
 
 
-class Listener(Actor):
+class ForwardListener(Actor):
     """Listens, and passes on what comes."""
 
     def __init__(self) -> None:

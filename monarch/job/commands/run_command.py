@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import Future, HostMesh, Point, ProcMesh, Promise, when_ready
-from monarch.job.commands import plan as command_plan
-from monarch.job.commands.actor import CommandActor, Ended, Piece
-from monarch.job.commands.plan import Command, Sink
+from monarch.job.commands import command_plan
+from monarch.job.commands.command_actor import CommandActor, CommandEnded, OutputPiece
+from monarch.job.commands.command_plan import RankCommand, Sink
 from monarch.job.commands.printer import CommandPrinter
 from monarch.spmd.main_program import is_python
 
@@ -46,11 +46,11 @@ def exec_command(
     Future resolves, with what the command left running. Raises here what is wrong with the arguments (TypeError,
     ValueError) and what keeps processes from starting; the Future raises SupervisionError when a process was lost.
     """
-    run = _Run(host_mesh, cmd, env, workdir, output_dir, rank, point, per_host)
+    run = _CommandRun(host_mesh, cmd, env, workdir, output_dir, rank, point, per_host)
     return run.begin()
 
 
-class _Run:
+class _CommandRun:
     def __init__(
         self,
         host_mesh: HostMesh,
@@ -126,7 +126,7 @@ class _Run:
         points = [Point(rank, procs.extent) for rank in range(len(procs))]
         return [command_plan.coordinates(self._fixed, dict(point), labels) for point in points]
 
-    def _command(self, place: Mapping[str, int], processes: int) -> Command:
+    def _command(self, place: Mapping[str, int], processes: int) -> RankCommand:
         out, err = Sink(), Sink()
         if self._output_dir is not None:
             folder = command_plan.output_folder(self._output_dir, place, processes)
@@ -134,7 +134,7 @@ class _Run:
             err = Sink(os.path.join(folder, command_plan.STDERR), shown=False)
         environment = {**command_plan.rank_environment(place, self._sizes), **self._env}
         python = self._hosts._executable  # of with_python_executable, and of a mount that brings one
-        return Command(
+        return RankCommand(
             self._words,
             environment,
             is_python(self._words),
@@ -177,7 +177,7 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
     """Reads what each of these commands writes until all have ended: the largest exit status. `write(rank, stream, data)` and
     `end(rank)` are called on this thread."""
     ready: queue.SimpleQueue[int] = queue.SimpleQueue()
-    waiting: dict[int, Future[list[Piece | Ended]]] = {}
+    waiting: dict[int, Future[list[OutputPiece | CommandEnded]]] = {}
     worst = 0
 
     def ask(rank: int) -> None:
@@ -193,7 +193,7 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
             continue
         over = False
         for piece in future.get():
-            if isinstance(piece, Ended):
+            if isinstance(piece, CommandEnded):
                 worst, over = max(worst, piece.status), True
                 end(rank)
             else:

@@ -17,7 +17,7 @@ import termios
 import msgspec
 
 from monarch.actor import Actor, concurrent_endpoint, endpoint, start_thread
-from monarch.job.commands.plan import shell_status
+from monarch.job.commands.command_plan import shell_status
 
 _PIECE = 16 * 1024
 _PIECES = 16

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch.job.kubernetes.api_errors import refusal, unreachable
 from monarch.job.kubernetes.kube_config import Access
-from monarch.job.kubernetes.manifests import KINDS, MONARCH_MESH, SECRET, SERVICE, Kind, Manifest
+from monarch.job.kubernetes.manifests import KINDS, MONARCH_MESH, SECRET, SERVICE, Manifest, ResourceKind
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 
@@ -76,7 +76,7 @@ class Cluster:
             body=changed,
         )
 
-    def read(self, kind: Kind, name: str) -> Mapping[str, Any] | None:
+    def read(self, kind: ResourceKind, name: str) -> Mapping[str, Any] | None:
         """None when there is none."""
         try:
             verb = "get" if kind.group else "read"
@@ -88,7 +88,7 @@ class Cluster:
                 return None
             raise
 
-    def delete(self, kind: Kind, name: str) -> bool:
+    def delete(self, kind: ResourceKind, name: str) -> bool:
         """False when there is none. What it owns goes after it."""
         verb = self._verb("delete", kind)
         try:
@@ -157,7 +157,7 @@ class Cluster:
                 return text.decode(errors="replace").strip()
         return ""
 
-    def warning(self, kind: Kind, name: str) -> str:
+    def warning(self, kind: ResourceKind, name: str) -> str:
         """The last warning that was issued about an object: why it could not make pods. "" when there is none, and when we
         may not look."""
         about = f"involvedObject.kind={kind.name},involvedObject.name={name},type=Warning"
@@ -172,7 +172,7 @@ class Cluster:
 
     # --- one request
 
-    def _verb(self, verb: str, kind: Kind) -> Any:
+    def _verb(self, verb: str, kind: ResourceKind) -> Any:
         from kubernetes import client
 
         used = self._merging if verb == "patch" else self._client
@@ -180,13 +180,13 @@ class Cluster:
             return getattr(client.CustomObjectsApi(used), f"{verb}_namespaced_custom_object")
         return getattr(client.CoreV1Api(used), f"{verb}_namespaced_{kind.name.lower()}")
 
-    def _placed(self, kind: Kind) -> dict[str, str]:
+    def _placed(self, kind: ResourceKind) -> dict[str, str]:
         placed = {"namespace": self.namespace}
         if kind.group:
             placed |= {"group": kind.group, "version": kind.version, "plural": kind.plural}
         return placed
 
-    def _called(self, kind: Kind, name: str) -> str:
+    def _called(self, kind: ResourceKind, name: str) -> str:
         return f"{kind.name} {name} in namespace {self.namespace}"
 
     def _ask(self, doing: str, request: Callable[..., Any], **arguments: Any) -> dict[str, Any]:

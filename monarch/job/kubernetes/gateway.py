@@ -24,7 +24,7 @@ _BACKLOG = 16
 
 
 @dataclass(frozen=True)
-class Target:
+class ForwardTarget:
     """Where a forward leads."""
 
     access: Access
@@ -36,8 +36,8 @@ class Target:
 class Gateway:
     """Listens from the start until `close`; may be led elsewhere meanwhile, for connections to come."""
 
-    def __init__(self, target: Target) -> None:
-        self.target: Target | None = target
+    def __init__(self, target: ForwardTarget) -> None:
+        self.target: ForwardTarget | None = target
         self._open: set[Any] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -48,7 +48,7 @@ class Gateway:
     def check(self) -> None:
         """Opens a connection and closes it: ConnectionError with the reason when the pod cannot be reached."""
         assert self.target is not None
-        _Forward(self.target).close()
+        _PodForward(self.target).close()
 
     def lead_nowhere(self) -> None:
         """Refuses what comes, and ends what is open."""
@@ -85,7 +85,7 @@ class Gateway:
                 job_logger().warning("more than %d connections through pod %s: one was refused", _MOST, target.pod)
                 return
             try:
-                forward = _Forward(target)
+                forward = _PodForward(target)
             except ConnectionError as error:
                 job_logger().warning("%s", error)
                 return
@@ -115,7 +115,7 @@ def held_secret() -> str | None:
     return _secret
 
 
-def enter(owner: str, target: Target, secret: str | None) -> int:
+def enter(owner: str, target: ForwardTarget, secret: str | None) -> int:
     """The port of this machine that leads to `target`, for the job `owner` until it leaves; then the next may. `secret`:
     that of the worker there. ConnectionError when the pod cannot be reached, RuntimeError while another job is in."""
     global _gateway, _owner, _secret
@@ -143,14 +143,14 @@ def leave(owner: str) -> None:
             _owner = ""
 
 
-class _Forward:
+class _PodForward:
     """One connection to the pod's port, by the official client: a socket, a thread of its own, and a WebSocket."""
 
     _THREAD = "Kubernetes port forward proxy"  # how the official client calls it
     _PATIENCE = 10.0  # seconds; it closes a WebSocket within three
     _opening = threading.Lock()
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ForwardTarget) -> None:
         from kubernetes import client
         from kubernetes.stream import portforward
 

@@ -13,7 +13,7 @@ import msgspec
 from monarch.actor import HostMesh, attach
 from monarch.job.kubernetes import manifests
 from monarch.job.kubernetes.api import Cluster, ClusterError
-from monarch.job.kubernetes.gateway import Target, enter, held_secret, leave
+from monarch.job.kubernetes.gateway import ForwardTarget, enter, held_secret, leave
 from monarch.job.kubernetes.image_spec import ImageSpec
 from monarch.job.kubernetes.kube_config import KubeConfig, access
 from monarch.job.kubernetes.manifests import POD_INDEX, STATEFUL_SET, Names
@@ -358,12 +358,12 @@ class KubernetesJob(ScheduledJob):
         secret = self._proof(next(iter(self._meshes)))["secret"]
         return f"{self._launch.scheme}://127.0.0.1:{enter(self._owner, self._first_pod(), secret)}"
 
-    def _first_pod(self) -> Target:
+    def _first_pod(self) -> ForwardTarget:
         """Rank 0 of the first mesh, through which the others are reached."""
         mesh = next(iter(self._meshes.values()))
         self._await_hosts()
         cluster = self._connected()
         for pod in cluster.pods(mesh.selector):
             if rank_of(pod, mesh.rank_label) == 0 and (not mesh.provisioned or job_of(pod) == self._names.job):
-                return Target(cluster.access, self._namespace, name_of(pod), port_of(pod))
+                return ForwardTarget(cluster.access, self._namespace, name_of(pod), port_of(pod))
         raise ClusterError(f"rank 0 of mesh {mesh.name} has just gone; try again", None)

@@ -35,7 +35,7 @@ _GRACE = 5  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """A kind of object, and where the API has it. `group` "" is the core."""
 
     name: str
@@ -48,10 +48,10 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-SECRET = Kind("Secret", "", "v1", "secrets")
-SERVICE = Kind("Service", "", "v1", "services")
-STATEFUL_SET = Kind("StatefulSet", "apps", "v1", "statefulsets")
-MONARCH_MESH = Kind("MonarchMesh", GROUP, "v1alpha1", "monarchmeshes")
+SECRET = ResourceKind("Secret", "", "v1", "secrets")
+SERVICE = ResourceKind("Service", "", "v1", "services")
+STATEFUL_SET = ResourceKind("StatefulSet", "apps", "v1", "statefulsets")
+MONARCH_MESH = ResourceKind("MonarchMesh", GROUP, "v1alpha1", "monarchmeshes")
 KINDS = {kind.name: kind for kind in (SECRET, SERVICE, STATEFUL_SET, MONARCH_MESH)}
 
 
@@ -145,7 +145,9 @@ def service_name(mesh: str) -> str:
     return f"{mesh}-svc"
 
 
-def _object(kind: Kind, name: str, names: Names, added: Mapping[str, str], notes: Mapping[str, str]) -> Manifest:
+def _object(
+    kind: ResourceKind, name: str, names: Names, added: Mapping[str, str], notes: Mapping[str, str]
+) -> Manifest:
     metadata: Manifest = {
         "name": name,
         "namespace": names.namespace,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import monarch.job.mounts.orders as mount_orders
-from monarch.job.components import Component
+from monarch.job.components import JobComponent
 from monarch.job.job_state import JobState
 from monarch.job.mounts.held import HeldMounts
 from monarch.job.mounts.orders import GatheredMount, RemoteMount
@@ -19,7 +19,7 @@ from monarch.job.mounts.sidecar import Sidecar
 from monarch.job.progress import job_logger
 
 
-class Mounts(Component):
+class Mounts(JobComponent):
     order = 0
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import HostMesh
-from monarch.job.mounts.orders import Order
+from monarch.job.mounts.orders import MountOrder
 from monarch.remotemount.fuse_process import MountBusy
 
 logger = logging.getLogger("monarch")
@@ -17,12 +17,12 @@ class HeldMounts:
     """Not for several threads at a time."""
 
     def __init__(self) -> None:
-        self._open: dict[Order, Any] = {}
+        self._open: dict[MountOrder, Any] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def update(self, orders: Sequence[Order], meshes: Mapping[str, HostMesh]) -> None:
+    def update(self, orders: Sequence[MountOrder], meshes: Mapping[str, HostMesh]) -> None:
         """What is mounted is what `orders` say: others are closed, those that are there refreshed. Raises what the first that
         failed met; the others are as they should be."""
         failures: list[Exception] = []
@@ -54,7 +54,7 @@ class HeldMounts:
         if busy:
             raise RuntimeError("; ".join(busy))
 
-    def _mount(self, order: Order, mesh: HostMesh) -> None:
+    def _mount(self, order: MountOrder, mesh: HostMesh) -> None:
         if order.kind == "remote":
             from monarch.remotemount.remotemount import remotemount
 
@@ -64,7 +64,7 @@ class HeldMounts:
 
             self._open[order] = gather_mount(mesh, order.there, order.here, order.mode)
 
-    def _close(self, order: Order) -> None:
+    def _close(self, order: MountOrder) -> None:
         self._open[order].close()
         del self._open[order]
 

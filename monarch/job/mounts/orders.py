@@ -27,7 +27,7 @@ class GatheredMount(msgspec.Struct, frozen=True):
     mode: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class MountOrder(msgspec.Struct, frozen=True):
     """One mount of one mesh. `here` and `there` are paths of the client and of the hosts."""
 
     kind: str  # "remote" or "gather"
@@ -42,18 +42,19 @@ class Order(msgspec.Struct, frozen=True):
         return self.kind, self.mesh, self.there if self.kind == "remote" else self.here
 
 
-def orders(remote: Sequence[RemoteMount], gathered: Sequence[GatheredMount], meshes: Sequence[str]) -> list[Order]:
+def orders(remote: Sequence[RemoteMount], gathered: Sequence[GatheredMount], meshes: Sequence[str]) -> list[MountOrder]:
     """What to mount in a job with these meshes. ValueError for a mesh that it does not have, and for two at one place."""
     found = []
     for mount in remote:
         found += [
-            Order("remote", mesh, mount.source, mount.mntpoint, mount.mode) for mesh in _chosen(mount.meshes, meshes)
+            MountOrder("remote", mesh, mount.source, mount.mntpoint, mount.mode)
+            for mesh in _chosen(mount.meshes, meshes)
         ]
     for view in gathered:
         chosen = _chosen(view.meshes, meshes)
         for mesh in chosen:
             local = os.path.join(view.local, mesh) if len(chosen) > 1 else view.local
-            found.append(Order("gather", mesh, local, view.remote, view.mode))
+            found.append(MountOrder("gather", mesh, local, view.remote, view.mode))
     places = [order.place for order in found]
     for kind, mesh, path in places:
         if places.count((kind, mesh, path)) > 1:

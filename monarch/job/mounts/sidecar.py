@@ -20,16 +20,16 @@ from typing import Any
 
 from monarch._linux import local_socket
 from monarch.actor.run_folders import user_folder
-from monarch.job.mounts.orders import Order
+from monarch.job.mounts.orders import MountOrder
 from monarch.job.mounts.sidecar_messages import (
     OBSERVER,
     CloseMounts,
-    Done,
-    End,
-    Failed,
+    EndSidecar,
     OpenMounts,
     Reply,
     Request,
+    SidecarDone,
+    SidecarFailed,
     StartObserver,
     receive,
     send,
@@ -65,7 +65,7 @@ class Sidecar:
         """A job that a program drops is still a job."""
         self._drop()
 
-    def open_mounts(self, job: Any, orders: Sequence[Order]) -> None:
+    def open_mounts(self, job: Any, orders: Sequence[MountOrder]) -> None:
         """These are mounted and up to date, and no others. Starts the sidecar if there is none and something to mount.
         RuntimeError in its words."""
         if not orders and not self._connect():
@@ -93,7 +93,7 @@ class Sidecar:
             return
         pid = os.pidfd_open(local_socket.peer_of(connection)[0])
         try:
-            send(connection, End())
+            send(connection, EndSidecar())
             if not select.select([pid], [], [], _END)[0]:
                 job_logger().warning("the job's sidecar does not end, and is killed; its log was %s/log", self.folder)
                 signal.pidfd_send_signal(pid, signal.SIGKILL)
@@ -123,9 +123,9 @@ class Sidecar:
             raise RuntimeError(
                 f"job sidecar failed to {what}: it has ended; it wrote: {self._said()}; the next state() starts another"
             ) from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, SidecarFailed):
             raise RuntimeError(f"job sidecar failed to {what}:\n{reply.why}")
-        assert isinstance(reply, Done)
+        assert isinstance(reply, SidecarDone)
         for warning in reply.warnings:
             job_logger().warning("%s", warning)
 

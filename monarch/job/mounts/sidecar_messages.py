@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from monarch._linux import local_socket
-from monarch.job.mounts.orders import Order
+from monarch.job.mounts.orders import MountOrder
 
 OBSERVER = "observer"  # the folder of the job's observer in the sidecar's
 _LARGEST = 16 << 20
@@ -17,7 +17,7 @@ _LARGEST = 16 << 20
 class OpenMounts(msgspec.Struct, frozen=True, tag=True):
     """These are to be mounted, up to date, and no others."""
 
-    orders: list[Order]
+    orders: list[MountOrder]
 
 
 class CloseMounts(msgspec.Struct, frozen=True, tag=True):
@@ -28,20 +28,20 @@ class StartObserver(msgspec.Struct, frozen=True, tag=True):
     """The job's observer is to run, in `observer` in the sidecar's folder, as long as the sidecar does."""
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class EndSidecar(msgspec.Struct, frozen=True, tag="End"):
     """The sidecar ends, whatever is mounted."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class SidecarDone(msgspec.Struct, frozen=True, tag="Done"):
     warnings: list[str]  # what its logger said meanwhile
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class SidecarFailed(msgspec.Struct, frozen=True, tag="Failed"):
     why: str
 
 
-Request = OpenMounts | CloseMounts | StartObserver | End
-Reply = Done | Failed
+Request = OpenMounts | CloseMounts | StartObserver | EndSidecar
+Reply = SidecarDone | SidecarFailed
 
 _encoder = msgspec.msgpack.Encoder()
 

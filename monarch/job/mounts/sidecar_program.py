@@ -25,12 +25,12 @@ from monarch.job.mounts.held import HeldMounts
 from monarch.job.mounts.sidecar_messages import (
     OBSERVER,
     CloseMounts,
-    Done,
-    End,
-    Failed,
+    EndSidecar,
     OpenMounts,
     Reply,
     Request,
+    SidecarDone,
+    SidecarFailed,
     StartObserver,
     receive,
     send,
@@ -93,7 +93,7 @@ class SidecarProgram:
             try:
                 while not self._ended.is_set():
                     request: Request = receive(connection, Request)
-                    if isinstance(request, End):
+                    if isinstance(request, EndSidecar):
                         self._ended.set()
                         return
                     send(connection, self._do(request))
@@ -115,11 +115,11 @@ class SidecarProgram:
                     self._mounts.close()
             except (RuntimeError, ValueError, OSError) as exc:
                 logger.warning("a request failed: %s", exc)
-                return Failed(f"{type(exc).__name__}: {exc}")
+                return SidecarFailed(f"{type(exc).__name__}: {exc}")
             except Exception:
                 logger.exception("a request failed")
-                return Failed(traceback.format_exc())
-            return Done(said.lines)
+                return SidecarFailed(traceback.format_exc())
+            return SidecarDone(said.lines)
 
     def _start_observer(self) -> None:
         from monarch.dashboard.process import launcher

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch.job.progress import job_logger
-from monarch.job.ray.host import Host
+from monarch.job.ray.ray_host import RayHost
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
 from monarch.job.worker_launch import WorkerLaunch
 
@@ -102,7 +102,7 @@ class RayJob(ScheduledJob):
             for index, actor in enumerate(actors):
                 placed = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
                 options = _options(self._resources) | {"runtime_env": self._runtime_env or None}
-                ray.remote(Host).options(
+                ray.remote(RayHost).options(
                     name=actor, namespace=self._namespace, lifetime="detached", max_restarts=self._max_restarts,
                     scheduling_strategy=placed, **options,
                 ).remote(launch, self._job, index == 0)  # fmt: skip
@@ -225,7 +225,7 @@ class RayJob(ScheduledJob):
         except ModuleNotFoundError:
             raise RuntimeError(_NEEDS_RAY) from None
         if not ray.is_initialized():
-            self._knock(self._address or os.environ.get("RAY_ADDRESS") or "")
+            self._check_reachable(self._address or os.environ.get("RAY_ADDRESS") or "")
             try:
                 ray.init(address=self._address, namespace=self._namespace, log_to_driver=False, logging_level="warning")
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -233,7 +233,7 @@ class RayJob(ScheduledJob):
                 raise SchedulerError(f"the Ray cluster {where} cannot be reached: {_last_line(error)}") from error
         return ray
 
-    def _knock(self, address: str) -> None:
+    def _check_reachable(self, address: str) -> None:
         """Ray itself would try for minutes to reach a cluster that is not there."""
         host, _, port = address.rpartition(":")
         if not host or "/" in host or not port.isdigit():

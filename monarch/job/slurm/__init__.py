@@ -2,11 +2,11 @@
 
 General layout, from the inside out:
 
-    text                  what Slurm's commands print, read
-    arguments, script     what sbatch is given
-    commands, watch       the commands, run; the guard of an allocation whose client is killed while it waits
-    batch, worker         what runs on the nodes
-    job                   SlurmJob
+    text                    what Slurm's commands print, read
+    arguments, script       what sbatch is given
+    slurm_commands, watch   the commands, run; the guard of an allocation whose client is killed while it waits
+    batch, worker           what runs on the nodes
+    job                     SlurmJob
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import monarch.job.slurm.commands as commands
 import monarch.job.slurm.script as slurm_script
 from monarch.actor import HostMesh, attach
 from monarch.job.batch import keep_for_client
@@ -23,9 +22,10 @@ from monarch.job.log_file import end_of
 from monarch.job.names import BATCH_JOB
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
+from monarch.job.slurm import slurm_commands
 from monarch.job.slurm.arguments import ip_address, lines, options, outside_jobs, share
 from monarch.job.slurm.batch import client_command
-from monarch.job.slurm.script import Component, SlurmRequest
+from monarch.job.slurm.script import HetJobComponent, SlurmRequest
 from monarch.job.slurm.text import ORDERLY, JobRow
 from monarch.job.slurm.watch import Guard, watch
 from monarch.job.worker_launch import WorkerLaunch
@@ -198,7 +198,7 @@ class SlurmJob(ScheduledJob):
             client = client_command(client_script, self._python_exe)
             keep_for_client(self)
         environment = outside_jobs(os.environ) | launch.environment()
-        self._job_id = commands.submit(slurm_script.script(request, client), environment)
+        self._job_id = slurm_commands.submit(slurm_script.script(request, client), environment)
         self._logs = [path.replace("%j", self._job_id) for path in (request.output, request.errors)]
         job_logger().info("Submitted Slurm job %s; what its workers write goes to %s", self._job_id, self._logs[1])
 
@@ -228,22 +228,22 @@ class SlurmJob(ScheduledJob):
             srun_args=self._srun_args,
         )
 
-    def _components_of(self) -> tuple[Component, ...]:
+    def _components_of(self) -> tuple[HetJobComponent, ...]:
         """One for all meshes when they are in the same partition, else one for each."""
         wanted = {name: self._partitions.get(name, self._partition) for name in self._meshes}
         if len(set(wanted.values())) == 1 or self._allocation is not None:
-            return (Component(sum(self._meshes.values()), next(iter(wanted.values()))),)
-        return tuple(Component(nodes, wanted[name]) for name, nodes in self._meshes.items())
+            return (HetJobComponent(sum(self._meshes.values()), next(iter(wanted.values()))),)
+        return tuple(HetJobComponent(nodes, wanted[name]) for name, nodes in self._meshes.items())
 
     def _start_in_allocation(self, request: SlurmRequest, launch: WorkerLaunch) -> None:
         """A step of ours in a job that is there. It ends by its name; the srun that holds it outlives this process."""
         job = self._allocation_id()
-        rows = commands.look(job)
+        rows = slurm_commands.look(job)
         if not rows or not rows[0].running:
             raise SchedulerError(
                 f"Slurm job {job} is not running: {rows[0].why() if rows else 'Slurm does not know it'}"
             )
-        there = commands.host_names(rows[0].nodes)
+        there = slurm_commands.host_names(rows[0].nodes)
         wanted = sum(self._meshes.values())
         if len(there) < wanted:
             raise SchedulerError(
@@ -257,7 +257,7 @@ class SlurmJob(ScheduledJob):
         environment = outside_jobs(os.environ) | launch.environment() | {slurm_script.HOSTS: " ".join(hosts)}
         log = request.errors.replace("%j", f"{job}_{self._step}")
         self._logs = [log]
-        process = commands.run_detached(command, environment, log)
+        process = slurm_commands.run_detached(command, environment, log)
         threading.Thread(target=process.wait, name="monarch-srun", daemon=True).start()
         self._hosts = hosts
         job_logger().info("Workers start in Slurm job %s; what they write goes to %s", job, log)
@@ -282,7 +282,7 @@ class SlurmJob(ScheduledJob):
         if job is None:
             return Ended("nothing was submitted")
         try:
-            rows = commands.look(job)
+            rows = slurm_commands.look(job)
         except SchedulerError as exc:
             if not self._is_patient():
                 raise
@@ -322,7 +322,7 @@ class SlurmJob(ScheduledJob):
         expected = [component.nodes for component in self._components_of()]
         hosts: list[str] = []
         for nodes, row in zip(expected, rows, strict=False):
-            there = commands.host_names(row.nodes)
+            there = slurm_commands.host_names(row.nodes)
             if len(there) != nodes:
                 return Ended(f"Expected {nodes} nodes but got {len(there)}. Partial allocation not supported. "
                              f"(Slurm job {job} has {row.nodes or 'none'})")  # fmt: skip
@@ -332,7 +332,7 @@ class SlurmJob(ScheduledJob):
         return Ready(self._addresses(hosts))
 
     def _poll_step(self, job: str) -> Poll:
-        if self._step in commands.steps(job).values():
+        if self._step in slurm_commands.steps(job).values():
             return Ready(self._addresses(self._hosts))
         if not self._met and not self._log():
             return Waiting(f"the workers start in Slurm job {job}")
@@ -352,7 +352,7 @@ class SlurmJob(ScheduledJob):
             return ""
         now = time.monotonic()
         if not self._looked_at_queue or now - self._looked_at_queue >= _PLACE_EVERY:
-            self._place = commands.place_in_queue(job, next(iter(self._partitions.values()), self._partition))
+            self._place = slurm_commands.place_in_queue(job, next(iter(self._partitions.values()), self._partition))
             self._looked_at_queue = now
         return (
             "" if self._place is None else f"; {self._place} jobs before it" if self._place else "; next in the queue"
@@ -429,8 +429,8 @@ class SlurmJob(ScheduledJob):
         if self._step is not None:
             self._cancel_step(job, self._step)
         else:
-            commands.cancel(job)
-            left = _until(lambda: [row for row in commands.look(job) if not row.gone])
+            slurm_commands.cancel(job)
+            left = _until(lambda: [row for row in slurm_commands.look(job) if not row.gone])
             for row in left:  # nodes that do not answer hold it up; Slurm ends it when they do, or are taken for dead
                 job_logger().warning("Slurm job %s was cancelled and still waits for %s: %s", job, row.nodes, row.why())
         if self._met and self._log_dir is None:
@@ -440,10 +440,10 @@ class SlurmJob(ScheduledJob):
 
     def _cancel_step(self, job: str, name: str) -> None:
         def ours() -> list[str]:
-            return [step for step, named in commands.steps(job).items() if named == name]
+            return [step for step, named in slurm_commands.steps(job).items() if named == name]
 
         for step in ours():
-            commands.cancel(step)
+            slurm_commands.cancel(step)
         if _until(ours):
             job_logger().warning("the workers in Slurm job %s were cancelled and are still ending (step %s)", job, name)
 

@@ -18,7 +18,7 @@ UNSET = "unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE"
 HOSTS = "MONARCH_JOB_HOSTS"  # the names of all nodes of the job, for its workers
 
 
-class Component(msgspec.Struct, frozen=True):
+class HetJobComponent(msgspec.Struct, frozen=True):
     """Nodes that are asked for together, all in one partition."""
 
     nodes: int
@@ -29,7 +29,7 @@ class SlurmRequest(msgspec.Struct, frozen=True):
     """What is asked of Slurm. A job of several components is a heterogeneous one: all of them start together, or none does,
     so that two jobs never hold half of their nodes each and wait for the other's."""
 
-    components: tuple[Component, ...]
+    components: tuple[HetJobComponent, ...]
     job_name: str
     python_exe: str
     port: int
@@ -88,7 +88,7 @@ def script(request: SlurmRequest, client: Sequence[str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _directives(request: SlurmRequest, component: Component) -> list[str]:
+def _directives(request: SlurmRequest, component: HetJobComponent) -> list[str]:
     options = [
         f"--job-name={request.job_name}",
         f"--ntasks-per-node={request.ntasks_per_node}",

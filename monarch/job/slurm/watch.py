@@ -6,9 +6,9 @@ from __future__ import annotations
 import subprocess
 import threading
 
-import monarch.job.slurm.commands as commands
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
+from monarch.job.slurm import slurm_commands
 
 _WATCH = 5.0  # seconds between two looks
 
@@ -39,7 +39,7 @@ def watch(ended: threading.Event, job: str) -> None:
     last = ""
     while not ended.wait(_WATCH):
         try:
-            rows = commands.look(job)
+            rows = slurm_commands.look(job)
         except SchedulerError:
             continue
         now = next((row.why() for row in rows if not row.running), "")

@@ -27,7 +27,7 @@ from monarch.job import sessions
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
-from monarch.job.sessions import Session
+from monarch.job.sessions import DetachedSession
 from monarch.job.worker_launch import WorkerLaunch
 
 _CONNECT = 10  # seconds for ssh to connect, where the user's configuration says nothing
@@ -52,11 +52,11 @@ class Worker(msgspec.Struct):
 
     host: str
     address: str
-    login: Session | None = None  # the process of this machine that leads there
+    login: DetachedSession | None = None  # the process of this machine that leads there
     pid: int | None = None  # of the worker, on the host; once it listens
 
 
-class _Line(msgspec.Struct):
+class _WorkerLine(msgspec.Struct):
     """What a worker prints when it listens."""
 
     listening: str
@@ -370,7 +370,7 @@ def _read_line(process: subprocess.Popen[bytes], worker: Worker, outlive: bool) 
         for line in lines:
             read += len(line)
             try:
-                pid = msgspec.json.decode(line, type=_Line).pid
+                pid = msgspec.json.decode(line, type=_WorkerLine).pid
             except msgspec.DecodeError:
                 if read > _MOST_READ:
                     return

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from monarch.job.commands.plan import PYTHON
+from monarch.job.commands.command_plan import PYTHON
 
 # How agents of torchrun find each other and watch their workers. Here one program has started all of them.
 WITHOUT_MEANING = (
@@ -20,7 +20,7 @@ NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding", "duplicate_stdou
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-class Streams(msgspec.Struct, frozen=True):
+class RankStreams(msgspec.Struct, frozen=True):
     """Of each local rank, which of its streams are meant: 0 none, 1 stdout, 2 stderr, 3 both."""
 
     default: int
@@ -34,7 +34,7 @@ class Streams(msgspec.Struct, frozen=True):
         return bool(self.default) or any(self.ranks.values())
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or auto, cpu,
     gpu; `command`: what each rank executes, PYTHON for the interpreter; `unused`: given and without meaning here."""
 
@@ -46,8 +46,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     max_restarts: int
     log_dir: str | None
-    redirects: Streams
-    tee: Streams
+    redirects: RankStreams
+    tee: RankStreams
     shown: frozenset[int] | None
     master_addr: str | None
     master_port: int | None
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARG", help="its arguments")
 
 
-def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Options:
+def options(given: argparse.Namespace, environment: Mapping[str, str]) -> TorchrunOptions:
     """ValueError, in words for the command line, for what does not fit."""
 
     def value(name: str, default: Any, kind: Any = str) -> Any:
@@ -127,7 +127,7 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Option
     module, no_python = value("module", False, bool), value("no_python", False, bool)
     if module and no_python:
         raise ValueError("--module and --no-python exclude each other: a module is run by Python")
-    return Options(
+    return TorchrunOptions(
         nodes=(1, 1) if value("standalone", False, bool) else None if nnodes is None else nodes(nnodes),
         per_node=per_node(value("nproc_per_node", "1")),
         command=command(script, arguments, module, no_python, value("run_path", False, bool)),
@@ -165,10 +165,10 @@ def per_node(text: str) -> str:
     raise ValueError(f"--nproc-per-node is a number, auto, cpu or gpu; got {text!r}")
 
 
-def streams(text: str) -> Streams:
+def streams(text: str) -> RankStreams:
     """`3`, or `0:1,1:3`: of each local rank."""
     if text.isdecimal() and int(text) <= 3:
-        return Streams(int(text), {})
+        return RankStreams(int(text), {})
     found = {}
     for part in text.split(","):
         rank, colon, which = part.partition(":")
@@ -177,7 +177,7 @@ def streams(text: str) -> Streams:
                 f"{text!r} says no streams: 0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:WHICH,..., as in 0:1,1:3"
             )
         found[int(rank)] = int(which)
-    return Streams(0, found)
+    return RankStreams(0, found)
 
 
 def signals(text: str) -> list[int]:

@@ -17,7 +17,7 @@ _LINES = 60  # shown of it
 _OTHERS = 5  # ranks that failed later and are named
 
 
-class Failure(msgspec.Struct, frozen=True):
+class RankFailure(msgspec.Struct, frozen=True):
     """A rank that did not end well. `at`: when, in seconds since the epoch; `lost`: why, when its process or host was
     lost and there is no status; `said`: the last of its stderr; `report`: what it wrote into TORCHELASTIC_ERROR_FILE."""
 
@@ -57,12 +57,12 @@ class Tail:
         return bytes(self._data[-_KEPT:])
 
 
-def first(failures: Sequence[Failure]) -> Failure:
+def first(failures: Sequence[RankFailure]) -> RankFailure:
     """The one to blame: the others mostly fail because it did."""
     return min(failures, key=lambda failure: failure.at)
 
 
-def told(name: str, failures: Sequence[Failure], ended: Sequence[int], attempt: int, attempts: int) -> str:
+def told(name: str, failures: Sequence[RankFailure], ended: Sequence[int], attempt: int, attempts: int) -> str:
     """What people read at the end: who was first, why, what became of the others."""
     cause = first(failures)
     lines = [f"{name}: rank {cause.rank} {cause.how} (local rank {cause.local_rank} on {cause.host}, pid {cause.pid})"]
@@ -80,7 +80,7 @@ def told(name: str, failures: Sequence[Failure], ended: Sequence[int], attempt: 
     return "\n".join(lines)
 
 
-def why(failure: Failure) -> list[str]:
+def why(failure: RankFailure) -> list[str]:
     """The traceback that the rank recorded or printed; else the last lines that it wrote."""
     text = recorded(failure.report)
     if not text:

@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from monarch.job.commands.plan import Command, Sink
-from monarch.job.torchrun.arguments import Options, Streams
+from monarch.job.commands.command_plan import RankCommand, Sink
+from monarch.job.torchrun.arguments import RankStreams, TorchrunOptions
 from monarch.spmd import layout
 
 STDOUT, STDERR = 1, 2
@@ -15,7 +15,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def commands(
-    options: Options,
+    options: TorchrunOptions,
     sizes: tuple[int, int],
     run_id: str,
     attempt: int,
@@ -23,7 +23,7 @@ def commands(
     log_dir: str,
     folder: str,
     env: Mapping[str, str],
-) -> list[Command]:
+) -> list[RankCommand]:
     """Of each rank. `sizes`: hosts, and ranks on each."""
     environments = layout.environments(layout.by_last_dimension(sizes))
     found = []
@@ -42,7 +42,7 @@ def commands(
         }
         out, err = (_sink(options, log_dir, attempt, rank, local, stream) for stream in (STDOUT, STDERR))
         found.append(
-            Command(
+            RankCommand(
                 options.command,
                 environment,
                 folder=folder,
@@ -56,7 +56,7 @@ def commands(
     return found
 
 
-def _sink(options: Options, log_dir: str, attempt: int, rank: int, local: int, stream: int) -> Sink:
+def _sink(options: TorchrunOptions, log_dir: str, attempt: int, rank: int, local: int, stream: int) -> Sink:
     """Redirected streams go into a file, those of --tee are shown as well. A folder is named by the rank in the whole
     run: hosts may share a disk."""
     name = "stdout.log" if stream == STDOUT else "stderr.log"
@@ -69,20 +69,20 @@ def _sink(options: Options, log_dir: str, attempt: int, rank: int, local: int, s
     return Sink("", shown)
 
 
-def writes_files(options: Options) -> bool:
+def writes_files(options: TorchrunOptions) -> bool:
     return options.redirects.any or options.tee.any
 
 
-def log_folder(options: Options, run_id: str, unique: str, temporary: str) -> str:
+def log_folder(options: TorchrunOptions, run_id: str, unique: str, temporary: str) -> str:
     """Of this run alone, whatever else writes below --log-dir."""
     base = temporary if options.log_dir is None else os.path.abspath(options.log_dir)
     return os.path.join(base, f"{run_id}_{unique}")
 
 
-def prefixes(options: Options, sizes: tuple[int, int]) -> list[str | None]:
+def prefixes(options: TorchrunOptions, sizes: tuple[int, int]) -> list[str | None]:
     """What a rank's lines begin with where they are shown: torchrun's `[default0]:` under --tee. One rank's output is
     shown as it comes."""
-    tee: Streams = options.tee
+    tee: RankStreams = options.tee
     if not tee.any:
         return [None] if sizes[0] * sizes[1] == 1 else [""] * (sizes[0] * sizes[1])
     return [f"[{options.role}{rank % sizes[1]}]:" for rank in range(sizes[0] * sizes[1])]

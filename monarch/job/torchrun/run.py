@@ -21,13 +21,13 @@ from typing import Any
 
 from monarch._devices import vendors
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint, when_ready
-from monarch.job.commands.actor import CommandActor, Ended
-from monarch.job.commands.plan import Command
+from monarch.job.commands.command_actor import CommandActor, CommandEnded
+from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
 from monarch.job.torchrun import failures, plan
-from monarch.job.torchrun.arguments import Options
-from monarch.job.torchrun.failures import Failure, Tail
+from monarch.job.torchrun.arguments import TorchrunOptions
+from monarch.job.torchrun.failures import RankFailure, Tail
 from monarch.spmd.spmd_actor import host_and_port
 
 logger = logging.getLogger("monarch")
@@ -36,7 +36,7 @@ _ALIVE = 15.0  # for a host that may be gone
 _LOOPBACK = "127.0.0.1"
 
 
-class HostFacts(Actor):
+class HostProbe(Actor):
     """What has to be known of a host before ranks start there."""
 
     @endpoint
@@ -60,15 +60,17 @@ class HostFacts(Actor):
         return urlsplit(context().actor_instance.actor_id.addr).hostname or ""
 
 
-def run(hosts: HostMesh, options: Options, where: str, env: Mapping[str, str] | None = None, out: Any = None) -> int:
+def run(
+    hosts: HostMesh, options: TorchrunOptions, where: str, env: Mapping[str, str] | None = None, out: Any = None
+) -> int:
     """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
     else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
     What is told goes to `out`, by default stderr. ValueError for what the hosts do not have."""
-    return _Run(hosts, options, where, dict(env or {}), sys.stderr if out is None else out).run()
+    return _TorchrunRun(hosts, options, where, dict(env or {}), sys.stderr if out is None else out).run()
 
 
-class _Run:
-    def __init__(self, hosts: HostMesh, options: Options, where: str, env: dict[str, str], out: Any) -> None:
+class _TorchrunRun:
+    def __init__(self, hosts: HostMesh, options: TorchrunOptions, where: str, env: dict[str, str], out: Any) -> None:
         self._given = hosts
         self._options = options
         self._where = where
@@ -100,7 +102,7 @@ class _Run:
 
     # --- one attempt
 
-    def _attempt(self, hosts: Sequence[HostMesh], attempt: int) -> int | tuple[list[Failure], list[int]]:
+    def _attempt(self, hosts: Sequence[HostMesh], attempt: int) -> int | tuple[list[RankFailure], list[int]]:
         """The exit status of the run, or who failed and who was ended for it."""
         facts = _look(hosts, _ASK)
         names = [fact[0] for fact in facts]
@@ -114,7 +116,7 @@ class _Run:
         commands = plan.commands(self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env)
         meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
         try:
-            return _Attempt(self, meshes, commands, names).follow()
+            return _TorchrunAttempt(self, meshes, commands, names).follow()
         finally:
             stopping = [mesh.stop() for mesh in meshes]
             for one in stopping:
@@ -153,9 +155,9 @@ class _Run:
         print(f"monarch run: {text}", file=self._out, flush=True)
 
 
-class _Attempt:
+class _TorchrunAttempt:
     def __init__(
-        self, run: _Run, meshes: Sequence[ProcMesh], commands: Sequence[Command], names: Sequence[str]
+        self, run: _TorchrunRun, meshes: Sequence[ProcMesh], commands: Sequence[RankCommand], names: Sequence[str]
     ) -> None:
         self._options = run._options
         self._say = run._say
@@ -171,13 +173,13 @@ class _Attempt:
         self._pids = [0] * len(commands)
         self._ready: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._reads: dict[int, Future[Any]] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[RankFailure] = []
         self._ended: list[int] = []  # because another one failed
         self._ending = 0  # the signal that was sent to all
         self._deadline: float | None = None
         self._asked = 0  # the signal that asked for the end of the run
 
-    def follow(self) -> int | tuple[list[Failure], list[int]]:
+    def follow(self) -> int | tuple[list[RankFailure], list[int]]:
         with _signals(self._options.signals, self._ready):
             starting = [one.start.call_one(command) for one, command in zip(self._ranks, self._commands, strict=True)]
             for rank, started in enumerate(starting):
@@ -224,7 +226,7 @@ class _Attempt:
             self._lost(number, exc)
             return
         for piece in pieces:
-            if isinstance(piece, Ended):
+            if isinstance(piece, CommandEnded):
                 self._on_end(number, piece)
                 return
             if piece.stream == plan.STDERR:
@@ -232,14 +234,14 @@ class _Attempt:
             self._printer.write(number, piece.stream, piece.data)
         self._read(number)
 
-    def _on_end(self, rank: int, ended: Ended) -> None:
+    def _on_end(self, rank: int, ended: CommandEnded) -> None:
         self._printer.end(rank)
         if self._ending and (not ended.status or ended.signal in (self._ending, signal.SIGKILL)):
             self._ended.append(rank)
         elif ended.status:
             stderr = self._commands[rank].stderr
             self._failures.append(
-                Failure(
+                RankFailure(
                     rank, rank % self._count, self._names[rank // self._count], ended.pid, ended.status, ended.signal,
                     ended.at, self._tails[rank].value(), ended.report, file=stderr.file,
                 )
@@ -252,7 +254,7 @@ class _Attempt:
             self._ended.append(rank)
             return
         self._failures.append(
-            Failure(
+            RankFailure(
                 rank, rank % self._count, self._names[rank // self._count], self._pids[rank], 1, 0, time.time(),
                 self._tails[rank].value(), lost=_first_line(exc),
             )
@@ -289,7 +291,7 @@ def _signals(numbers: Sequence[int], notes: queue.SimpleQueue[tuple[str, int]]) 
 def _facts(host: HostMesh) -> Iterator[Any]:
     procs = host.spawn_procs(name="run")
     try:
-        yield procs.spawn("facts", HostFacts)
+        yield procs.spawn("facts", HostProbe)
     finally:
         procs.stop()
 

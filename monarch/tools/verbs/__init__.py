@@ -1,4 +1,6 @@
-"""What `monarch` does with jobs, one verb a file. Each file has
+"""The verbs of the command `monarch`, one a file: jobs and their hosts (apply, run, exec, shell, kill, context), looking into
+a program that runs (status, stacks, doctor, debug, query, profile, tui, dashboard, logs), a recorded actor (replay), and the
+shell (completion). Each file has
 
     NAME, LINE, TEXT       the verb, one line about it, its help: what is before `examples:` and from there on
     arguments(parser)      what it takes

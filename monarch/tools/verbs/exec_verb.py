@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch.job.commands import plan as command_plan
+from monarch.job.commands import command_plan
 from monarch.tools.verbs.current_job import (
     add_environment,
     add_kill,

@@ -64,49 +64,49 @@ def _in(number: int, item: Item) -> bool:
 
 
 @dataclass(frozen=True)
-class Help:
+class HelpCommand:
     pass
 
 
 @dataclass(frozen=True)
-class List:
+class ListCommand:
     pass
 
 
 @dataclass(frozen=True)
-class Attach:
+class AttachCommand:
     actor: str
     rank: int
 
 
 @dataclass(frozen=True)
-class Cast:
+class CastCommand:
     actor: str
     which: Selection
     command: str
 
 
 @dataclass(frozen=True)
-class Continue:
+class ContinueCommand:
     pass
 
 
 @dataclass(frozen=True)
-class Quit:
+class QuitCommand:
     pass
 
 
-Command = Help | List | Attach | Cast | Continue | Quit
+Command = HelpCommand | ListCommand | AttachCommand | CastCommand | ContinueCommand | QuitCommand
 
 _WORDS: dict[str, Command] = {
-    "help": Help(),
-    "h": Help(),
-    "list": List(),
-    "l": List(),
-    "continue": Continue(),
-    "c": Continue(),
-    "quit": Quit(),
-    "q": Quit(),
+    "help": HelpCommand(),
+    "h": HelpCommand(),
+    "list": ListCommand(),
+    "l": ListCommand(),
+    "continue": ContinueCommand(),
+    "c": ContinueCommand(),
+    "quit": QuitCommand(),
+    "q": QuitCommand(),
 }
 _ATTACH = re.compile(r"(?:attach|a)\s+([-_a-zA-Z0-9]+)\s+(\d{1,9})")
 _CAST = re.compile(r"cast\s+([-_a-zA-Z0-9]+)\s+ranks\(((?:[^()]|\([^()]*\))*)\)\s+(\S.*)")
@@ -127,14 +127,14 @@ def parse(line: str) -> Command | None:
         found = _ATTACH.fullmatch(text)
         if found is None:
             raise ValueError(f"{_clip(text)!r}: expected attach ACTOR RANK, as in: attach trainers 3")
-        return Attach(found[1], int(found[2]))
+        return AttachCommand(found[1], int(found[2]))
     if first == "cast":
         found = _CAST.fullmatch(text)
         if found is None:
             raise ValueError(
                 f"{_clip(text)!r}: expected cast ACTOR ranks(WHICH) COMMAND, as in: cast trainers ranks(0:4) n"
             )
-        return Cast(found[1], selection(found[2]), found[3])
+        return CastCommand(found[1], selection(found[2]), found[3])
     if first in _WORDS:
         raise ValueError(f"{first} takes nothing behind it")
     raise ValueError(f"{_clip(text)!r} is no command; help shows them")

@@ -32,27 +32,27 @@ from monarch._text import clip
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import Bounced, Spawn
-from monarch.replay import surroundings
+from monarch.replay import environment
 from monarch.replay.behaviour import watch
 from monarch.replay.events import (
     MAGIC,
     SUFFIX,
-    Answered,
-    Asked,
-    Begin,
-    Done,
-    Ended,
+    AnsweredEvent,
+    AskedEvent,
+    BeginEvent,
+    DoneEvent,
+    EndedEvent,
     Event,
-    GaveUp,
-    Opened,
+    GaveUpEvent,
+    OpenedEvent,
     Piece,
-    Returned,
-    Seeds,
-    Sent,
-    Sources,
-    Started,
-    Stopped,
-    Supervised,
+    ReturnedEvent,
+    SeedsEvent,
+    SentEvent,
+    SourcesEvent,
+    StartedEvent,
+    StoppedEvent,
+    SupervisedEvent,
     encode,
     summary,
 )
@@ -75,17 +75,17 @@ def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buff
 
 
 def _begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> str:
-    writer = Writer(os.fsdecode(spawn.record), spawn.name, spawn.rank, spawn.record_bytes)
+    writer = RecordingWriter(os.fsdecode(spawn.record), spawn.name, spawn.rank, spawn.record_bytes)
     behaviour: Any = instance.behaviour
-    recorder = Recorder(instance, writer)
+    recorder = ActorRecorder(instance, writer)
     proc = instance.proc
-    event = Begin(
+    event = BeginEvent(
         _now(), spawn.key, spawn.name, spawn.rank, spawn.view, spawn.cls, spawn.loop, behaviour.display,
-        instance.incarnation, proc.address, proc.mesh.name, socket.gethostname(), os.getpid(), surroundings.facts(),
-        list(sys.path), surroundings.environment(os.environ), surroundings.modules(),
+        instance.incarnation, proc.address, proc.mesh.name, socket.gethostname(), os.getpid(), environment.facts(),
+        list(sys.path), environment.environment(os.environ), environment.modules(),
     )  # fmt: skip
     recorder.add(event, [body, *buffers])
-    recorder.add(Seeds(_now()), [pickle.dumps(surroundings.seeds())])
+    recorder.add(SeedsEvent(_now()), [pickle.dumps(environment.rng_state())])
     recorder.flush()
     instance.watcher = recorder
     instance.ended.on_ready(recorder.close)
@@ -97,12 +97,12 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-class Recorder:
+class ActorRecorder:
     """The watcher of an actor that is recorded."""
 
-    def __init__(self, instance: Instance, writer: Writer) -> None:
+    def __init__(self, instance: Instance, writer: RecordingWriter) -> None:
         self._instance = instance
-        self._writer: Writer | None = writer
+        self._writer: RecordingWriter | None = writer
         self._path = writer.path
         # Appending is atomic, and the order in which things are appended is the order of the recording.
         self._waiting: deque[tuple[Event, list[Piece]]] = deque()
@@ -131,7 +131,7 @@ class Recorder:
                 return
             try:
                 self._writer.write(batch)
-            except Full:
+            except RecordingFull:
                 self._stop("the bound on its size is reached (setting record_bytes)")
             except OSError as exc:
                 self._stop(f"{exc.strerror or exc}")
@@ -139,7 +139,7 @@ class Recorder:
     def _stop(self, why: str) -> None:
         assert self._writer is not None
         writer, self._writer = self._writer, None
-        writer.end(Stopped(_now(), why))
+        writer.end(StoppedEvent(_now(), why))
         self._waiting.clear()
         instance = self._instance
         log(_log, logging.WARNING, "recording of actor %s[%d] stopped after %d bytes: %s. What is in %s can be replayed",
@@ -155,13 +155,13 @@ class Recorder:
     # --- what the actor handles
 
     def constructed(self, cls: type) -> None:
-        self.add(Sources(_now(), surroundings.sources(cls)))
+        self.add(SourcesEvent(_now(), environment.sources(cls)))
 
     def started(self, delivery: Delivery, behaviour: Any) -> None:
         self._messages += 1
         self._numbers[id(delivery)] = self._messages
         call = message.encode(delivery.call)
-        self.add(Started(_now(), self._messages, call, delivery.source), [delivery.body, *delivery.buffers])
+        self.add(StartedEvent(_now(), self._messages, call, delivery.source), [delivery.body, *delivery.buffers])
         self.flush()
 
     def answered(self, delivery: Delivery, body: bytes, buffers: Sequence[memoryview]) -> None:
@@ -175,19 +175,19 @@ class Recorder:
     def _done(self, delivery: Delivery, outcome: str, text: str, size: int, check: int, pieces: list[Piece]) -> None:
         number = self._numbers.pop(id(delivery), 0)
         if number:
-            self.add(Done(_now(), number, outcome, text, size, check), pieces)
+            self.add(DoneEvent(_now(), number, outcome, text, size, check), pieces)
 
     def supervised(self, failure: MeshFailure) -> None:
-        self.add(Supervised(_now()), [message.encode(failure._failure)])
+        self.add(SupervisedEvent(_now()), [message.encode(failure._failure)])
         self.flush()
 
     def returned(self, bounced: Bounced) -> None:
-        self.add(Returned(_now()), [message.encode(bounced)])
+        self.add(ReturnedEvent(_now()), [message.encode(bounced)])
         self.flush()
 
     def leaving(self, cause: Exception | None) -> None:
         end = self._instance.end
-        self.add(Ended(_now(), cause is not None, clip(end.report, _TEXT) if end is not None else ""))
+        self.add(EndedEvent(_now(), cause is not None, clip(end.report, _TEXT) if end is not None else ""))
         self.flush()
 
     # --- what it asks of others, and what they answer
@@ -195,17 +195,17 @@ class Recorder:
     def asked(self, call: Asking) -> bool:
         port = self._watch(call.entry)
         size, check, short = summary([call.body, *call.buffers])
-        self.add(Asked(_now(), call.mesh, call.method, call.adverb, list(call.ranks), port, size, check), short)
+        self.add(AskedEvent(_now(), call.mesh, call.method, call.adverb, list(call.ranks), port, size, check), short)
         if call.entry is not None and call.entry.caller is None:
             call.entry.caller = self._instance
         return False
 
     def opened(self, queue: Entry) -> None:
-        self.add(Opened(_now(), self._watch(queue)))
+        self.add(OpenedEvent(_now(), self._watch(queue)))
 
     def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
         size, check, short = summary([body, *buffers])
-        self.add(Sent(_now(), kind, size, check), short)
+        self.add(SentEvent(_now(), kind, size, check), short)
 
     def _watch(self, entry: Entry | None) -> int:
         """The number of a port whose answers are recorded from now on."""
@@ -222,7 +222,7 @@ class Recorder:
     def received(self, entry: Entry, raw: Raw) -> None:
         port = self._entries.get(id(entry))
         if port is not None:
-            self.add(Answered(_now(), port, raw[0], raw[1]), [raw[2], *raw[3]])
+            self.add(AnsweredEvent(_now(), port, raw[0], raw[1]), [raw[2], *raw[3]])
 
     def gave_up(self, entry: Entry, error: BaseException) -> None:
         port = self._entries.get(id(entry))
@@ -232,7 +232,7 @@ class Recorder:
             body, buffers = codec.encode(error)
         except Exception:
             body, buffers = codec.encode(RuntimeError(str(error)))
-        self.add(GaveUp(_now(), port, clip(f"{type(error).__name__}: {error}", _TEXT)), [body, *buffers])
+        self.add(GaveUpEvent(_now(), port, clip(f"{type(error).__name__}: {error}", _TEXT)), [body, *buffers])
 
     def closed(self, entry: Entry) -> None:
         self._entries.pop(id(entry), None)
@@ -243,10 +243,10 @@ class _RecordedEntry:
 
     __slots__ = ()
 
-    def _recorder(self: Any) -> Recorder | None:
+    def _recorder(self: Any) -> ActorRecorder | None:
         instance = self.caller or self.owner
         watcher = instance.watcher if instance is not None else None
-        return watcher if isinstance(watcher, Recorder) else None
+        return watcher if isinstance(watcher, ActorRecorder) else None
 
     def receive(self: Any, raw: Raw) -> None:
         recorder = self._recorder()
@@ -291,11 +291,11 @@ _MOST_PIECES = 1000  # that one system call writes
 _SPARE = 4096  # bytes kept for the event that says why recording stopped
 
 
-class Full(Exception):
+class RecordingFull(Exception):
     """No more is recorded: the bound is reached."""
 
 
-class Writer:
+class RecordingWriter:
     """OSError when the folder or the file cannot be made, and from `write` when the disk is full."""
 
     def __init__(self, folder: str, name: str, rank: int, most: int) -> None:
@@ -317,8 +317,8 @@ class Writer:
         os.write(self._fd, MAGIC)
 
     def write(self, events: list[tuple[Event, list[Piece]]]) -> None:
-        """Returns when they are with the kernel, so that they outlive this process. Full, and nothing of the first event that
-        did not fit was written."""
+        """Returns when they are with the kernel, so that they outlive this process. RecordingFull: nothing of the first event
+        that did not fit was written."""
         waiting: list[Piece] = []
         full = False
         for event, pieces in events:
@@ -331,7 +331,7 @@ class Writer:
             waiting += encoded
         self._put(waiting)
         if full:
-            raise Full
+            raise RecordingFull
 
     def end(self, event: Event | None) -> None:
         """Closes the file, after a last event for which there is room in any case."""

@@ -19,7 +19,7 @@ class Sink(msgspec.Struct, frozen=True):
     shown: bool = True
 
 
-class Command(msgspec.Struct, frozen=True):
+class RankCommand(msgspec.Struct, frozen=True):
     """One command for one process. `words`: a program and its arguments; with `in_process` a Python program that runs in the
     process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there.
     `defaults`: variables that the process's own environment goes over. `report_variable`: names a file, for what it wants to

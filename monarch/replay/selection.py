@@ -19,7 +19,7 @@ _log = logging.getLogger("monarch")
 _said: set[str] = set()  # folders and wishes that were told of, each once
 
 
-def wish(name: str, cls: str, rank: int) -> str:
+def recording_folder(name: str, cls: str, rank: int) -> str:
     """The folder that the recording of such an actor goes to; "" when it is not to be recorded."""
     wanted = settings.record()
     if wanted and wanted not in _said:

@@ -16,7 +16,7 @@ FILE, FOLDER, LINK = "file", "folder", "link"
 _TYPES = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """One thing of a tree. `content` names what a file holds: another number for each version of it."""
 
     kind: str
@@ -40,13 +40,13 @@ class Node(NamedTuple):
         }
 
 
-ROOT = Node(FOLDER, 0, 0o755, 0, "", 0)
+ROOT = TreeNode(FOLDER, 0, 0o755, 0, "", 0)
 
 
 class FileTree:
     """Paths begin with `/`. Not changed once made."""
 
-    def __init__(self, entries: Iterable[tuple[str, Node]]) -> None:
+    def __init__(self, entries: Iterable[tuple[str, TreeNode]]) -> None:
         """`entries`: paths as manifests have them, without a leading `/`; "" is the tree's own folder."""
         self._nodes = {"/": ROOT}
         self._children: dict[str, dict[str, int]] = {"/": {}}
@@ -60,7 +60,7 @@ class FileTree:
             if node.kind == FOLDER:
                 self._children.setdefault(full, {})
 
-    def node(self, path: str) -> Node:
+    def node(self, path: str) -> TreeNode:
         """OSError ENOENT."""
         try:
             return self._nodes[path]

@@ -66,7 +66,7 @@ def _version(module: Any) -> str | None:
     return str(found) if isinstance(found, str) else None
 
 
-def seeds() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
     """States of the generators of this process that are loaded."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy_random = sys.modules.get("numpy.random")
@@ -78,7 +78,7 @@ def seeds() -> dict[str, Any]:
     return states
 
 
-def plant(states: Mapping[str, Any]) -> None:
+def restore_rng_state(states: Mapping[str, Any]) -> None:
     """Puts the generators of this process into those states."""
     random.setstate(states["random"])
     if "numpy" in states:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from monarch.debugger.commands import Selection
+from monarch.debugger.prompt_commands import Selection
 
 MOST = 10_000  # sessions; further breakpoints are passed over, and their processes say so
 _INPUT = 1_000  # lines that wait for one pdb; more are refused
@@ -35,7 +35,7 @@ class DebugSessionInfo:
 
 
 @dataclass
-class Session:
+class DebugSession:
     """`address`: of its process. `patience`: seconds it waits for somebody to attach, None for ever."""
 
     info: DebugSessionInfo
@@ -159,13 +159,13 @@ class Sessions:
     """All of a program."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, int], Session] = {}
+        self._all: dict[tuple[str, int], DebugSession] = {}
         self._began: asyncio.Event = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def start(self, session: Session) -> Session:
+    def start(self, session: DebugSession) -> DebugSession:
         """Where its name and rank are taken by another actor, its name becomes NAME-2 and so on."""
         name, number = _plain(session.info.actor_name), 1
         while (shown := name if number == 1 else f"{name}-{number}", session.info.rank) in self._all:
@@ -175,7 +175,7 @@ class Sessions:
         self._began.set()
         return session
 
-    def find(self, name: str, rank: int) -> Session:
+    def find(self, name: str, rank: int) -> DebugSession:
         """KeyError says that there is none."""
         session = self._all.get((name, rank))
         if session is None:
@@ -184,13 +184,13 @@ class Sessions:
             raise KeyError(f"No debug session for rank {rank} for actor {name}")
         return session
 
-    def select(self, name: str, which: Selection) -> list[Session]:
+    def select(self, name: str, which: Selection) -> list[DebugSession]:
         of_name = [session for key, session in self._all.items() if key[0] == name]
         if not of_name:
             raise KeyError(f"No debug sessions for actor {name}")
         return [session for session in of_name if which.has(session.info.rank, session.info.coords)]
 
-    def end(self, session: Session) -> None:
+    def end(self, session: DebugSession) -> None:
         key = (session.info.actor_name, session.info.rank)
         if self._all.get(key) is session:
             del self._all[key]
@@ -198,10 +198,10 @@ class Sessions:
             self._began.clear()
         session.end()
 
-    def of_process(self, address: str) -> list[Session]:
+    def of_process(self, address: str) -> list[DebugSession]:
         return [session for session in self._all.values() if session.address == address]
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[DebugSession]:
         """By name and rank."""
         return [session for _, session in sorted(self._all.items())]
 
@@ -213,7 +213,7 @@ class Sessions:
         return shown(self.all())
 
 
-def shown(sessions: Sequence[Session]) -> str:
+def shown(sessions: Sequence[DebugSession]) -> str:
     rows = [
         (
             session.info.actor_name,

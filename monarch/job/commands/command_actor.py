@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import msgspec
 
 from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, importable, start_thread
-from monarch.job.commands.plan import PYTHON, Command, Sink, shell_status
+from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -31,14 +31,14 @@ _LEFT_OPEN = 1000  # milliseconds that is read on after the end, where something
 _NOT_FOUND, _NOT_ALLOWED = 127, 126  # as shells have it
 
 
-class Piece(msgspec.Struct, frozen=True):
+class OutputPiece(msgspec.Struct, frozen=True):
     """Something that a command wrote: to 1, stdout, or 2, stderr."""
 
     stream: int
     data: bytes
 
 
-class Ended(msgspec.Struct, frozen=True):
+class CommandEnded(msgspec.Struct, frozen=True):
     """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in
     seconds since the epoch; `report`: what it wrote into the file that it was given for that."""
 
@@ -50,33 +50,33 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class CommandActor(Actor):
-    """One command. `start` it, then `read` until it says Ended."""
+    """One command. `start` it, then `read` until it says CommandEnded."""
 
     def __init__(self) -> None:
-        self._pieces: asyncio.Queue[Piece | Ended] = asyncio.Queue(_PIECES)
+        self._pieces: asyncio.Queue[OutputPiece | CommandEnded] = asyncio.Queue(_PIECES)
         self._child: subprocess.Popen[bytes] | None = None
         self._grace = 0.0
         self._stopped = asyncio.Event()
 
     @endpoint
-    async def start(self, command: Command) -> int:
+    async def start(self, command: RankCommand) -> int:
         """The pid of what runs it. What keeps it from starting is its output and its exit status, as in a shell.
         OSError when a file for its output cannot be made."""
         self._loop = asyncio.get_running_loop()
         self._grace = command.grace
-        output = _Output([command.stdout, command.stderr])
+        output = _CommandOutput([command.stdout, command.stderr])
         try:
             return self._start_here(command, output) if command.in_process else self._start_child(command, output)
         except OSError as error:
             _say(command, error, output.writing[1])
             status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_ALLOWED
             output.close_writing()
-            self._follow(output, lambda: Ended(status, 0, 0, time.time()))
+            self._follow(output, lambda: CommandEnded(status, 0, 0, time.time()))
             return 0
 
     @concurrent_endpoint
-    async def read(self) -> list[Piece | Ended]:
-        """What came since the last call, in order; waits for something. The last one of all is Ended."""
+    async def read(self) -> list[OutputPiece | CommandEnded]:
+        """What came since the last call, in order; waits for something. The last one of all is CommandEnded."""
         found = [await self._pieces.get()]
         while not self._pieces.empty():
             found.append(self._pieces.get_nowait())
@@ -101,7 +101,7 @@ class CommandActor(Actor):
 
     # --- a child
 
-    def _start_child(self, command: Command, output: _Output) -> int:
+    def _start_child(self, command: RankCommand, output: _CommandOutput) -> int:
         words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
         report = _Report(command.report_variable)
         self._child = child = subprocess.Popen(
@@ -114,38 +114,38 @@ class CommandActor(Actor):
         )
         output.close_writing()
 
-        def wait() -> Ended:
+        def wait() -> CommandEnded:
             code = child.wait()
             at = time.time()
             try:
                 self._loop.call_soon_threadsafe(self._stopped.set)
             except RuntimeError:  # the actor has stopped
                 pass
-            return Ended(shell_status(code), max(0, -code), child.pid, at, report.value())
+            return CommandEnded(shell_status(code), max(0, -code), child.pid, at, report.value())
 
         self._follow(output, wait)
         return child.pid
 
     # --- a Python program in this process
 
-    def _start_here(self, command: Command, output: _Output) -> int:
+    def _start_here(self, command: RankCommand, output: _CommandOutput) -> int:
         folder = _folder(command)
         if folder is not None:
             os.chdir(folder)
         os.environ.update({**_path(command), **command.env})
         importable(__name__)  # found out now, and kept: a program may change sys.path while answers are encoded
 
-        def run() -> Ended:
+        def run() -> CommandEnded:
             with _redirected(output.writing):
                 output.close_writing()
-                return Ended(main_status(command.words), 0, os.getpid(), time.time())
+                return CommandEnded(main_status(command.words), 0, os.getpid(), time.time())
 
         self._follow(output, bind_context(run))
         return os.getpid()
 
     # --- output
 
-    def _follow(self, output: _Output, run: Callable[[], Ended]) -> None:
+    def _follow(self, output: _CommandOutput, run: Callable[[], CommandEnded]) -> None:
         """Hands out what is written, and at the end what `run` returns, which waits for the end."""
         threads = [
             start_thread(self._pump, f"monarch-output-{number}", output, number)
@@ -163,11 +163,11 @@ class CommandActor(Actor):
 
         start_thread(follow, "monarch-command")
 
-    def _pump(self, output: _Output, number: int) -> None:
+    def _pump(self, output: _CommandOutput, number: int) -> None:
         for data in output.pieces(number - 1):
-            self._put(Piece(number, data))
+            self._put(OutputPiece(number, data))
 
-    def _put(self, item: Piece | Ended) -> None:
+    def _put(self, item: OutputPiece | CommandEnded) -> None:
         """Waits while the client has enough to print."""
         try:
             asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()
@@ -192,7 +192,7 @@ class _Report:
         return data
 
 
-class _Output:
+class _CommandOutput:
     """The two streams of a command. `writing`: what it writes to; `reading`: where that comes out, None where it goes
     straight into a file."""
 
@@ -271,13 +271,13 @@ def _redirected(descriptors: Sequence[int]) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _folder(command: Command) -> str | None:
+def _folder(command: RankCommand) -> str | None:
     if command.workdir is None:
         return command.folder if os.path.isdir(command.folder) else None
     return command.workdir
 
 
-def _path(command: Command) -> dict[str, str]:
+def _path(command: RankCommand) -> dict[str, str]:
     if not command.path_first:
         return {}
     return {"PATH": os.pathsep.join(filter(None, (command.path_first, os.environ.get("PATH", os.defpath))))}
@@ -296,6 +296,6 @@ def _write(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _say(command: Command, error: OSError, descriptor: int) -> None:
+def _say(command: RankCommand, error: OSError, descriptor: int) -> None:
     what = error.filename if isinstance(error.filename, str) else command.words[0]
     _write(descriptor, f"{what}: {error.strerror or error}\n".encode())

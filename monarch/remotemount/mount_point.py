@@ -24,7 +24,7 @@ MOUNTED_ALREADY = "mounted"  # another program holds a mount there, of the same 
 OTHER_MOUNT = "other mount"  # and of another source
 
 
-class Look(NamedTuple):
+class MountPointState(NamedTuple):
     """What a host has at the place of a mount."""
 
     host: str
@@ -81,7 +81,7 @@ def _below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def refusal(look: Look, source: str, fuse: bool) -> str:
+def refusal(look: MountPointState, source: str, fuse: bool) -> str:
     """Why nothing can be mounted there; "" when it can."""
     match look.state:
         case "inside":

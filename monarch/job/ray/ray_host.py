@@ -25,7 +25,7 @@ _ENDING = 10.0  # seconds that a worker gets to end
 _LOOK = 5.0  # seconds between two looks whether others have left
 
 
-class Host:
+class RayHost:
     """`job`: what the names of all actors of the job begin with."""
 
     def __init__(self, launch: WorkerLaunch, job: str, last: bool) -> None:
