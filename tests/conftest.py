@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +19,13 @@ import pytest
 
 import monarch.actor
 from monarch.config import configure, configured, settings
+from tests.support import tiers
 from tests.support.faults import Faults
 from tests.support.hosts import Hosts, hosts_in
 from tests.support.processes import Watch, descendants
 from tests.support.scripts import Scripts
+
+TESTS = Path(__file__).resolve().parent
 
 # What `make test-all` uses, and whoever does not say --hypothesis-profile; `make test` uses the other.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -42,6 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before anything is left out of what was collected."""
+    for item in items:
+        tiers.mark_processes(item, item.path.relative_to(TESTS).parts[0])
+    config.stash[tiers.COUNTED] = Counter(
+        item.path.relative_to(TESTS).as_posix() for item in filter(tiers.counts, items)
+    )
 
 
 # --- the garbage collector, which many tests call and which would look at all modules and tests each time

@@ -169,6 +169,7 @@ def answered(script: str, workload: str, **params: Any) -> dict[str, list[float]
 CONTENDERS = [("ours", "monarch_latency.py"), ("floor", "latency_floor.py"), ("socket", "latency_floor.py")]
 
 
+@full
 @pytest.mark.procs
 @pytest.mark.parametrize(("contender", "script"), first_of(CONTENDERS))
 def test_every_shape_of_a_call_is_answered(contender: str, script: str) -> None:

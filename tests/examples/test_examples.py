@@ -97,6 +97,7 @@ def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None
 # --- DDP: the script, its helpers, its twin.
 
 
+@full
 @needs_torch
 def test_ddp_trains_and_ends_with_equal_parameters(tmp_path: Path) -> None:
     lines = run("ddp.py", "--procs", "2", "--steps", "8", "--device", "cpu", cwd=tmp_path)
@@ -249,6 +250,7 @@ def test_elastic_ddp_replaces_a_host_and_goes_on(tmp_path: Path) -> None:
     assert found is not None and float(found[1]) <= 1e-5
 
 
+@full
 def test_debugging_stops_at_the_broken_sample_and_goes_on_without_it(tmp_path: Path) -> None:
     *shown, losses = run("debugging.py", cwd=tmp_path)
     text = "\n".join(shown)

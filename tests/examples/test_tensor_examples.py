@@ -21,6 +21,7 @@ def run(name: str, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+@full
 @pytest.mark.parametrize(
     ("name", "arguments"),
     first_of([("data_parallel.py", ["--procs", "4"]), ("tensor_parallel.py", []), ("pipeline_parallel.py", [])]),

@@ -14,6 +14,7 @@ import pytest
 
 from monarch.job import cache, job_load
 from tests.support.scripts import Scripts
+from tests.support.tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,6 +108,7 @@ def test_one_program_at_a_time(tmp_path: Path) -> None:
     assert said == [f"process {holder.pid} on {os.uname().nodename}"]
 
 
+@full
 @pytest.mark.procs
 def test_two_programs_that_start_at_once_share_one_job(scripts: Scripts) -> None:
     program = """

@@ -65,6 +65,7 @@ def test_environment_and_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().out == f"{os.getcwd()}\n"
 
 
+@full
 def test_the_interpreter_of_the_mesh_goes_first_on_the_path(capfd: pytest.CaptureFixture[str]) -> None:
     folder = os.path.dirname(sys.executable)
     hosts = this_host().with_python_executable(sys.executable)
@@ -130,16 +131,19 @@ def test_modules_and_missing_files(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert f"can't open file '{tmp_path}/gone.py'" in capfd.readouterr().err
 
 
+@full
 def test_much_output_arrives_whole(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(this_host(), [sys.executable, "-c", "for i in range(100_000): print(i)"]) == 0
     assert capfd.readouterr().out == "".join(f"{number}\n" for number in range(100_000))
 
 
+@full
 def test_what_it_leaves_running_ends_with_it(tmp_path: Path, watch: type[Watch]) -> None:
     assert run(this_host(), [f"sleep 1000 & echo $! > {tmp_path}/pid"]) == 0
     assert watch([int((tmp_path / "pid").read_text())]).survivors(TIMEOUT) == {}
 
 
+@full
 def test_wrong_arguments_are_told_at_the_call(two: HostMesh) -> None:
     before = threading.active_count()
     with pytest.raises(ValueError, match="not both"):

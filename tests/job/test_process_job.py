@@ -103,6 +103,7 @@ def test_what_processes_started_ends_with_the_job_too(jobs: Any) -> None:
     assert watch.survivors(TIMEOUT) == {}
 
 
+@full
 def test_a_worker_that_died_is_told_and_the_next_program_gets_new_ones(jobs: Any) -> None:
     job = jobs({"hosts": 2})
     job.state()
@@ -116,6 +117,7 @@ def test_a_worker_that_died_is_told_and_the_next_program_gets_new_ones(jobs: Any
     assert len(where.host.call().get(timeout=TIMEOUT)) == 2
 
 
+@full
 def test_a_worker_that_died_is_replaced_in_its_place(jobs: Any) -> None:
     """And the next program finds the new one."""
     job = jobs({"hosts": 2})
@@ -153,6 +155,7 @@ def test_a_spare_of_the_job_takes_a_place(jobs: Any) -> None:
     assert list(where.host.call().get(timeout=TIMEOUT).values())[1] in ("hosts_1", "hosts_2")  # a new one, or the spare
 
 
+@full
 def test_spares_that_cannot_be(jobs: Any) -> None:
     with pytest.raises(ValueError, match="one spare or more"):
         jobs({"hosts": 2}).use_spares(hosts=0)
@@ -189,6 +192,7 @@ def test_there_is_no_batch_mode(jobs: Any) -> None:
         jobs({"hosts": 1}).apply("train.py")
 
 
+@full
 def test_a_job_may_be_used_in_an_event_loop(jobs: Any) -> None:
     """Without the warning that `get` gives there, which would fail this test."""
 

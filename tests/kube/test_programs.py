@@ -166,6 +166,7 @@ def test_a_forward_that_is_refused_is_told_and_leaves_nothing(cluster: Lab, scri
     assert cluster.store.everything() == []
 
 
+@full
 def test_ctrl_c_while_waiting_leaves_nothing(cluster: Lab, scripts: Any) -> None:
     cluster.unschedulable = "no node is free"
     program = scripts.start(REFUSED, str(cluster.kubeconfig()))

@@ -188,6 +188,7 @@ def test_what_is_sent_does_not_wait_for_answers_from_afar(lab: Lab) -> None:
     assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
 
 
+@full
 def test_a_client_that_reaches_one_host_goes_through_it_to_the_others(lab: Lab) -> None:
     workers = [serve(host) for host in lab.hosts[1:]]
     lab.separate(0, 2)
@@ -217,6 +218,7 @@ def test_a_client_that_listens(lab: Lab) -> None:
 # --- who may speak
 
 
+@full
 def test_who_has_the_wrong_secret_or_none(lab: Lab) -> None:
     worker = serve(lab.hosts[1])
     address = url(lab.hosts[1].address)
@@ -236,6 +238,7 @@ def test_who_has_the_wrong_secret_or_none(lab: Lab) -> None:
     assert worker.wait(SECONDS) == 0
 
 
+@full
 def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
     pytest.importorskip("cryptography", reason="monarch certs needs it")
     folder = lab.hosts[0].folder / "certs"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.netns.lab import NAMESPACES, ROOT, Host, Lab, LabError, remove_leftovers, why_not
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.netns
 
@@ -101,6 +102,7 @@ def test_two_labs_do_not_meet(lab: Lab) -> None:
 # --- Trouble.
 
 
+@full
 @pytest.mark.parametrize(("who", "how"), [(0, "down"), (1, "down"), (0, "drop")])
 def test_a_stream_stops_while_a_host_is_cut_and_goes_on_after(lab: Lab, who: int, how: str) -> None:
     port = listen(lab.hosts[1], lab.hosts[1].address)
@@ -118,6 +120,7 @@ def test_a_stream_stops_while_a_host_is_cut_and_goes_on_after(lab: Lab, who: int
     assert bystander("ask again") == "again"
 
 
+@full
 def test_two_hosts_apart_still_talk_to_a_third(lab: Lab) -> None:
     port, port6 = (listen(lab.hosts[1], address) for address in (lab.hosts[1].address, lab.hosts[1].address6))
     apart = Talk(lab.hosts[0], lab.hosts[1].address, port)

@@ -13,6 +13,7 @@ import pytest
 
 from monarch.actor import Actor, ActorError, HostMesh, ProcMesh, context, default_bootstrap_cmd, endpoint, this_host
 from monarch.config import configured
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -107,6 +108,7 @@ def test_processes_can_be_spawned_inside_an_actor(proc: ProcMesh, how: str) -> N
 # --- classes and modules
 
 
+@full
 def test_a_class_whose_module_fails_to_import_there_is_named(scripts: Any) -> None:
     (scripts.folder / "picky.py").write_text(
         "import os\n"
@@ -225,6 +227,7 @@ def test_a_program_that_ends_at_once_is_reported_with_what_it_said(
 # --- limits of the machine
 
 
+@full
 def test_more_processes_than_the_machine_can_hold_name_the_limit(scripts: Any) -> None:
     scripts.run(
         """
@@ -278,6 +281,7 @@ def test_a_runtime_folder_that_cannot_be_made_is_named(scripts: Any, folder: str
     )
 
 
+@full
 def test_a_runtime_folder_with_a_very_long_name_works_or_is_named(scripts: Any) -> None:
     place = str(scripts.folder / ("x" * 120))
     os.mkdir(place)
@@ -295,6 +299,7 @@ def test_a_runtime_folder_with_a_very_long_name_works_or_is_named(scripts: Any) 
     )
 
 
+@full
 def test_a_disk_without_room_harms_no_large_message_beyond_its_call(scripts: Any) -> None:
     """No process of the program may write a file of more than a page; shared memory counts as a file."""
     scripts.run(
@@ -323,6 +328,7 @@ def test_a_disk_without_room_harms_no_large_message_beyond_its_call(scripts: Any
 # --- use after the end
 
 
+@full
 def test_use_after_shutdown_context_is_refused_at_once(scripts: Any) -> None:
     scripts.run(
         """
@@ -388,7 +394,7 @@ FORK = """
 
 @pytest.mark.parametrize(
     "child",
-    ["os._exit(0)", "sys.exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"],
+    first_of(["os._exit(0)", "sys.exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"]),
     ids=["_exit", "exit", "exec"],
 )
 def test_a_fork_of_the_client_does_not_disturb_it(scripts: Any, child: str) -> None:
@@ -396,6 +402,7 @@ def test_a_fork_of_the_client_does_not_disturb_it(scripts: Any, child: str) -> N
     assert done.stdout.split("\n")[-2] == "the parent is well"
 
 
+@full
 def test_a_forked_child_that_uses_the_runtime_is_told_why_it_cannot(scripts: Any) -> None:
     body = """
         import traceback
@@ -441,6 +448,7 @@ def test_multiprocessing_by_fork_works_beside_a_client(scripts: Any) -> None:
 # --- two at once
 
 
+@full
 def test_two_clients_on_one_machine_do_not_meet(scripts: Any) -> None:
     source = """
         import os, sys

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +34,7 @@ def chaos(*arguments: str, timeout: float) -> dict[str, Any]:
     return result
 
 
+@full
 @pytest.mark.parametrize("seed", first_of([1, 2]))
 def test_a_few_seconds_of_chaos(seed: int) -> None:
     result = chaos("--procs", "6", "--seconds", "5", "--callers", "2", "--seed", str(seed), timeout=120)

@@ -30,7 +30,7 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configured
-from tests.support.tiers import every_nth, first_of
+from tests.support.tiers import every_nth, first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -178,6 +178,7 @@ def test_as_many_last_lines_are_shown_as_the_setting_says(spawn_procs: Any, faul
         assert ("the last lines it wrote" in report) is bool(count)
 
 
+@full
 def test_a_process_that_closes_all_its_descriptors_is_out_of_reach_and_ended(own: Any, faults: Any, watch: Any) -> None:
     # Its I/O thread sleeps in what was closed, and hears nothing; or it looks just then, and ends the process.
     ended = "closed its connection to the host agent|exited with non-zero code 4"
@@ -442,6 +443,7 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     assert list(Path(scripts.runtime).rglob("*")) == []
 
 
+@full
 @pytest.mark.parametrize("how", ["forked", "executed"])
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_to(
@@ -488,8 +490,8 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
 
 @pytest.mark.parametrize(
     "wait",
-    ["waiting[0].get()", "receiver.recv().get()", "procs.spawn('more', Kid).wait.call(port).get()",
-     "asyncio.run(awaited())", "this_host().spawn_procs().initialized.get()"],
+    first_of(["waiting[0].get()", "receiver.recv().get()", "procs.spawn('more', Kid).wait.call(port).get()",
+     "asyncio.run(awaited())", "this_host().spawn_procs().initialized.get()"]),
     ids=["call", "recv", "a new mesh", "asyncio", "spawn"],
 )  # fmt: skip
 def test_what_waits_when_the_host_agent_is_killed_raises_it_and_nothing_else_does(scripts: Any, wait: str) -> None:
@@ -516,6 +518,7 @@ def test_what_waits_when_the_host_agent_is_killed_raises_it_and_nothing_else_doe
     assert (done.returncode, done.stdout, done.stderr) == (0, "survived\n", "")
 
 
+@full
 def test_a_program_that_owns_nothing_is_told_when_the_host_agent_is_killed(scripts: Any) -> None:
     source = """
     import os, signal, threading
@@ -597,7 +600,7 @@ def test_processes_with_torch_are_started_when_a_fork_server_is_killed(scripts: 
     )
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("how", first_of(["SIGKILL", "SIGSTOP"]))
 def test_what_a_fork_server_has_not_forked_is_forked_by_another(scripts: Any, how: str) -> None:
     scripts.run(
         FORK_SERVERS

@@ -215,6 +215,7 @@ def test_processes_of_two_workers_keep_the_order_of_broadcasts_and_calls(two: Ho
         assert other.address.call_one().get(TIMEOUT) in far.links.call_one().get(TIMEOUT)
 
 
+@full
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(one: HostMesh) -> None:
     far = one.spawn_procs().spawn("far", Far)
     here, there = connect(far)
@@ -249,6 +250,7 @@ def test_what_a_process_says_before_it_ends_arrives(one: HostMesh, faults: Any) 
             far.echo.call_one(1).get(TIMEOUT)
 
 
+@full
 def test_a_process_that_is_killed(one: HostMesh, faults: Any) -> None:
     far = one.spawn_procs().spawn("far", Far)
     before = sorted(in_loop(_home(), _home().loop.descriptors))
@@ -315,6 +317,7 @@ def test_stopping_closes_links(one: HostMesh) -> None:
         assert time.monotonic() < deadline
 
 
+@full
 def test_a_job_with_a_secret(hosts: Hosts) -> None:
     worker = hosts.start_tcp(env={"MONARCH_SECRET": "the-secret-of-this-job"})
     mesh = attach_to_workers(workers=[worker.address], secret="the-secret-of-this-job")
@@ -375,6 +378,7 @@ def _hello(worker: Worker, name: str, **changes: Any) -> LinkHello:
     return hello
 
 
+@full
 @pytest.mark.parametrize(
     ("changes", "reason"),
     first_of(
@@ -435,6 +439,7 @@ def test_whom_processes_may_dial(host: str, gateway: str, ca: bytes, why: str) -
     loop.run()  # closes its descriptors
 
 
+@full
 def test_agents_tell_the_secret_to_nobody_else(hosts: Hosts, one: HostMesh) -> None:
     far = one.spawn_procs().spawn("far", Far)
     far.echo.call_one(1).get(TIMEOUT)

@@ -17,6 +17,7 @@ import pytest
 from monarch._mesh.inspection import door
 from monarch._mesh.inspection.wait_graph import Report
 from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
+from tests.support.tiers import full
 
 TIMEOUT = 60.0
 
@@ -79,6 +80,7 @@ def test_what_its_processes_do(running: subprocess.Popen[str], program: Program)
         running_endpoints = [handler.endpoint for report in reports for handler in report.handlers]
 
 
+@full
 def test_some_of_its_processes(program: Program) -> None:
     client = f"unix:{program.folder}/client"
     answers = program.ask("waits", only=[client, "nowhere", "unix:/elsewhere/client"], timeout=TIMEOUT)
@@ -93,6 +95,7 @@ def test_it_is_found_among_those_that_run(program: Program, monkeypatch: pytest.
     assert choose().pid == program.pid
 
 
+@full
 def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     with pytest.raises(ValueError, match="there is no stream 'nothing' here"):
         program.stream("nothing")
@@ -108,6 +111,7 @@ def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     assert program.ask("waits", timeout=TIMEOUT).silent == {}
 
 
+@full
 def test_only_so_many_at_a_time(program: Program) -> None:
     sockets = []
     try:
@@ -122,6 +126,7 @@ def test_only_so_many_at_a_time(program: Program) -> None:
             sock.close()
 
 
+@full
 def test_one_that_is_stopped_is_not_waited_for_for_ever(
     running: subprocess.Popen[str], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +138,7 @@ def test_one_that_is_stopped_is_not_waited_for_for_ever(
     assert program.ask("waits", timeout=TIMEOUT).silent == {}
 
 
+@full
 def test_one_that_has_ended(running: subprocess.Popen[str], program: Program) -> None:
     running.communicate(timeout=TIMEOUT)
     with pytest.raises(ProgramGone, match=f"the program \\(pid {program.pid}\\) has ended"):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.hosts import Hosts
 from tests.support.scripts import ROOT, Scripts
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -29,6 +29,7 @@ LOOK = """
 """
 
 
+@full
 @pytest.mark.parametrize("how", first_of(["None", "default_bootstrap_cmd()"]), ids=["forked", "executed"])
 def test_environment_and_folder_need_not_be_utf8(scripts: Scripts, tmp_path: Path, how: str) -> None:
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
@@ -88,6 +89,7 @@ def test_processes_do_not_inherit_the_secret(scripts: Scripts, how: str) -> None
 # --- limits
 
 
+@full
 @pytest.mark.parametrize("who", ["agent", "fork servers"])
 def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp_path: Path, who: str) -> None:
     """The limit counts for others than root only."""
@@ -149,6 +151,7 @@ def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp
 # --- containers
 
 
+@full
 @root
 def test_programs_in_different_process_namespaces_share_a_folder(scripts: Scripts, tmp_path: Path) -> None:
     """None sees the processes of the others."""
@@ -189,6 +192,7 @@ def test_programs_in_different_process_namespaces_share_a_folder(scripts: Script
     assert list(scripts.runtime.rglob("*")) == []
 
 
+@full
 @root
 @pytest.mark.parametrize(
     "shm",

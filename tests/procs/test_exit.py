@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -97,17 +97,19 @@ def test_an_exception(ending: Any) -> None:
     assert err.rstrip().endswith("ValueError: the end")
 
 
+@full
 def test_sys_exit(ending: Any) -> None:
     process, _, _ = ending("sys.stdin.readline(); sys.exit(3)")
     assert process.returncode == 3
 
 
+@full
 def test_os_exit(ending: Any) -> None:
     process, _, _ = ending("sys.stdin.readline(); os._exit(4)")
     assert process.returncode == 4
 
 
-@pytest.mark.parametrize("number", first_of([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], quick=2))
+@pytest.mark.parametrize("number", first_of([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP]))
 def test_a_signal(ending: Any, number: signal.Signals) -> None:
     process, _, _ = ending("sys.stdin.readline()", lambda process: process.send_signal(number))
     assert process.returncode == -number
@@ -119,6 +121,7 @@ def test_ctrl_c(ending: Any) -> None:
     assert "KeyboardInterrupt" in err
 
 
+@full
 def test_ctrl_c_in_a_waiting_call(ending: Any) -> None:
     body = "kid = occupied('wait'); print('ready', flush=True); kid.pid.call_one().get()"
     process, _, err = ending(body, lambda process: process.send_signal(signal.SIGINT))
@@ -126,6 +129,7 @@ def test_ctrl_c_in_a_waiting_call(ending: Any) -> None:
     assert "KeyboardInterrupt" in err
 
 
+@full
 @pytest.mark.parametrize("how", ["spin", "wait"])
 @pytest.mark.parametrize("number", first_of([None, signal.SIGKILL]), ids=["return", "SIGKILL"])
 def test_an_actor_that_is_busy_keeps_nobody_alive(ending: Any, how: str, number: signal.Signals | None) -> None:
@@ -133,11 +137,13 @@ def test_an_actor_that_is_busy_keeps_nobody_alive(ending: Any, how: str, number:
     ending(body, None if number is None else lambda process: process.send_signal(number))
 
 
+@full
 def test_an_abort(ending: Any) -> None:
     process, _, _ = ending("sys.stdin.readline(); os.abort()")
     assert process.returncode == -signal.SIGABRT
 
 
+@full
 def test_a_closed_terminal(ending: Any) -> None:
     master, slave = os.openpty()
 
@@ -151,6 +157,7 @@ def test_a_closed_terminal(ending: Any) -> None:
     assert process.returncode == -signal.SIGHUP
 
 
+@full
 def test_a_stopped_process_does_not_outlive_the_client(ending: Any, descendants: Any) -> None:
     def end(process: subprocess.Popen[str]) -> None:
         os.kill(descendants(process.pid)[-1], signal.SIGSTOP)

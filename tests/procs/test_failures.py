@@ -24,6 +24,7 @@ from monarch.actor import (
     endpoint,
     this_host,
 )
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -519,7 +520,7 @@ UNHANDLED = """
 
 @pytest.mark.parametrize(
     "wait",
-    ["receiver.recv().get(timeout=30)", "__import__('time').sleep(30)"],
+    first_of(["receiver.recv().get(timeout=30)", "__import__('time').sleep(30)"]),
     ids=["in our wait", "in another wait"],
 )
 def test_an_unhandled_failure_ends_the_program_and_explains_itself(scripts: Any, wait: str) -> None:
@@ -553,6 +554,7 @@ def test_a_hook_that_returns_keeps_the_program_going(scripts: Any) -> None:
     )
 
 
+@full
 def test_a_hook_that_raises_is_no_hook(scripts: Any) -> None:
     done = scripts.run(
         """
@@ -583,6 +585,7 @@ def test_a_hook_that_raises_is_no_hook(scripts: Any) -> None:
 # --- the fork server
 
 
+@full
 def test_processes_are_started_without_the_fork_server_when_it_is_killed(scripts: Any) -> None:
     scripts.run(
         """

@@ -136,7 +136,6 @@ SCRIPT = """
             ("r, w = os.pipe(); os.dup2(r, 0)", "input()"),
             ("", "while True: pass"),
         ],
-        quick=3,
     ),
     ids=[
         "our get",
@@ -189,7 +188,7 @@ def test_in_native_code_that_no_signal_interrupts_it_is_heard_of_afterwards(prog
     ended_by_fault(done, "finally ran")
 
 
-@pytest.mark.parametrize("module", ["", "import readline"], ids=["plain", "readline"])
+@pytest.mark.parametrize("module", first_of(["", "import readline"]), ids=["plain", "readline"])
 def test_in_input_at_a_terminal(programs: Any, module: str) -> None:
     master, slave = os.openpty()
     try:
@@ -206,6 +205,7 @@ def test_in_input_at_a_terminal(programs: Any, module: str) -> None:
     assert err.count(HEADING) == 1 and err.count(ERROR) == 1
 
 
+@full
 def test_where_an_exception_would_be_lost_it_waits(programs: Any) -> None:
     done = programs.run(
         """
@@ -228,6 +228,7 @@ def test_where_an_exception_would_be_lost_it_waits(programs: Any) -> None:
     ended_by_fault(done, "del ended", "finally ran")
 
 
+@full
 def test_after_the_last_line_while_threads_run(programs: Any) -> None:
     done = programs.run(
         """
@@ -243,6 +244,7 @@ def test_after_the_last_line_while_threads_run(programs: Any) -> None:
     assert done.stderr.count(HEADING) == 1 and done.stderr.count(ERROR) == 1
 
 
+@full
 def test_at_exit_it_is_only_reported(programs: Any) -> None:
     done = programs.run(
         """
@@ -275,7 +277,7 @@ IN_MAIN = "if __name__ == '__main__': main()"
 IN_THREAD = "if __name__ == '__main__': thread = threading.Thread(target=main); thread.start(); thread.join()"
 
 
-@pytest.mark.parametrize("how", first_of(["file", "-c", "-m", "stdin"], quick=2))
+@pytest.mark.parametrize("how", first_of(["file", "-c", "-m", "stdin"]))
 @pytest.mark.parametrize("end", first_of([IN_MAIN, IN_THREAD]), ids=["main thread", "thread"])
 def test_the_status_is_1_however_the_program_runs(scripts: Any, how: str, end: str) -> None:
     source = textwrap.dedent(FAULT) + end
@@ -292,6 +294,7 @@ def test_the_status_is_1_however_the_program_runs(scripts: Any, how: str, end: s
     assert done.stderr.count(HEADING) == 1
 
 
+@full
 def test_the_last_line_says_what_would_have_handled_it(programs: Any) -> None:
     done = programs.run("spawn().slice(gpus=0).fail.broadcast(); time.sleep(30)")
     last = done.stderr.splitlines()[-1]
@@ -309,6 +312,7 @@ def test_the_last_line_says_what_would_have_handled_it(programs: Any) -> None:
 # --- a client started in another thread
 
 
+@full
 def test_with_a_client_of_another_thread(programs: Any) -> None:
     done = programs.run(
         """
@@ -329,6 +333,7 @@ def test_with_a_client_of_another_thread(programs: Any) -> None:
     ended_by_fault(done, "finally ran")
 
 
+@full
 def test_with_everything_in_another_thread_it_is_a_keyboard_interrupt_behind_its_report(scripts: Any) -> None:
     done = scripts.run(
         f"""
@@ -431,16 +436,18 @@ def ended_in_asyncio(done: Any, where: str) -> None:
     ended_by_fault(done, *done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("where", first_of(WAITS, quick=2))
+@pytest.mark.parametrize("where", first_of(WAITS))
 def test_under_asyncio_run_with_a_client_from_before(programs: Any, where: str) -> None:
     ended_in_asyncio(in_asyncio(programs, where), where)
 
 
+@full
 @pytest.mark.parametrize("where", first_of(WAITS))
 def test_under_asyncio_run_with_a_client_started_there(programs: Any, where: str) -> None:
     ended_in_asyncio(in_asyncio(programs, where, client="None"), where)
 
 
+@full
 def test_asyncio_run_raises_it_to_who_called_it(programs: Any) -> None:
     run = """
     try:
@@ -455,6 +462,7 @@ def test_asyncio_run_raises_it_to_who_called_it(programs: Any) -> None:
     assert done.stdout.splitlines()[-2:] == ["and the client goes on", "atexit ran"]
 
 
+@full
 @pytest.mark.parametrize(
     "run", ["loop.run_until_complete(asyncio.sleep(60))", "loop.run_forever()"], ids=["until complete", "for ever"]
 )
@@ -479,6 +487,7 @@ def test_in_a_loop_of_the_program_s_own(programs: Any, run: str) -> None:
     ended_well(done, "closed")
 
 
+@full
 def test_ctrl_c_is_asyncio_s_as_it_is_without_a_client(programs: Any) -> None:
     done = programs.run(
         """
@@ -528,6 +537,7 @@ def test_a_handler_of_the_program_is_called_once_instead(programs: Any) -> None:
     assert done.stderr.count(HEADING) == done.stderr.count(SAME) == 1  # the second report is a line
 
 
+@full
 def test_a_handler_of_the_program_s_loop_is_called_instead(programs: Any) -> None:
     done = programs.run(
         """
@@ -546,6 +556,7 @@ def test_a_handler_of_the_program_s_loop_is_called_instead(programs: Any) -> Non
     assert done.stderr.count(HEADING) == 1
 
 
+@full
 def test_sigwait_returns(programs: Any) -> None:
     done = programs.run(
         """
@@ -561,6 +572,7 @@ def test_sigwait_returns(programs: Any) -> None:
     assert done.stderr.count(HEADING) == 1
 
 
+@full
 @pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
 def test_no_handler_is_no_reason_to_go_on(programs: Any, how: str) -> None:
     done = programs.run(
@@ -577,6 +589,7 @@ def test_no_handler_is_no_reason_to_go_on(programs: Any, how: str) -> None:
     ended_by_fault(done, "finally ran")
 
 
+@full
 def test_a_program_s_handler_of_our_signal_stays(programs: Any) -> None:
     done = programs.run(
         """
@@ -624,6 +637,7 @@ def test_of_several_faults_one_is_raised_and_all_are_reported(programs: Any) -> 
     assert done.stderr.index("ValueError: the second\n") < done.stderr.index(ERROR)
 
 
+@full
 def test_faults_at_the_same_time(programs: Any) -> None:
     done = programs.run(
         """
@@ -646,6 +660,7 @@ def test_faults_at_the_same_time(programs: Any) -> None:
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
 
 
+@full
 def test_while_the_traceback_is_printed_another_is_only_reported(programs: Any) -> None:
     done = programs.run(
         """
@@ -669,6 +684,7 @@ def test_while_the_traceback_is_printed_another_is_only_reported(programs: Any) 
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
 
 
+@full
 def test_a_fault_after_one_that_was_handled_is_raised_again(programs: Any) -> None:
     done = programs.run(
         """
@@ -744,6 +760,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_before_and_after(programs: Any) -> None:
     assert done.stderr.count(HEADING) == done.stderr.count(SAME) == 1  # the second report is a line
 
 
+@full
 def test_ctrl_c_ends_the_program_as_ever(programs: Any) -> None:
     done = programs.run("spawn(); os.kill(os.getpid(), signal.SIGINT); time.sleep(30)")
     assert done.returncode == -signal.SIGINT
@@ -755,11 +772,13 @@ def test_ctrl_c_ends_the_program_as_ever(programs: Any) -> None:
 
 @pytest.mark.parametrize(
     ("hook", "said"),
-    [
-        ("sys.exit(7)", ""),
-        ("raise RuntimeError('the hook failed')", "RuntimeError: the hook failed"),
-        ("raise KeyboardInterrupt", "unhandled_fault_hook raised:"),
-    ],
+    first_of(
+        [
+            ("sys.exit(7)", ""),
+            ("raise RuntimeError('the hook failed')", "RuntimeError: the hook failed"),
+            ("raise KeyboardInterrupt", "unhandled_fault_hook raised:"),
+        ]
+    ),
     ids=["exits", "raises", "interrupts"],
 )
 def test_a_hook_that_raises_has_not_taken_it(programs: Any, hook: str, said: str) -> None:
@@ -783,6 +802,7 @@ def test_a_hook_that_raises_has_not_taken_it(programs: Any, hook: str, said: str
     assert said in done.stderr
 
 
+@full
 def test_the_hook_is_looked_up_when_it_is_needed_and_may_use_actors(programs: Any) -> None:
     done = programs.run(
         """
@@ -806,6 +826,7 @@ def test_the_hook_is_looked_up_when_it_is_needed_and_may_use_actors(programs: An
     assert done.stderr == ""
 
 
+@full
 def test_hooks_are_called_one_after_the_other(programs: Any) -> None:
     done = programs.run(
         """
@@ -834,6 +855,7 @@ def test_hooks_are_called_one_after_the_other(programs: Any) -> None:
 # --- who else runs the main thread
 
 
+@full
 @pytest.mark.parametrize("method", first_of(["fork", "spawn"]))
 def test_in_a_child_of_multiprocessing(programs: Any, method: str) -> None:
     done = programs.run(
@@ -859,6 +881,7 @@ def test_in_a_child_of_multiprocessing(programs: Any, method: str) -> None:
     assert done.stderr.count(HEADING) == 1 and done.stderr.count(ERROR) == 1
 
 
+@full
 @pytest.mark.parametrize("wait", ["time.sleep(30)", "asyncio.run(asyncio.sleep(30))"])
 def test_files_are_written_to_their_end(programs: Any, scripts: Any, wait: str) -> None:
     done = programs.run(
@@ -874,6 +897,7 @@ def test_files_are_written_to_their_end(programs: Any, scripts: Any, wait: str) 
     assert (scripts.folder / "written").read_text() == "to its end"
 
 
+@full
 def test_under_pytest(programs: Any, scripts: Any) -> None:
     test = programs.source(
         """

@@ -122,6 +122,7 @@ def test_workers_may_start_after_the_client_and_their_addresses_be_futures(hosts
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_the_dial_part_of_an_alias_counts(hosts: Hosts) -> None:
     worker = hosts.start("here")
     mesh = attach_to_workers(workers=[f"{worker.address}@tcp://*:22222"], ca=TRUST)
@@ -336,6 +337,7 @@ def test_descriptors_that_nothing_can_listen_at(tmp_path: Path) -> None:
         run_worker_loop_forever(address=f"tcp://127.0.0.1:fd{file.fileno()}", ca=TRUST)
 
 
+@full
 def test_ctrl_c_ends_a_worker_and_its_processes(hosts: Hosts, one: HostMesh, watch: Any, faults: Any) -> None:
     procs = one.spawn_procs({"gpus": 2})
     running = watch([*pids(procs), hosts.workers[0].agent])
@@ -412,6 +414,7 @@ def test_a_worker_that_is_killed(
     assert (again.status(), other.status()) == (0, 0)
 
 
+@full
 def test_a_process_of_another_host_that_ends(hosts: Hosts, one: HostMesh, faults: Any) -> None:
     residents = one.spawn_procs({"gpus": 2}, name="remote").spawn("residents", Resident)
     pid = residents.slice(gpus=1).pid.call_one().get(TIMEOUT)
@@ -456,6 +459,7 @@ def test_a_client_that_leaves(hosts: Hosts, scripts: Any, watch: Any, way: str) 
     assert [worker.status() for worker in workers] == [0, 0]
 
 
+@full
 @pytest.mark.parametrize("number", first_of([signal.SIGKILL, signal.SIGSTOP]))
 def test_a_client_whose_machine_is_gone(
     hosts: Hosts, scripts: Any, watch: Any, descendants: Any, number: signal.Signals
@@ -490,6 +494,7 @@ class Spawner(Actor):
         await self.kids.slice(k=0).wait.call_one(port)
 
 
+@full
 def test_what_a_lost_host_owned_on_others_ends(hosts: Hosts, two: HostMesh, faults: Any, watch: Any) -> None:
     spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
     running = watch(spawner.spawn.call_one(two.slice(hosts=1)).get(TIMEOUT))
@@ -639,6 +644,7 @@ def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -
     one.shutdown().get(TIMEOUT)
 
 
+@full
 def test_a_process_of_another_host_is_restarted(hosts: Hosts, two: HostMesh, faults: Any) -> None:
     procs = two.spawn_procs({"gpus": 2})
     residents = procs.spawn("residents", Resident)
@@ -712,6 +718,7 @@ def test_a_circle_of_waits_across_hosts(hosts: Hosts) -> None:
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_the_wait_graph_shows_other_hosts(two: HostMesh) -> None:
     chained = two.spawn_procs().spawn("chained", Chained)
     a, b = chained.slice(hosts=0), chained.slice(hosts=1)
@@ -730,6 +737,7 @@ def test_the_wait_graph_shows_other_hosts(two: HostMesh) -> None:
     two.shutdown().get(TIMEOUT)
 
 
+@full
 def test_a_module_that_is_missing_on_a_host(hosts: Hosts, one: HostMesh, tmp_path: Path, faults: Any) -> None:
     """As on another machine, whose files are not ours: the folder has another name there."""
     (tmp_path / "mine").mkdir()
@@ -796,6 +804,7 @@ def test_output_of_other_hosts_comes_to_the_client(hosts: Hosts, scripts: Any) -
     assert not any("after" in worker.output() for worker in workers)
 
 
+@full
 def test_or_stays_with_their_workers(hosts: Hosts, scripts: Any) -> None:
     worker = hosts.start()
     program = LOGGING.replace("    mesh = attach", "    configure(stream_remote_output=False)\n    mesh = attach")
@@ -821,6 +830,7 @@ AT_EXIT = """
 """
 
 
+@full
 def test_a_program_that_ends_has_printed_what_they_wrote(hosts: Hosts, scripts: Any) -> None:
     done = scripts.run(AT_EXIT, hosts.start().address)
     assert done.stdout.splitlines() == [f"[{socket.gethostname()} remote-0] [0] the last words"]
@@ -845,6 +855,7 @@ FLOOD = """
 """
 
 
+@full
 def test_what_the_client_does_not_print_is_dropped_with_a_note(hosts: Hosts, scripts: Any) -> None:
     """20 MB, of which nobody reads a byte: the actor goes on, nothing grows, and it is said how much is missing."""
     client = scripts.start(FLOOD, hosts.start().address)
@@ -953,6 +964,7 @@ GATEWAY = """
 """
 
 
+@full
 def test_everything_goes_through_the_worker_that_was_attached(hosts: Hosts, scripts: Any, descendants: Any) -> None:
     workers = [hosts.start_tcp(), hosts.start_tcp()]
     client = scripts.start(GATEWAY, *(worker.address for worker in workers))
@@ -1037,6 +1049,7 @@ TRANSPORT = """
 """
 
 
+@full
 def test_a_client_with_an_address_is_a_host_for_others(hosts: Hosts, scripts: Any) -> None:
     secret = {"MONARCH_SECRET": "a-secret-of-both"}
     worker = hosts.start_tcp(env=secret)
@@ -1068,6 +1081,7 @@ def test_hosts_from_config(scripts: Any) -> None:
     assert list(scripts.runtime.iterdir()) == []
 
 
+@full
 def test_a_host_that_falls_silent_is_suspected_then_lost(hosts: Hosts, faults: Any, watch: Any) -> None:
     configure(server_heartbeat_interval="100ms", channel_reconnect_timeout="500ms")
     silent, other = hosts.start_tcp(), hosts.start_tcp()

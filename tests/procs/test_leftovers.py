@@ -13,7 +13,7 @@ import pytest
 
 from monarch.actor import Actor, SupervisionError, endpoint
 from tests.support.scripts import Scripts
-from tests.support.tiers import full
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -35,7 +35,7 @@ class Parent(Actor):
         os._exit(7)
 
 
-@pytest.mark.parametrize("own_session", [True, False])
+@pytest.mark.parametrize("own_session", first_of([True, False]))
 def test_children_that_go_on_writing_hold_nobody_up(spawn_procs: Any, own_session: bool) -> None:
     parents = spawn_procs(name="left").spawn("parent", Parent)
     pids = parents.leave_writers.call_one(own_session).get(timeout=TIMEOUT)
@@ -146,6 +146,7 @@ def test_programs_of_endpoints_end_with_the_next_run_when_all_was_killed(scripts
             os.kill(int(pid), signal.SIGKILL)
 
 
+@full
 def test_a_worker_whose_agent_is_killed_leaves_nothing(scripts: Scripts, held: Held, tmp_path: Path) -> None:
     worker = scripts.start(
         f"""
@@ -172,7 +173,7 @@ def test_a_worker_whose_agent_is_killed_leaves_nothing(scripts: Scripts, held: H
 # --- standard descriptors
 
 
-@pytest.mark.parametrize("missing", [(2,), (0, 1, 2)])
+@pytest.mark.parametrize("missing", [(2,), pytest.param((0, 1, 2), marks=full)])
 def test_a_program_without_standard_descriptors_can_start_processes(
     scripts: Scripts, tmp_path: Path, missing: tuple[int, ...]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, Extent, ProcMesh, current_rank, endpoint, local_proc_mesh, proc_mesh
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -76,6 +77,7 @@ def test_env_reaches_the_processes_before_anything_runs_there() -> None:
     assert "OLD_STYLE" not in os.environ
 
 
+@full
 def test_env_is_there_when_modules_are_first_imported(scripts: Any) -> None:
     (scripts.folder / "reads_env.py").write_text("import os\nSEEN = os.environ.get('EARLY')\n")
     scripts.run(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiers import full
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -82,6 +82,7 @@ def test_a_streamed_line_is_shown_once_and_on_its_stream(scripts: Any) -> None:
     assert done.stdout.count("rank ") == 3 and done.stdout.splitlines().count("cleaned up xxxxxxxxxx") == 3
 
 
+@full
 def test_ranks_can_be_left_out(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -96,6 +97,7 @@ def test_ranks_can_be_left_out(scripts: Any) -> None:
     assert re.search(r"^\[\S+ workers-1\] text$", done.stdout, flags=re.MULTILINE)
 
 
+@full
 def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -123,6 +125,7 @@ def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts
     assert streamed(done.stdout) == [("workers-1", "1", "streamed now")]
 
 
+@full
 def test_a_window_is_shown_when_it_ends_and_the_next_begins(scripts: Any) -> None:
     process = scripts.start(
         program(
@@ -146,7 +149,7 @@ def test_a_window_is_shown_when_it_ends_and_the_next_begins(scripts: Any) -> Non
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("end", ["procs.stop().get(timeout=30)", "pass", "sys.exit(0)"])
+@pytest.mark.parametrize("end", first_of(["procs.stop().get(timeout=30)", "pass", "sys.exit(0)"]))
 def test_stop_and_exit_show_what_a_window_holds(scripts: Any, end: str) -> None:
     done = scripts.run(
         program(
@@ -160,6 +163,7 @@ def test_stop_and_exit_show_what_a_window_holds(scripts: Any, end: str) -> None:
     assert ("3", "0-2", "held") in folded(done.stdout)
 
 
+@full
 def test_a_line_without_an_end_is_shown_when_the_process_ends(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -179,6 +183,7 @@ def test_a_line_without_an_end_is_shown_when_the_process_ends(scripts: Any) -> N
     assert ("workers-1", "1", "no newline") in streamed(done.stdout)
 
 
+@full
 def test_what_processes_say_last_is_not_lost_when_the_program_just_ends(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -192,6 +197,7 @@ def test_what_processes_say_last_is_not_lost_when_the_program_just_ends(scripts:
     assert lines.count("cleaned up xxxxxxxxxx") == 3
 
 
+@full
 def test_characters_stay_whole_where_reads_cut_them(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -203,6 +209,7 @@ def test_characters_stay_whole_where_reads_cut_them(scripts: Any) -> None:
     assert "\u00e4\u20ac" * 100_000 + "\n" in done.stdout
 
 
+@full
 def test_streaming_that_was_not_prepared_warns_and_changes_nothing(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -249,6 +256,7 @@ def test_on_a_terminal_what_an_actor_prints_stands_before_what_the_client_prints
     assert seen.decode().split() == " ".join(f"actor {n} client {n}" for n in range(50)).split()
 
 
+@full
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_lines_of_several_processes_do_not_mix(scripts: Any, unbuffered: str) -> None:
     done = scripts.run(

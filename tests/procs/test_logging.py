@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import ProcMesh
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -80,6 +81,7 @@ def test_what_actors_print_comes_out_of_the_client_as_it_is(scripts: Any) -> Non
     assert "to stderr" in done.stderr.splitlines()
 
 
+@full
 def test_lines_come_out_when_they_are_written_and_not_at_the_end(scripts: Any) -> None:
     process = scripts.start(
         program(
@@ -95,6 +97,7 @@ def test_lines_come_out_when_they_are_written_and_not_at_the_end(scripts: Any) -
     assert process.returncode == 0, err
 
 
+@full
 def test_output_of_a_program_that_ends_at_once_is_not_lost(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -110,6 +113,7 @@ def test_output_of_a_program_that_ends_at_once_is_not_lost(scripts: Any) -> None
 # --- Python's logging
 
 
+@full
 def test_the_root_logger_of_a_process_is_at_info_without_handlers(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -143,6 +147,7 @@ def test_log_messages_of_an_actor_say_which(scripts: Any) -> None:
     assert done.stdout.splitlines() == [f"INFO|{who}hello you", "INFO|", f"WARNING|{who}own"]
 
 
+@full
 def test_handlers_added_later_have_the_prefix_too(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -158,6 +163,7 @@ def test_handlers_added_later_have_the_prefix_too(scripts: Any) -> None:
     assert "<root>.<__main__.Talker talker>" in prefix
 
 
+@full
 def test_the_prefix_can_be_switched_off(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -171,6 +177,7 @@ def test_the_prefix_can_be_switched_off(scripts: Any) -> None:
     assert done.stdout.splitlines() == ["INFO|bare"]
 
 
+@full
 def test_the_client_has_a_prefix_as_well(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -208,6 +215,7 @@ def test_streaming_that_was_not_prepared_warns(procs2: ProcMesh) -> None:
     asyncio.run(main())
 
 
+@full
 def test_the_level_of_the_processes_can_be_set(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -246,6 +254,7 @@ def streamed(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^\[\S+ [^\]]+\] \[(\d+)\] (.*)$", text, flags=re.MULTILINE)
 
 
+@full
 def test_forwarded_output_is_still_shown_as_it_is(scripts: Any) -> None:
     done = scripts.run(
         forwarded(
@@ -264,6 +273,7 @@ def test_forwarded_output_is_still_shown_as_it_is(scripts: Any) -> None:
     assert streamed(done.stdout) == []
 
 
+@full
 def test_streamed_lines_say_where_they_come_from(scripts: Any) -> None:
     done = scripts.run(
         forwarded(
@@ -280,6 +290,7 @@ def test_streamed_lines_say_where_they_come_from(scripts: Any) -> None:
     assert "rank 0" not in done.stdout.splitlines()  # once is enough
 
 
+@full
 def test_streaming_can_be_switched_off_again(scripts: Any) -> None:
     done = scripts.run(
         forwarded(
@@ -316,6 +327,7 @@ def test_equal_lines_of_several_ranks_are_folded_and_stop_shows_them(scripts: An
     assert groups(done.stdout) == [(2, "said by both")]
 
 
+@full
 def test_repeated_lines_of_one_rank_are_not_folded(scripts: Any) -> None:
     done = scripts.run(
         forwarded(
@@ -329,6 +341,7 @@ def test_repeated_lines_of_one_rank_are_not_folded(scripts: Any) -> None:
     assert groups(done.stdout) == [(1, "again")] * 3
 
 
+@full
 def test_lines_that_differ_are_not_folded(scripts: Any) -> None:
     done = scripts.run(
         forwarded(
@@ -342,6 +355,7 @@ def test_lines_that_differ_are_not_folded(scripts: Any) -> None:
     assert sorted(groups(done.stdout)) == [(1, "rank 0"), (1, "rank 1")]
 
 
+@full
 def test_ending_the_window_shows_what_is_pending(scripts: Any) -> None:
     process = scripts.start(
         forwarded(
@@ -363,6 +377,7 @@ def test_ending_the_window_shows_what_is_pending(scripts: Any) -> None:
     assert process.returncode == 0
 
 
+@full
 def test_a_very_long_line_is_cut(scripts: Any) -> None:
     done = scripts.run(
         forwarded(

@@ -11,6 +11,7 @@ import pytest
 
 from monarch.actor import Actor, RestartPolicy, SupervisionError, endpoint
 from tests.support.faults import Faults
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 
@@ -38,6 +39,7 @@ def test_items_of_killed_processes_are_run_by_others(spawn_procs: Any, tmp_path:
     assert results.progress.sent_again == 2
 
 
+@full
 def test_processes_restarted_under_a_policy_are_used_again(spawn_procs: Any, tmp_path: Path) -> None:
     with RestartPolicy(max_restarts=5, backoff=0):
         mesh = spawn_procs().spawn("mortal", Mortal, tmp_path, {2, 5})

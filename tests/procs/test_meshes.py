@@ -32,6 +32,7 @@ from monarch.actor import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch.config import configured
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -344,6 +345,7 @@ def test_a_bootstrap_command_sets_and_removes_variables(spawn_procs: Any, monkey
     assert os.environ["UNWANTED"] == "here"
 
 
+@full
 def test_a_bootstrap_command_may_depend_on_the_point(spawn_procs: Any, host: HostMesh) -> None:
     def command(point: Any) -> Any:
         return default_bootstrap_cmd().with_env({"WHERE": f"{point['hosts']}.{point['gpus']} of {point.size('gpus')}"})
@@ -353,6 +355,7 @@ def test_a_bootstrap_command_may_depend_on_the_point(spawn_procs: Any, host: Hos
     assert probe.env.call("WHERE").get(timeout=TIMEOUT).values() == [["0.0 of 2"], ["0.1 of 2"]]
 
 
+@full
 def test_without_inherit_env_only_the_given_variables_arrive(spawn_procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_CLIENT", "here")
     command = default_bootstrap_cmd()
@@ -385,6 +388,7 @@ def test_with_python_executable_starts_that_interpreter(spawn_procs: Any, host: 
     assert spawn_procs().spawn("probe", Probe).env.call_one("PASSED").get(timeout=TIMEOUT) == [None]
 
 
+@full
 def test_with_python_executable_holds_for_the_hosts_processes_hosts_too(
     spawn_procs: Any, host: HostMesh, tmp_path: Path
 ) -> None:
@@ -730,6 +734,7 @@ class Interpreter(Actor):
         return sys.path
 
 
+@full
 def test_variables_that_an_interpreter_reads_at_its_start_have_their_effect(spawn_procs: Any) -> None:
     fixed = spawn_procs(env={"PYTHONHASHSEED": "0"}).spawn("fixed", Interpreter)
     assert fixed.hash_randomization.call_one().get(timeout=TIMEOUT) == 0

@@ -69,7 +69,7 @@ PROGRAM = """
 ALIVE = "[1, 2]\n[7, 7]\n"
 
 
-@pytest.mark.parametrize(("how", "said"), first_of([("exit", ALIVE), ("kill", ALIVE), ("death", "True\n")], quick=2))
+@pytest.mark.parametrize(("how", "said"), first_of([("exit", ALIVE), ("kill", ALIVE), ("death", "True\n")]))
 def test_a_mesh_in_another_program(scripts: Any, how: str, said: str) -> None:
     assert scripts.run(PROGRAM, how).stdout == said
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import full
+
 nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
 pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
 nbformat = pytest.importorskip("nbformat")
@@ -416,6 +418,7 @@ def test_in_plain_ipython_a_cell_ends_with_all_its_output(scripts: Any) -> None:
     assert done.stdout.splitlines() == ["first", "end of the first cell", "second", "end of the second cell"]
 
 
+@full
 def test_in_plain_ipython_a_failure_ends_the_cell(scripts: Any) -> None:
     done = scripts.run(
         """

@@ -308,6 +308,7 @@ def program(body: str) -> str:
     return PROGRAM.replace("BODY", body.replace("\n", "\n    "))
 
 
+@full
 def test_a_receiver_that_keeps_everything_fills_the_pool_and_nothing_else(scripts: Any) -> None:
     source = program("""
 for i in range(20):
@@ -328,6 +329,7 @@ print("OK")""")
     assert scripts.run(source, env={"MONARCH_SEGMENT_BYTES": str(4 * MIB)}).stdout == "OK\n"
 
 
+@full
 @pytest.mark.parametrize("setting", ["MONARCH_SEGMENT_FROM", "MONARCH_SEGMENT_BYTES"])
 def test_without_segments_everything_goes_through_sockets(scripts: Any, setting: str) -> None:
     source = program("""
@@ -338,6 +340,7 @@ print("OK")""")
     assert scripts.run(source, env={setting: "0"}).stdout == "OK\n"
 
 
+@full
 def test_the_number_of_segments_is_bounded_by_descriptors(scripts: Any) -> None:
     source = program("""
 for i in range(30):
@@ -350,6 +353,7 @@ print("OK")""")
     assert scripts.run(limited + source).stdout == "OK\n"
 
 
+@full
 def test_no_memory_to_share_is_no_error(scripts: Any) -> None:
     source = program("""
 os.memfd_create = lambda *args: os.open("/nowhere", 0)

@@ -104,6 +104,7 @@ def test_a_spare_takes_the_place_of_a_killed_host(hosts: Hosts, kind: str) -> No
     assert first.status() == spare.status() == 0
 
 
+@full
 def test_what_is_spawned_on_a_lost_host_fails_at_once(hosts: Hosts) -> None:
     """Again and again: nobody dials it until the time for attaching is over, which is TIMEOUT here."""
     first, second = hosts.start(), hosts.start()
@@ -146,6 +147,7 @@ def test_a_worker_that_is_started_again_at_the_same_address(hosts: Hosts) -> Non
     assert again.status() == 0
 
 
+@full
 def test_by_policy_and_the_actors_come_back_by_theirs(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     first, second, spare = hosts.start(), hosts.start(), hosts.start()
     mesh = attach(first, second, spares=[spare.address], replace=ReplacePolicy())
@@ -192,6 +194,7 @@ def test_again_and_again_by_whoever_the_program_names(hosts: Hosts) -> None:
     assert at[0].status() == at[1].status() == 0
 
 
+@full
 def test_what_cannot_be(hosts: Hosts) -> None:
     first, second = hosts.start(), hosts.start()
     mesh = attach(first, second)

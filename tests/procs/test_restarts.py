@@ -215,6 +215,7 @@ def test_a_new_process_has_the_surroundings_of_the_first(
     assert values(mesh, "surroundings", "MINE") == before
 
 
+@full
 @pytest.mark.parametrize("bootstrap", first_of([False, True]))
 def test_processes_that_are_executed(spawn_procs: Any, faults: Any, bootstrap: bool) -> None:
     def prepare() -> None:

@@ -23,6 +23,7 @@ from monarch.actor import (
     current_rank,
     endpoint,
 )
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -331,6 +332,7 @@ def test_a_result_that_cannot_be_unpickled_here_raises_here(mirror: Any) -> None
 # --- size
 
 
+@full
 def test_a_quarter_of_a_gibibyte_is_an_argument_like_any_other(mirror: Any) -> None:
     payload = bytes(256 * 1024 * 1024)
     assert mirror.length.call_one(payload).get(timeout=2 * TIMEOUT) == len(payload)
@@ -350,6 +352,7 @@ def test_bytes_keep_their_type(mirror: Any, kind: type) -> None:
     assert type(result) is kind and result == value
 
 
+@full
 def test_a_message_over_the_limit_is_refused_at_the_call(scripts: Any) -> None:
     scripts.run(
         """

@@ -149,6 +149,7 @@ def test_an_await_and_what_an_actor_sees_of_others(spawn_procs: Any) -> None:
     assert "worker: at test_stacks.py" in text
 
 
+@full
 def test_a_stopped_process_is_named_and_a_dead_one_too(spawn_procs: Any, faults: Any) -> None:
     workers = spawn_procs({"gpus": 3}, name="gone").spawn("worker", Worker)
     pids = workers.pid.call().get(TIMEOUT).values()
@@ -195,6 +196,7 @@ def test_a_py_spy_that_is_not_there(spawn_procs: Any, monkeypatch: pytest.Monkey
     assert "pip install 'pymonarch[debug]'" in agent_stacks.find_pyspy()[1]
 
 
+@full
 def test_a_program_that_is_well_has_no_findings(spawn_procs: Any) -> None:
     procs = spawn_procs({"gpus": 2}, name="well")
     workers = procs.spawn("worker", Worker)

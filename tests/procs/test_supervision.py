@@ -30,7 +30,7 @@ from monarch.actor import (
     this_host,
 )
 from monarch.config import configured
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -154,7 +154,7 @@ def test_a_stop_goes_down_the_tree_and_its_processes_end(proc: ProcMesh, kind: A
     assert ending.survivors(TIMEOUT) == {}
 
 
-@pytest.mark.parametrize("how", ["killed", "raised"])
+@pytest.mark.parametrize("how", first_of(["killed", "raised"]))
 def test_a_failure_nobody_handles_climbs_and_takes_all_with_it(
     proc: ProcMesh, kind: Any, journal: Path, watch: Any, faults: Any, how: str
 ) -> None:
@@ -203,6 +203,7 @@ def test_a_failure_that_is_handled_goes_no_further(proc: ProcMesh, kind: Any, jo
     tree.root.stop().get(timeout=TIMEOUT)
 
 
+@full
 def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journal: Path, watch: Any) -> None:
     """It can tell nobody: its host agent ends the processes it had spawned."""
     tree = Tree(proc, kind, journal, handles=True)
@@ -217,6 +218,7 @@ def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journ
     tree.root.stop().get(timeout=TIMEOUT)
 
 
+@full
 @pytest.mark.parametrize("how", ["stop", "exit"])
 def test_ordinary_ends_are_not_told(proc: ProcMesh, kind: Any, journal: Path, how: str) -> None:
     tree = Tree(proc, kind, journal, handles=True)
@@ -349,6 +351,7 @@ def test_a_lost_cast_of_an_actor_is_its_failure(procs2: ProcMesh, worker: Any, f
     assert faults.rest() == []
 
 
+@full
 def test_what_threads_and_tasks_raise_is_printed_and_harms_nobody(scripts: Any) -> None:
     done = scripts.run(
         """

@@ -56,6 +56,7 @@ def test_each_process_gets_a_share_and_children_one_of_their_own(spawn_procs: An
     assert procs.spawn("ranks", Rank).slice(gpus=0).below.call_one(1).get(TIMEOUT) == [str(least)]
 
 
+@full
 def test_the_program_and_the_environment_come_first(spawn_procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert given(spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "7"})) == ["7", "7"]
     assert given(spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": None})) == ["", ""]
@@ -75,6 +76,7 @@ def test_replacements_get_what_those_before_had(spawn_procs: Any) -> None:
     assert given(procs) == before
 
 
+@full
 @pytest.mark.parametrize("executed", [False, pytest.param(True, marks=full)])
 def test_torch_takes_no_more(host: HostMesh, spawn_procs: Any, executed: bool) -> None:
     """Also where the fork server had loaded it before, as many as there are processors."""

@@ -124,6 +124,7 @@ def ask(proxy: Proxy, scheme: str, **credentials: Any) -> None:
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 @pytest.mark.parametrize("proxy", ["plain"], indirect=True)
 def test_a_client_without_certificates_sends_nothing_to_a_tls_address(proxy: Proxy) -> None:
     """Both sides have the secret, so over tcp:// they would understand each other."""

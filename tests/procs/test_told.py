@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiers import full
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 
@@ -82,9 +82,7 @@ def program(scripts: Any, source: str) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "case", [name if name in ("call_one", "several calls") else pytest.param(name, marks=full) for name in CASES]
-)
+@pytest.mark.parametrize("case", first_of(CASES))
 def test_what_is_caught_is_handled(scripts: Any, case: str) -> None:
     done = program(scripts, CASES[case])
     assert (done.returncode, done.stdout, done.stderr) == (0, "survived\n", "")
@@ -92,8 +90,8 @@ def test_what_is_caught_is_handled(scripts: Any, case: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["f = one.die.call_one(); del f; time.sleep(30)", "one.die.broadcast(); time.sleep(30)",
-     pytest.param("f = one.die.call_one(); time.sleep(30)", marks=full)],
+    first_of(["f = one.die.call_one(); del f; time.sleep(30)", "one.die.broadcast(); time.sleep(30)",
+     pytest.param("f = one.die.call_one(); time.sleep(30)", marks=full)]),
     ids=["dropped", "broadcast", "kept and never looked at"],
 )  # fmt: skip
 def test_what_no_call_tells_ends_the_program(scripts: Any, source: str) -> None:
@@ -102,12 +100,14 @@ def test_what_no_call_tells_ends_the_program(scripts: Any, source: str) -> None:
     assert "UnhandledFaultError" in done.stderr
 
 
+@full
 def test_what_is_not_caught_ends_the_program_with_that_traceback(scripts: Any) -> None:
     done = program(scripts, "one.die.call_one().get()")
     assert done.returncode == 1 and "monarch._errors.SupervisionError: " in done.stderr
     assert "Unhandled monarch error" not in done.stderr
 
 
+@full
 def test_the_error_of_a_dropped_call_is_logged_once_with_its_line(scripts: Any) -> None:
     done = program(scripts, "a.fail.call()\nb.fail.call().exception()\na.alive.call().get()")
     assert (done.returncode, done.stdout) == (0, "survived\n")
@@ -115,6 +115,7 @@ def test_the_error_of_a_dropped_call_is_logged_once_with_its_line(scripts: Any) 
     assert re.search(r"a\.fail\(\) raised, .*called at .*program1\.py:\d+, in <module>", done.stderr)
 
 
+@full
 def test_an_error_says_who_of_how_many_raised(scripts: Any) -> None:
     done = program(scripts, "print(a.fail.call().exception())")
     assert re.search(r"Rank 0 \(gpus=0\) on .*, pid \d+; 2 of 2 raised", done.stdout), done.stdout

@@ -100,6 +100,7 @@ def sums(ranks: Any) -> list[float]:
     return found
 
 
+@full
 def test_every_rank_is_in_the_group_again_and_for_slices(spawn_procs: Any) -> None:
     procs: ProcMesh = spawn_procs({"gpus": 4})
     ranks = procs.spawn("ranks", Rank)
@@ -186,6 +187,7 @@ def test_a_rank_that_was_killed_is_in_the_group_again(spawn_procs: Any) -> None:
         assert sums(ranks) == [6.0] * 3
 
 
+@full
 @pytest.mark.parametrize("victim", [2, pytest.param(0, marks=full)])
 def test_a_rank_that_dies_while_the_others_wait_for_it_in_init(spawn_procs: Any, victim: int) -> None:
     """What survives has begun one group more than what takes the dead one's place: they must meet all the same."""

@@ -11,6 +11,7 @@ import pytest
 
 from monarch.actor import attach_to_workers
 from tests.support.hosts import LOOP, ROOT, TIMEOUT, TRUST, Hosts
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 
@@ -35,6 +36,7 @@ def this_python() -> str:
     return f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))} ({sys.executable}; pymonarch "
 
 
+@full
 def test_a_worker_that_says_another_version(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FORGED)
     worker = hosts.start(env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})

@@ -26,7 +26,7 @@ from monarch.actor import (
     endpoint,
     wait_graph,
 )
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 TIMEOUT = 30
 
@@ -196,6 +196,7 @@ def test_a_stopped_process_is_silent_and_the_others_answer(spawn_procs: Any) -> 
         assert time.monotonic() < give_up  # its agent hears a little later that it goes on
 
 
+@full
 def test_every_process_is_asked_also_one_that_this_one_never_spoke_to(spawn_procs: Any) -> None:
     class Nested(Actor):
         @endpoint
@@ -246,6 +247,7 @@ SLOW = """
 """
 
 
+@full
 def test_an_endpoint_that_runs_long_is_logged_with_its_stack(scripts: Any) -> None:
     process = scripts.start(SLOW)
     lines = []

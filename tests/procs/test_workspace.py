@@ -22,6 +22,7 @@ from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.sync import sync_hosts, sync_workspace
 from monarch._mesh.workspace.tree import LOCK
 from monarch.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint, get_active_proc_meshes
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -167,6 +168,7 @@ def test_a_destination_that_is_a_link_is_refused(hosts: ProcMesh, project: Path,
     assert os.listdir(outside) == []
 
 
+@full
 def test_many_files_come_in_many_batches(hosts: ProcMesh, tmp_path: Path) -> None:
     project = tmp_path / "many"
     project.mkdir()

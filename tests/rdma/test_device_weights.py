@@ -299,7 +299,7 @@ def sides(shared_procs: ProcMesh) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("path", first_of(["device_ipc", "tcp", "actor"]))
-@pytest.mark.parametrize("where", ["cuda", "cpu"])
+@pytest.mark.parametrize("where", first_of(["cuda", "cpu"]))
 def test_from_another_process(sides: Any, path: str, where: str) -> None:
     owner, reader = sides
     handle = owner.publish.call_one(30).get(TIMEOUT)

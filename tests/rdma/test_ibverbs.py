@@ -247,6 +247,7 @@ def test_the_end_of_an_owner_is_heard_of_before_a_real_device_gives_up(two: Host
     assert time.monotonic() - began < 25
 
 
+@full
 @copies
 @pytest.mark.procs
 def test_an_owner_without_devices_is_reached_another_way(two: HostMesh, fabric: str) -> None:

@@ -48,6 +48,7 @@ def pattern(size: int) -> bytes:
     return bytes(range(251)) * (size // 251) + bytes(range(size % 251))
 
 
+@full
 def test_memory_of_gpus_is_read_and_written_at_both_ends(sides: tuple[Any, Any]) -> None:
     """Ours through pinned memory, the owner's where it is."""
     owner, reader = sides

@@ -144,6 +144,7 @@ def sides(two: HostMesh, here: bool = True, there: bool = True) -> tuple[Any, An
     return owner, other
 
 
+@full
 @pytest.mark.procs
 def test_gpus_of_two_hosts(two: HostMesh) -> None:
     owner, other = sides(two)

@@ -37,7 +37,7 @@ from tests.rdma.buffers import call
 from tests.support.pairs import pairs
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
-from tests.support.tiers import every_nth, first_of, full
+from tests.support.tiers import first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
 TIMEOUT = 30
@@ -244,9 +244,7 @@ def streams() -> int:
 # --- the owner
 
 
-@pytest.mark.parametrize(
-    ("path", "write", "when"), every_nth(pairs(PATHS, [False, True], ["first", "third", "last"]), 3)
-)
+@pytest.mark.parametrize(("path", "write", "when"), first_of(pairs(PATHS, [False, True], ["first", "third", "last"])))
 def test_an_owner_that_is_killed_before_a_chunk_is_named(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, path: str, write: bool, when: str
 ) -> None:
@@ -272,7 +270,7 @@ def test_an_owner_that_is_killed_before_a_chunk_is_named(
 
 
 @BOTH
-@pytest.mark.parametrize("path", ["tcp", "actor"])
+@pytest.mark.parametrize("path", first_of(["tcp", "actor"]))
 def test_an_owner_that_is_killed_in_the_middle_of_a_chunk_is_named(
     fresh: Any, only: Any, path: str, write: bool
 ) -> None:
@@ -289,7 +287,7 @@ def test_an_owner_that_is_killed_in_the_middle_of_a_chunk_is_named(
 
 
 @BOTH
-@pytest.mark.parametrize("path", ["tcp", "actor"])
+@pytest.mark.parametrize("path", first_of(["tcp", "actor"]))
 def test_an_owner_that_is_stopped_is_waited_for_until_the_timeout(
     fresh: Any, only: Any, held: Any, path: str, write: bool
 ) -> None:
@@ -302,7 +300,7 @@ def test_an_owner_that_is_stopped_is_waited_for_until_the_timeout(
     transfer(buffer, write).get(TIMEOUT)
 
 
-@pytest.mark.parametrize(("path", "write", "at"), every_nth(pairs(PATHS, [False, True], [0, 2]), 2))
+@pytest.mark.parametrize(("path", "write", "at"), first_of(pairs(PATHS, [False, True], [0, 2])))
 def test_a_buffer_that_is_dropped_in_the_middle_fails_the_transfer(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, path: str, write: bool, at: int
 ) -> None:
@@ -323,7 +321,7 @@ def test_a_buffer_that_is_dropped_in_the_middle_fails_the_transfer(
     assert call(owner.registered) == 1
 
 
-@pytest.mark.parametrize("how", ["killed", "dropped"])
+@pytest.mark.parametrize("how", first_of(["killed", "dropped"]))
 @pytest.mark.parametrize("at", first_of([0, 2]))
 def test_weights_whose_owner_goes_away_between_two_requests(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, at: int, how: str
@@ -373,7 +371,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "where", "at", "write"), every_nth(STEPS, 2))
+@pytest.mark.parametrize(("path", "where", "at", "write"), first_of(STEPS))
 def test_a_reader_that_is_killed_leaves_nothing(fresh: Any, path: str, where: str, at: int, write: bool) -> None:
     data: Any = empty(SIZE) if path == "segment" else bytearray(SIZE)
     before, served = len(registry()), streams()
@@ -396,6 +394,7 @@ def test_a_reader_that_is_killed_leaves_nothing(fresh: Any, path: str, where: st
 # --- again and again
 
 
+@full
 @pytest.mark.parametrize("path", first_of(PATHS))
 def test_messages_and_transfers_again_and_again_leave_nothing(fresh: Any, path: str) -> None:
     """A warm-up, then as much again three times: neither descriptors nor memory grow."""
@@ -458,7 +457,7 @@ REFUSED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.parametrize("what", first_of(REFUSED, quick=2))
+@pytest.mark.parametrize("what", first_of(REFUSED))
 def test_without_room_to_share_a_payload_goes_through_the_socket(
     fresh: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -484,6 +483,7 @@ def test_without_room_to_share_a_payload_goes_through_the_socket(
     assert payloads.statistics()["segments"] == found["segments"] + 1
 
 
+@full
 def test_a_payload_that_finds_no_more_pages_goes_through_the_socket(
     fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

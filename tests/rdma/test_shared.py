@@ -22,6 +22,7 @@ from monarch.rdma import (
 from monarch.rdma.backends import process_vm
 from tests.rdma.buffers import call
 from tests.support.processes import kill
+from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 30
@@ -145,6 +146,7 @@ def test_a_segment_is_read_and_written_like_any_memory(fresh: Any) -> None:
         buffer.read_into(into).get(TIMEOUT)
 
 
+@full
 def test_a_drop_waits_for_a_write_into_the_segment(fresh: Any) -> None:
     buffer = call(fresh(Sharer).make, (100,), torch.float32)
     handle = buffer._handle

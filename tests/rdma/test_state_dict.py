@@ -34,7 +34,7 @@ from monarch.rdma import (
 )
 from monarch.rdma.registry import registry
 from tests.support.processes import kill
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
@@ -542,7 +542,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_an_update(fresh: Any) -> None
     assert mine["a"].tolist() == mine["b"].tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("batch", first_of([0, 3]))
 def test_a_trainer_that_is_killed_in_the_middle_of_a_read(
     fresh: Any, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
@@ -628,6 +628,7 @@ if __name__ == "__main__":
 """
 
 
+@full
 def test_numpy_alone_is_enough(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

@@ -1027,6 +1027,7 @@ def test_the_end_of_an_owner_is_told(two: HostMesh) -> None:
     assert call(reader.write, buffer, b"more") == "OwnerEndedError"
 
 
+@full
 @pytest.mark.procs
 def test_without_a_way_for_streams_actors_do_it(two: HostMesh) -> None:
     """The client has no address."""

@@ -92,6 +92,7 @@ def test_a_mirror_has_what_hosts_had_at_the_last_refresh_and_stays_when_it_is_cl
     assert open_files() <= before + 2  # connections to the hosts, which stay
 
 
+@full
 def test_a_file_is_read_where_it_is_without_copying_it(mesh: HostMesh, remote: list[Path], tmp_path: Path) -> None:
     with gathered(mesh, tmp_path) as mount:
         wanted = os.urandom(3 << 20)
@@ -111,6 +112,7 @@ def test_a_file_is_read_where_it_is_without_copying_it(mesh: HostMesh, remote: l
             mount.open("hosts_0/../hosts_1/run")
 
 
+@full
 def test_a_lost_host_leaves_what_was_pulled_of_it_and_the_others_go_on(
     workers: list[Worker],
     mesh: HostMesh,
@@ -145,6 +147,7 @@ def test_without_dimensions_there_is_no_folder_of_the_host_and_it_may_come_later
             assert file.read() == b"first"
 
 
+@full
 def test_without_fuse_auto_mirrors_and_says_why_and_fuse_raises(
     mesh: HostMesh,
     remote: list[Path],

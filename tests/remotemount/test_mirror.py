@@ -88,6 +88,7 @@ def test_hosts_have_what_the_client_has_until_it_is_closed(
         mount.refresh()
 
 
+@full
 def test_what_others_wrote_into_a_mirror_outlives_it(
     mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +101,7 @@ def test_what_others_wrote_into_a_mirror_outlives_it(
     assert f"{copies[1]} on" in caplog.text and "others have written files there" in caplog.text
 
 
+@full
 def test_a_directory_with_other_files_is_refused_and_nothing_is_touched(
     mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path]
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_directory_with_other_files_is_refused_and_nothing_is_touched(
     assert not copies[0].exists()
 
 
+@full
 def test_the_clients_own_directory_is_left_as_it_is(mesh: HostMesh, source: Path) -> None:
     """As on a file system that all hosts share."""
     before = {path: path.lstat().st_mtime_ns for path in source.rglob("*")}
@@ -130,6 +133,7 @@ def test_a_place_inside_the_source_is_refused(mesh: HostMesh, source: Path) -> N
         remotemount(mesh, str(source), str(source.parent), "mirror").open()
 
 
+@full
 def test_without_fuse_auto_mirrors_and_says_why_and_fuse_raises(
     mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,6 +147,7 @@ def test_without_fuse_auto_mirrors_and_says_why_and_fuse_raises(
         handler(mesh, source, tmp_path, "fuse").open()
 
 
+@full
 def test_a_file_that_is_written_all_the_time_stays_as_it_was_and_the_others_come(
     mesh: HostMesh,
     source: Path,
@@ -193,6 +198,7 @@ def test_another_source_replaces_the_files_of_the_first(
     mount.close()
 
 
+@full
 def test_a_later_mount_goes_on_from_what_an_earlier_one_left(
     mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path]
 ) -> None:

@@ -1,12 +1,15 @@
 """Which cases of a test `make test` runs.
 
-Every test is part of `make test-all`, but for those marked `slow` and `device`, which have targets of their own. What is
-marked `full`, a module, a test or a case of one, is left out of `make test`: that proves every promise once, in a few
-minutes; the other ways to the same, and what has to take long, are for `make test-all`.
+Every test is part of `make test-all`, but for those marked `slow` and those that need something of their own (`device`,
+`lab`, `browser`, `ray`), which have targets of their own. What is marked `full`, a module, a test or a case of one, is left
+out of `make test`: that proves every promise once, in under four minutes on two cores. Nearly all of that time are cases with
+real processes. What is decided is proven in memory, by all its cases; of each way through real processes `make test` runs
+one. The others are for `make test-all`, and what goes on for long, and most seeds, for `make test-slow`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +17,39 @@ import pytest
 
 full = pytest.mark.full
 slow = pytest.mark.slow
+
+# As many cases with real processes `make test` runs at most: tests/test_tiers.py.
+MOST_WITH_PROCESSES = 1450
+
+# The fixtures that start processes or programs, by the folder of their tests ("": of all). Who asks for one, whatever is in
+# between, gets the marker `procs`.
+STARTING = {
+    "": {"hosts", "scripts"},
+    "debugger": {"own", "running"},
+    "job": {"jobs", "monarch"},
+    "kube": {"cluster", "operated"},
+    "netns": {"lab"},
+    "observer": {"observer"},
+    "procs": {"proc", "procs2", "procs4", "running", "spawn_procs", "terminal"},
+    "rdma": {"fresh", "shared_procs"},
+    "tensor": {"procs", "square"},
+    "trace": {"program"},
+}
+COUNTED = pytest.StashKey[Counter[str]]()  # of what was collected: how many of each file count
+_ELSEWHERE = {"full", "slow", "device", "lab", "browser", "ray"}
+
+
+def mark_processes(item: pytest.Item, folder: str) -> None:
+    """`folder`: that of the test, in tests."""
+    starting = STARTING[""] | STARTING.get(folder, set())
+    if not starting.isdisjoint(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.procs)
+
+
+def counts(item: pytest.Item) -> bool:
+    """True if `make test` runs it, and it uses real processes."""
+    marks = {mark.name for mark in item.iter_markers()}
+    return "procs" in marks and marks.isdisjoint(_ELSEWHERE)
 
 
 def first_of(cases: Iterable[Any], quick: int = 1, full: int | None = None) -> list[Any]:

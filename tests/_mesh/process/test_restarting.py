@@ -30,6 +30,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock, patch_actor
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
 TIMEOUT = 30
@@ -1067,6 +1068,7 @@ def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Diary) -> 
 # --- Bounds.
 
 
+@full
 def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, diary: Diary) -> None:
     mesh = spawn(diary, gpus=2)
     sender = spawn(Diary(), procs=this_host().spawn_procs())
@@ -1934,6 +1936,7 @@ def test_an_owner_that_ends_while_its_processes_restart_leaves_nothing(
     assert [proc.address for proc in cluster._agent.living.values()] == [cluster.address_of(home)]
 
 
+@full
 def test_hundreds_of_restarts_of_a_process_leave_what_one_leaves(cluster: InProcessCluster, diary: Diary) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, procs=procs)

@@ -16,6 +16,7 @@ from monarch.tensor.controller import absent_devices
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.recording.recorder import CommandRecorder, CommandWatcher
 from tests.support.scripts import Scripts
+from tests.support.tiers import full
 from tests.tensor.elsewhere import elsewhere
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this process has what it should not have")
@@ -216,6 +217,7 @@ else:
 """
 
 
+@full
 def test_the_engine_needs_no_thread_of_a_device(tmp_path: Any) -> None:
     """With a device of torch's own test kind: what the engine does for cuda tensors, without any cuda."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):

@@ -69,6 +69,7 @@ def _wait_for_ever(t: Any) -> Any:
     return t
 
 
+@full
 def test_ctrl_c_leaves_the_engine_usable(tmp_path: Path) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(
