@@ -9,9 +9,10 @@ from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
 from monarch.rdma import manager, paths, shared
-from monarch.rdma.backends import Backend, tcp_owner
-from monarch.rdma.backends import actor as dropping
+from monarch.rdma.backends import Backend
+from monarch.rdma.backends import through_actors as dropping
 from monarch.rdma.backends.process_vm import let_peers_read
+from monarch.rdma.backends.tcp import stream_server
 from monarch.rdma.handle import Handle
 from monarch.rdma.lending import lending
 from monarch.rdma.memory import Memory, memory_of
@@ -58,7 +59,7 @@ class RDMABuffer:
             raise RDMAMemoryError("Cannot create RDMABuffer with size 0.")
         service = manager.service()
         let_peers_read()
-        tcp_owner.listen()
+        stream_server.listen()
         mine = registry()
         place = let_go = None
         if memory.device is not None:

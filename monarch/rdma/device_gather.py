@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._devices.memory import Card, interface
 from monarch._errors import RDMAError, RDMATimeoutError
 from monarch.rdma import copying, device_batches
-from monarch.rdma.backends import device_ipc, local
+from monarch.rdma.backends import device_ipc, same_process
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.handle import Handle
 from monarch.rdma.layout import Block
@@ -101,7 +101,7 @@ class Lent:
         handle = buffer._handle
         backend = buffer._way()
         if not isinstance(backend, device_ipc.DeviceIpc):
-            return lambda: local._lend(handle)
+            return lambda: same_process._lend(handle)
         nothing = Memory(0, 0, True, None, "tensors")
         transfer = Transfer(handle, nothing, 0, handle.size, False, max(0.0, deadline - monotonic()))
         transfer.path = backend.name

@@ -20,12 +20,13 @@ from monarch._linux.procfs import start_of
 from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
-from monarch.rdma.backends import process_vm, tcp_gather
+from monarch.rdma.backends import process_vm
 from monarch.rdma.backends.device_ipc import DeviceIpc
-from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.local import Local, memmove
-from monarch.rdma.backends.nixl import Nixl
-from monarch.rdma.backends.tcp import Streams
+from monarch.rdma.backends.ibverbs.backend import Ibverbs
+from monarch.rdma.backends.nixl.backend import Nixl
+from monarch.rdma.backends.same_process import Local, memmove
+from monarch.rdma.backends.tcp import batched_reads
+from monarch.rdma.backends.tcp.backend import Streams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
 from monarch.rdma.handle import Handle
@@ -88,7 +89,7 @@ class Gather:
         self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
         self._lent = Lent(lent) if lent else None
         self._passing = Passing(passing, Gather) if passing else None
-        self._planned: tuple[list[_Placed], list[tcp_gather.Batch]] | None = None  # where it is the same each time
+        self._planned: tuple[list[_Placed], list[batched_reads.Batch]] | None = None  # where it is the same each time
 
     async def read(self, timeout: float, after: Sequence[Any] = ()) -> None:
         """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop.
@@ -136,8 +137,11 @@ class Gather:
         placed, batches = self._planned or ([], [])
         if not batches:
             placed = spare.placed(self._parts)
-            batches = tcp_gather.batches(
-                [tcp_gather.Part(buffer._handle, span.offset, address, span.size) for buffer, span, address in placed]
+            batches = batched_reads.batches(
+                [
+                    batched_reads.Part(buffer._handle, span.offset, address, span.size)
+                    for buffer, span, address in placed
+                ]
             )
             if not spare.used:
                 self._planned = placed, batches
@@ -158,11 +162,11 @@ async def _first_error(futures: Sequence[Awaitable[None]]) -> RDMAError | None:
 class _Streamed:
     """Parts on their way over streams. `to_be_moved`: what has to go another way, once it has ended."""
 
-    def __init__(self, placed: list[_Placed], batches: list[tcp_gather.Batch], keep: Any, timeout: float) -> None:
+    def __init__(self, placed: list[_Placed], batches: list[batched_reads.Batch], keep: Any, timeout: float) -> None:
         self.to_be_moved: list[_Placed] = []
         self._placed = placed
         self._promise: Promise[None] = Promise()
-        self._transfer = tcp_gather.Gathering(batches, keep, timeout, self._elsewhere)
+        self._transfer = batched_reads.Gathering(batches, keep, timeout, self._elsewhere)
         self._transfer.ended = self._promise.settle
 
     def begin(self) -> Future[None]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from monarch._errors import RDMAReadOnlyError
 from monarch.actor import Actor, Future, Promise, concurrent_endpoint, endpoint, process_service
 from monarch.rdma import device_copies
-from monarch.rdma.backends.local import memmove
+from monarch.rdma.backends.same_process import memmove
 from monarch.rdma.handle import Owner
 from monarch.rdma.lending import borrowing, lending
 from monarch.rdma.memory import memory_of
@@ -60,10 +60,10 @@ class Manager(Actor):
 
     @endpoint
     def verbs(self, request: Any) -> Any:
-        """What another process has to know before its RDMA devices reach a buffer: see `backends.ibverbs_messages`."""
-        from monarch.rdma.backends import ibverbs_owner
+        """What another process has to know before its devices reach a buffer: see `backends/ibverbs/control_messages.py`."""
+        from monarch.rdma.backends.ibverbs import responder
 
-        return ibverbs_owner.answer(request)
+        return responder.answer(request)
 
     @endpoint
     def drop(self, number: int, token: int) -> bool:

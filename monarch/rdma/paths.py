@@ -11,16 +11,17 @@ from typing import Literal
 from monarch._devices import vendors
 from monarch.config import settings
 from monarch.rdma import staging
-from monarch.rdma.backends import Backend, ibverbs_devices
-from monarch.rdma.backends.actor import ThroughActors
+from monarch.rdma.backends import Backend
 from monarch.rdma.backends.detour import first_usable, reroute
 from monarch.rdma.backends.device_ipc import DeviceIpc
-from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.local import Local
-from monarch.rdma.backends.nixl import Nixl
+from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
+from monarch.rdma.backends.ibverbs.backend import Ibverbs
+from monarch.rdma.backends.mapped_segment import Segment
+from monarch.rdma.backends.nixl.backend import Nixl
 from monarch.rdma.backends.process_vm import ProcessVm
-from monarch.rdma.backends.segment import Segment
-from monarch.rdma.backends.tcp import Streams
+from monarch.rdma.backends.same_process import Local
+from monarch.rdma.backends.tcp.backend import Streams
+from monarch.rdma.backends.through_actors import ThroughActors
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.transfer import Transfer
 

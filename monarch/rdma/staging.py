@@ -2,7 +2,7 @@
 
 On the side that asks, two pieces of a transfer are under way at a time, each a transfer of its own by the path: while one
 is on its way, the other is copied to or from the device. At most STAGED transfers of a process do that at a time, the
-others wait their turn, their timeouts running. The owner's side of it is in `backends/tcp_device` and `manager`.
+others wait their turn, their timeouts running. The owner's side of it is in `backends/tcp/device_server.py` and `manager`.
 """
 
 from __future__ import annotations

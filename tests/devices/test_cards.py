@@ -11,7 +11,7 @@ import pytest
 from monarch.actor import Actor, HostMesh, endpoint
 from monarch.config import configure
 from monarch.rdma import RDMABuffer, is_ibverbs_available
-from monarch.rdma.backends import nixl_agent
+from monarch.rdma.backends.nixl import nixl_agent
 from tests.support.hosts import Hosts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
@@ -81,7 +81,8 @@ class Side(Actor):
     @endpoint
     def failed(self) -> list[str]:
         """With whom a way is not tried, and why."""
-        from monarch.rdma.backends import ibverbs, nixl
+        from monarch.rdma.backends.ibverbs import backend as ibverbs
+        from monarch.rdma.backends.nixl import backend as nixl
 
         return [str(why) for way in (ibverbs.unreachable, nixl.unreachable) for why in way._known.values()]
 

@@ -55,7 +55,7 @@ class Side(Actor):
         from pathlib import Path
 
         from monarch.rdma import paths
-        from monarch.rdma.backends import ibverbs_devices
+        from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
         from tests.rdma import gpu_direct
         from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 

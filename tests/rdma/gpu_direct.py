@@ -10,7 +10,7 @@ import ctypes
 import os
 
 from monarch._devices import DmaBuf, DmaBufError
-from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import Request
 from tests._devices.fake import NOWHERE
 from tests.rdma import ibverbs_fake
 

@@ -1,4 +1,4 @@
-"""An imitation of RDMA devices: the interface of `ibverbs_binding`, over files in a folder and process_vm_readv.
+"""An imitation of RDMA devices: the interface of `ibverbs.binding`, over files in a folder and process_vm_readv.
 
 What is registered, and which queue pairs there are, stands in the folder, so that processes reach each other's. Keys follow
 from what is registered, so that they are given again: the worst that real devices do. Requests are done when they are
@@ -25,11 +25,11 @@ from typing import Any
 
 from monarch._devices import DmaBuf
 from monarch.rdma.backends import process_vm
-from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits
-from monarch.rdma.backends.ibverbs_gids import Gid
-from monarch.rdma.backends.ibverbs_messages import End
-from monarch.rdma.backends.ibverbs_path import Path
-from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits
+from monarch.rdma.backends.ibverbs.control_messages import End
+from monarch.rdma.backends.ibverbs.gids import Gid
+from monarch.rdma.backends.ibverbs.path import Path
+from monarch.rdma.backends.ibverbs.send_queue import Request
 
 LOCAL, FLUSHED, REFUSED, NO_ANSWER = 4, 5, 10, 12  # enum ibv_wc_status
 _serial = itertools.count()

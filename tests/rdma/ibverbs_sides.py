@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from monarch.rdma.backends import ibverbs, ibverbs_devices, ibverbs_owner, plain
-from monarch.rdma.backends.ibverbs import Errand
-from monarch.rdma.backends.ibverbs_binding import Limits
-from monarch.rdma.backends.ibverbs_devices import Devices
-from monarch.rdma.backends.ibverbs_engine import Engine
-from monarch.rdma.backends.ibverbs_owner import Owner
+from monarch.rdma.backends import plaintext
+from monarch.rdma.backends.ibverbs import backend as ibverbs
+from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
+from monarch.rdma.backends.ibverbs import responder
+from monarch.rdma.backends.ibverbs.backend import Errand
+from monarch.rdma.backends.ibverbs.binding import Limits
+from monarch.rdma.backends.ibverbs.devices import Devices
+from monarch.rdma.backends.ibverbs.requester import Engine
+from monarch.rdma.backends.ibverbs.responder import Owner
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import memory_of
 from monarch.rdma.registry import Region, Registry
@@ -83,7 +86,7 @@ class Sides:
             raise self.wrong
         if self.answer is not None:
             return self.answer
-        return ibverbs_owner.answer(request, self.owner, self.registry)
+        return responder.answer(request, self.owner, self.registry)
 
     def make(self, data: Any) -> Handle:
         memory = memory_of(data)
@@ -161,7 +164,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 def tls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the job uses TLS, which a test may change."""
     uses = [False]
-    monkeypatch.setattr(plain, "encrypted", lambda handle: uses[0])
+    monkeypatch.setattr(plaintext, "encrypted", lambda handle: uses[0])
     return uses
 
 

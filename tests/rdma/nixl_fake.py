@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from monarch._devices.memory import interface
-from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import Request
 from tests._devices.fake import NOWHERE
 from tests.rdma.ibverbs_fake import move
 

@@ -9,7 +9,7 @@ import pytest
 
 import monarch
 from monarch.rdma import RDMABuffer, RDMATimeoutError
-from monarch.rdma.backends import actor
+from monarch.rdma.backends import through_actors
 from monarch.rdma.paths import ThroughActors
 from tests.rdma.buffers import call
 
@@ -30,7 +30,7 @@ def only_this_path(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_chunk_is_no_larger_than_a_message_may_be(megabytes: int, frame: int, expected: int) -> None:
     with monarch.configured(rdma_max_chunk_size_mb=megabytes, codec_max_frame_length=frame):
-        assert actor.chunk_bytes() == expected
+        assert through_actors.chunk_bytes() == expected
 
 
 def test_so_many_chunks_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,14 +45,14 @@ def test_so_many_chunks_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
         active -= 1
 
-    monkeypatch.setattr(actor, "_chunk", chunk)
+    monkeypatch.setattr(through_actors, "_chunk", chunk)
     buffer = RDMABuffer(bytearray(20 * MIB + 1))
     into = bytearray(20 * MIB + 1)
     with monarch.configured(rdma_max_chunk_size_mb=1):
         futures = [buffer.read_into(into) for _ in range(3)]
         for future in futures:
             future.get(TIMEOUT)
-    assert most == actor.IN_FLIGHT
+    assert most == through_actors.IN_FLIGHT
     assert sorted(ranges) == sorted(3 * [(at, min(MIB, 20 * MIB + 1 - at)) for at in range(0, 20 * MIB + 1, MIB)])
 
 

@@ -23,14 +23,15 @@ from monarch._devices import DmaBuf
 from monarch.actor import Actor, HostMesh, attach_to_workers, endpoint
 from monarch.config import configure, configured
 from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
-from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
-from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, _Device, send_requests
-from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
-from monarch.rdma.backends.ibverbs_gids import Gid, offered
-from monarch.rdma.backends.ibverbs_messages import End
-from monarch.rdma.backends.ibverbs_path import Path as QueuePath
-from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
+from monarch.rdma.backends.ibverbs import sysfs
+from monarch.rdma.backends.ibverbs.backend import Ibverbs
+from monarch.rdma.backends.ibverbs.binding import Limits, NoVerbsError, Package, _Device, send_requests
+from monarch.rdma.backends.ibverbs.control_messages import End
+from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs.gids import Gid, offered
+from monarch.rdma.backends.ibverbs.path import Path as QueuePath
+from monarch.rdma.backends.ibverbs.send_queue import Request
 from monarch.tools.certs import make_certificates
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
@@ -104,7 +105,7 @@ class Side(Actor):
     @endpoint
     def left_to_others(self) -> int:
         """Owners with whom it is not tried."""
-        from monarch.rdma.backends import ibverbs
+        from monarch.rdma.backends.ibverbs import backend as ibverbs
 
         return len(ibverbs.unreachable)
 
@@ -202,7 +203,7 @@ def test_drops_over_a_real_device(two: HostMesh, fabric: str) -> None:
 
 def port_of_a_device() -> tuple[str, Any]:
     """The name of the first usable one here, and what /sys says of it."""
-    nics, _ = ibverbs_sysfs.usable()
+    nics, _ = sysfs.usable()
     return nics[0].name, nics[0]
 
 
@@ -354,7 +355,7 @@ def unknown() -> Iterator[None]:
     ibverbs_devices._made.value = before
 
 
-@pytest.mark.skipif(bool(ibverbs_sysfs.present()), reason="this machine has RDMA devices")
+@pytest.mark.skipif(bool(sysfs.present()), reason="this machine has RDMA devices")
 def test_a_machine_without_devices(unknown: None) -> None:
     assert not is_ibverbs_available()
     with pytest.warns(DeprecationWarning):
@@ -381,8 +382,8 @@ def test_devices_that_are_there(unknown: None, tmp_path: Path, monkeypatch: pyte
 def test_devices_without_the_package_are_told_of_once(
     unknown: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    nics = ibverbs_sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
-    monkeypatch.setattr(ibverbs_sysfs, "usable", lambda: nics)
+    nics = sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
+    monkeypatch.setattr(sysfs, "usable", lambda: nics)
     monkeypatch.setitem(sys.modules, "ibverbs", None)
     with caplog.at_level(logging.WARNING, "monarch"):
         assert not is_ibverbs_available() and not is_ibverbs_available()
@@ -399,8 +400,8 @@ def test_a_driver_that_fails_keeps_nobody_from_the_next_path(
         def names(self) -> list[str]:
             raise RuntimeError("no such luck")
 
-    nics = ibverbs_sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
-    monkeypatch.setattr(ibverbs_sysfs, "usable", lambda *args: nics)
+    nics = sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
+    monkeypatch.setattr(sysfs, "usable", lambda *args: nics)
     monkeypatch.setattr(ibverbs_devices, "Package", Odd)
     with caplog.at_level(logging.WARNING, "monarch"):
         assert not is_ibverbs_available()
@@ -433,7 +434,7 @@ def real() -> Any:
     return pytest.importorskip("ibverbs", reason="the package ibverbs is not installed")
 
 
-@pytest.mark.skipif(bool(ibverbs_sysfs.present()), reason="this machine has RDMA devices")
+@pytest.mark.skipif(bool(sysfs.present()), reason="this machine has RDMA devices")
 def test_the_package_without_a_device() -> None:
     real()
     package = Package()
@@ -454,18 +455,18 @@ def test_the_package_takes_our_requests() -> None:
 
 
 def test_the_numbers_are_those_of_verbs() -> None:
-    from monarch.rdma.backends import ibverbs_binding, ibverbs_queue
-    from monarch.rdma.backends.ibverbs_queue import Fault
+    from monarch.rdma.backends.ibverbs import binding, send_queue
+    from monarch.rdma.backends.ibverbs.send_queue import Fault
 
     ib = real()
     access = ib.AccessFlags
-    assert ibverbs_binding.LOCAL_WRITE == access.LOCAL_WRITE
-    assert ibverbs_binding.REMOTE_WRITE == access.REMOTE_WRITE
-    assert ibverbs_binding.REMOTE_READ == access.REMOTE_READ
-    assert ibverbs_binding.RELAXED_ORDERING == access.RELAXED_ORDERING
-    assert ibverbs_binding.MTU_4096 == ib.MTU.MTU_4096
+    assert binding.LOCAL_WRITE == access.LOCAL_WRITE
+    assert binding.REMOTE_WRITE == access.REMOTE_WRITE
+    assert binding.REMOTE_READ == access.REMOTE_READ
+    assert binding.RELAXED_ORDERING == access.RELAXED_ORDERING
+    assert binding.MTU_4096 == ib.MTU.MTU_4096
     status = ib.WCStatus
-    assert ibverbs_queue.SUCCESS == status.SUCCESS
+    assert send_queue.SUCCESS == status.SUCCESS
     faults = {
         Fault.LOCAL: (status.LOC_LEN_ERR, status.LOC_QP_OP_ERR, status.LOC_PROT_ERR, status.LOC_ACCESS_ERR),
         Fault.FLUSHED: (status.WR_FLUSH_ERR,),
@@ -484,7 +485,7 @@ def test_the_numbers_are_those_of_verbs() -> None:
         Fault.DEVICE: (status.FATAL_ERR, status.GENERAL_ERR),
     }
     for fault, statuses in faults.items():
-        assert {ibverbs_queue.fault_of(one) for one in statuses} == {fault}
+        assert {send_queue.fault_of(one) for one in statuses} == {fault}
 
 
 def test_the_package_has_what_is_called() -> None:

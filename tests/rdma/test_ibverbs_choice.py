@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch.rdma.backends import ibverbs_sysfs as sysfs
-from monarch.rdma.backends.ibverbs_choice import Nic, Place, nearest, node_of, place_of_target
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs import sysfs
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs.nic_choice import Nic, Place, nearest, node_of, place_of_target
 from tests.rdma.ibverbs_fake import nic_tree
 
 

@@ -23,11 +23,12 @@ from monarch._errors import (
 )
 from monarch.actor import SupervisionError
 from monarch.config import configured
-from monarch.rdma.backends import ibverbs, ibverbs_engine, ibverbs_link, ibverbs_memlock, ibverbs_owner
-from monarch.rdma.backends.ibverbs_binding import Limits
-from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
-from monarch.rdma.backends.ibverbs_gids import ChoiceError
-from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet, checked
+from monarch.rdma.backends.ibverbs import backend as ibverbs
+from monarch.rdma.backends.ibverbs import memlock, queue_pair_link, requester, responder
+from monarch.rdma.backends.ibverbs.binding import Limits
+from monarch.rdma.backends.ibverbs.control_messages import End, Key, Lend, Lent, Meet, checked
+from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs.gids import ChoiceError
 from monarch.rdma.memory import Memory, memory_of
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 from tests.rdma.ibverbs_sides import HERE, MIB, THERE, TIMEOUT, Sides
@@ -70,7 +71,7 @@ def test_what_is_asked_for_once(sides: Sides) -> None:
 
 
 def lent_by(sides: Sides, request: Lend) -> tuple[Key, ...]:
-    answer = ibverbs_owner.answer(request, sides.owner, sides.registry)
+    answer = responder.answer(request, sides.owner, sides.registry)
     assert isinstance(answer, Lent)
     return answer.keys
 
@@ -350,7 +351,7 @@ def test_answers_that_make_no_sense(sides: Sides, gone: list[str], answer: Any) 
 
 
 def test_memory_that_cannot_be_locked(sides: Sides, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs_memlock, "locking", lambda: (64 << 10, False))
+    monkeypatch.setattr(memlock, "locking", lambda: (64 << 10, False))
     handle = sides.make(bytearray(10))
     for name in THERE:
         sides.device(name).refuse = 1
@@ -449,7 +450,7 @@ def test_devices_that_the_library_does_not_know(tmp_path: Path) -> None:
 
 
 def test_links_are_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs_engine, "LINKS", 2)
+    monkeypatch.setattr(requester, "LINKS", 2)
     handle = sides.make(bytearray(b"0123456789"))
     owners = [handle._replace(owner=handle.owner._replace(pid=pid)) for pid in range(5)]  # the same, by other names
     for other in owners * 2:
@@ -459,7 +460,7 @@ def test_links_are_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_serves_others_is_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs_owner, "MET", 3)
+    monkeypatch.setattr(responder, "MET", 3)
     end = End("nic", 1, 2, 0, bytes(16), 5, 1)
     for number in range(6):
         sides.owner.meet(Meet(bytes([number]) * 16, "there_0", end, 1))
@@ -470,7 +471,7 @@ def test_what_serves_others_is_bounded(sides: Sides, monkeypatch: pytest.MonkeyP
 
 
 def test_the_thread_ends_when_nothing_is_left_to_do(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs_link, "IDLE", 0.01)
+    monkeypatch.setattr(queue_pair_link, "IDLE", 0.01)
     handle = sides.make(bytearray(10))
     for _ in range(2):
         sides.read(handle, 10)
@@ -496,16 +497,16 @@ END = End("nic", 1, 2, 3, bytes(16), 5, 16)
 )  # fmt: skip
 def test_requests_are_not_taken_on_trust(request_: Any, sides: Sides) -> None:
     with pytest.raises(ValueError, match=r"."):
-        ibverbs_owner.answer(request_, sides.owner, sides.registry)
+        responder.answer(request_, sides.owner, sides.registry)
 
 
 def test_requests_for_what_is_not_there(sides: Sides) -> None:
     with pytest.raises(BufferDroppedError):
-        ibverbs_owner.answer(Lend(READER, 0, 5, False), sides.owner, sides.registry)
+        responder.answer(Lend(READER, 0, 5, False), sides.owner, sides.registry)
     handle = sides.make(bytearray(4))
     with pytest.raises(BufferDroppedError):
-        ibverbs_owner.answer(Lend(READER, handle.number, handle.token ^ 1, False), sides.owner, sides.registry)
-    answer = ibverbs_owner.answer(Meet(READER, "nic", END), sides.owner, sides.registry)
+        responder.answer(Lend(READER, handle.number, handle.token ^ 1, False), sides.owner, sides.registry)
+    answer = responder.answer(Meet(READER, "nic", END), sides.owner, sides.registry)
     assert "no RDMA device nic" in answer
 
 

@@ -13,10 +13,11 @@ import pytest
 from monarch._errors import OwnerEndedError, RDMATimeoutError
 from monarch.actor import SupervisionError
 from monarch.config import configured
-from monarch.rdma.backends import ibverbs, ibverbs_engine, ibverbs_link, ibverbs_owner
-from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.ibverbs_binding import RELAXED_ORDERING
-from monarch.rdma.backends.ibverbs_messages import Check, Lend, Lent, Meet, Opened
+from monarch.rdma.backends.ibverbs import backend as ibverbs
+from monarch.rdma.backends.ibverbs import queue_pair_link, requester, responder
+from monarch.rdma.backends.ibverbs.backend import Ibverbs
+from monarch.rdma.backends.ibverbs.binding import RELAXED_ORDERING
+from monarch.rdma.backends.ibverbs.control_messages import Check, Lend, Lent, Meet, Opened
 from tests.rdma.ibverbs_fake import FakeDevice, nic_tree
 from tests.rdma.ibverbs_sides import HERE, MIB, THERE, Sides
 
@@ -149,7 +150,7 @@ def test_rails_that_nobody_told_of(
 ) -> None:
     """Whoever asks does not wait until a device has given up."""
     if patient:
-        monkeypatch.setattr(ibverbs_engine, "PROBE", 0.02)
+        monkeypatch.setattr(requester, "PROBE", 0.02)
     sides = make(**APART)
     near(sides, here="mlx5_0", there="mlx5_1")
     handle = sides.make(bytearray(10))
@@ -269,8 +270,8 @@ def test_a_device_that_is_named_and_down(make: Callable[..., Sides], gone: list[
 @pytest.fixture
 def patient(make: Callable[..., Sides], monkeypatch: pytest.MonkeyPatch) -> Sides:
     """Devices that try again for ever, and a thread that asks soon."""
-    monkeypatch.setattr(ibverbs_link, "QUIET", 0.02)
-    monkeypatch.setattr(ibverbs_link, "IDLE", 0.02)
+    monkeypatch.setattr(queue_pair_link, "QUIET", 0.02)
+    monkeypatch.setattr(queue_pair_link, "IDLE", 0.02)
     sides = make()
     for name in HERE:
         sides.device(name).patient = True
@@ -333,13 +334,13 @@ def test_an_owner_that_does_not_answer_costs_no_more_than_the_timeout(patient: S
 
 
 def test_what_an_owner_says_to_check(sides: Sides) -> None:
-    assert ibverbs_owner.answer(Check(READER), sides.owner, sides.registry) == Opened(())
+    assert responder.answer(Check(READER), sides.owner, sides.registry) == Opened(())
     handle = sides.make(bytearray(10))
     sides.read(handle, 10)
     me = next(one.reader for one in sides.asked if isinstance(one, Lend))
-    assert len(ibverbs_owner.answer(Check(me), sides.owner, sides.registry).open) == 1
+    assert len(responder.answer(Check(me), sides.owner, sides.registry).open) == 1
     with pytest.raises(ValueError, match="16 bytes"):
-        ibverbs_owner.answer(Check(b""), sides.owner, sides.registry)
+        responder.answer(Check(b""), sides.owner, sides.registry)
 
 
 # --- TLS
@@ -351,7 +352,7 @@ def test_a_job_with_tls_sends_nothing_in_plain(sides: Sides, gone: list[str], tl
     sides.read(handle, 6)
     assert "the job uses TLS" in gone[0] and "rdma_allow_plain_bytes=True" in gone[0]
     assert sides.asked == [] and not any(sides.device(name).pairs for name in HERE)
-    refused = ibverbs_owner.answer(
+    refused = responder.answer(
         Lend(READER, handle.number, handle.token, False, encrypted=True), sides.owner, sides.registry
     )
     assert "the job uses TLS" in refused
@@ -364,7 +365,7 @@ def test_unless_a_setting_allows_it(sides: Sides, tls: list[bool]) -> None:
     with configured(rdma_allow_plain_bytes=True):
         assert sides.read(handle, 6) == b"secret"
         request = Lend(READER, handle.number, handle.token, False, encrypted=True)
-        assert isinstance(ibverbs_owner.answer(request, sides.owner, sides.registry), Lent)
+        assert isinstance(responder.answer(request, sides.owner, sides.registry), Lent)
 
 
 def test_the_path_says_so_before_anything_is_begun(
@@ -383,7 +384,7 @@ def test_the_path_says_so_before_anything_is_begun(
 
 def test_ports_are_not_taken_on_trust(sides: Sides, gone: list[str]) -> None:
     handle = sides.make(bytearray(10))
-    lent = ibverbs_owner.answer(Lend(READER, handle.number, handle.token, False), sides.owner, sides.registry)
+    lent = responder.answer(Lend(READER, handle.number, handle.token, False), sides.owner, sides.registry)
     (port, *_) = lent.ports
     wrong = [
         port._replace(gids=()), port._replace(gids=(port.gids[0]._replace(raw=b"short"),)), port._replace(rate=-1),
@@ -396,14 +397,14 @@ def test_ports_are_not_taken_on_trust(sides: Sides, gone: list[str]) -> None:
         sides.read(handle, 10)
         assert len(gone) == number + 1 and "sent an invalid answer" in gone[-1]
     with pytest.raises(ValueError, match="GID"):
-        ibverbs_owner.answer(Meet(READER, "there_0", _end(sides), 256), sides.owner, sides.registry)
-    assert "is 9, but the port of there_0 has no such address" in ibverbs_owner.answer(
+        responder.answer(Meet(READER, "there_0", _end(sides), 256), sides.owner, sides.registry)
+    assert "is 9, but the port of there_0 has no such address" in responder.answer(
         Meet(READER, "there_0", _end(sides), 9), sides.owner, sides.registry
     )
 
 
 def _end(sides: Sides) -> Any:
-    from monarch.rdma.backends.ibverbs_messages import End
+    from monarch.rdma.backends.ibverbs.control_messages import End
 
     return End("here_0", 1, 2, 0, bytes(16), 5, 1)
 

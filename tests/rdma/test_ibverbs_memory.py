@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from monarch.rdma.backends import ibverbs_memory
-from monarch.rdma.backends.ibverbs_memory import LocalMemory, storage_of
+from monarch.rdma.backends.ibverbs import registered_memory
+from monarch.rdma.backends.ibverbs.registered_memory import LocalMemory, storage_of
 from monarch.rdma.memory import Memory, memory_of
 
 
@@ -136,7 +136,7 @@ def test_what_is_in_use_when_its_place_is_taken_is_let_go_of_later(book: Book) -
 
 
 def test_those_used_longest_ago_go_first(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs_memory, "CACHED", 3)
+    monkeypatch.setattr(registered_memory, "CACHED", 3)
     local = LocalMemory(book.register)
     tensors = [torch.zeros(10) for _ in range(5)]
     for one in tensors:

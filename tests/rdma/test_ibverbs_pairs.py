@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
-from monarch.rdma.backends.ibverbs_pairs import (
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs.pairing import (
     PAGE,
     PAIRS,
     Pairing,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.rdma.backends.ibverbs_queue import (
+from monarch.rdma.backends.ibverbs.send_queue import (
     SUCCESS,
     Broken,
     Fault,

@@ -12,8 +12,8 @@ import pytest
 from monarch.actor import Actor, HostMesh, endpoint
 from monarch.config import configure
 from monarch.rdma import RDMABuffer
-from monarch.rdma.backends import nixl_agent
-from monarch.rdma.backends.nixl_agent import NoAgentError
+from monarch.rdma.backends.nixl import nixl_agent
+from monarch.rdma.backends.nixl.nixl_agent import NoAgentError
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 
@@ -90,7 +90,7 @@ class Side(Actor):
     @endpoint
     def failed(self) -> int:
         """Owners with whom NIXL has failed."""
-        from monarch.rdma.backends import nixl
+        from monarch.rdma.backends.nixl import backend as nixl
 
         return len(nixl.unreachable)
 

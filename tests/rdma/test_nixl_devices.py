@@ -12,9 +12,17 @@ from monarch._devices import memory as devices
 from monarch._devices.memory import Card
 from monarch.actor import HostMesh, endpoint
 from monarch.config import configure
-from monarch.rdma.backends import nixl_agent
-from monarch.rdma.backends.nixl import Nixl
-from monarch.rdma.backends.nixl_agent import Agent, Lent, MemoryRefusedError, NixlError, Segment, parsed, segment_of
+from monarch.rdma.backends.nixl import nixl_agent
+from monarch.rdma.backends.nixl.backend import Nixl
+from monarch.rdma.backends.nixl.nixl_agent import (
+    Agent,
+    Lent,
+    MemoryRefusedError,
+    NixlError,
+    Segment,
+    parsed,
+    segment_of,
+)
 from monarch.rdma.memory import Memory, memory_of
 from tests._devices.fake import FakeCard
 from tests.rdma import nixl_fake
@@ -130,7 +138,7 @@ class NixlSide(Side):
 
     @endpoint
     def failed(self) -> int:
-        from monarch.rdma.backends import nixl
+        from monarch.rdma.backends.nixl import backend as nixl
 
         return len(nixl.unreachable)
 

@@ -28,8 +28,10 @@ from monarch.rdma import (
     manager,
     paths,
 )
-from monarch.rdma.backends import actor, process_vm, segment, tcp, tcp_gather, tcp_owner
-from monarch.rdma.backends.tcp_wire import OK, view_of
+from monarch.rdma.backends import mapped_segment, process_vm, through_actors
+from monarch.rdma.backends.tcp import backend as tcp
+from monarch.rdma.backends.tcp import batched_reads, stream_server
+from monarch.rdma.backends.tcp.protocol import OK, view_of
 from monarch.rdma.registry import registry
 from tests.rdma.buffers import Owner as PlainOwner
 from tests.rdma.buffers import Reader as PlainReader
@@ -81,17 +83,17 @@ def steps(path: str, step: Step, replace: Callable[[Any, str, Any], None]) -> No
             step(count - 1)
 
     if path == "actor":
-        real_chunk = actor._chunk
+        real_chunk = through_actors._chunk
 
         async def chunk(transfer: Any, at: int, size: int) -> None:
             await asyncio.to_thread(next_step)
             await real_chunk(transfer, at, size)
 
-        replace(actor, "_chunk", chunk)
+        replace(through_actors, "_chunk", chunk)
         return
     places = {
         "process_vm": [(process_vm, "read"), (process_vm, "write")],
-        "segment": [(segment, "copy")],
+        "segment": [(mapped_segment, "copy")],
         "tcp": [(tcp.Job, "ask")],
     }
     for place, name in places[path]:
@@ -141,7 +143,7 @@ class Owner(PlainOwner):
                 server._way.receive(view_of(region.memory.address + offset, size // 2))
                 stuck()
 
-        tcp_owner._Server._read, tcp_owner._Server._write = read, write
+        stream_server._Server._read, stream_server._Server._write = read, write
 
 
 class Reader(PlainReader):
@@ -334,7 +336,7 @@ def test_weights_whose_owner_goes_away_between_two_requests(
     assert handle.path == "tcp"
     assert handle.read_into(mine).get(TIMEOUT) == 0
     assert all((array == 1).all() for array in mine.values())
-    lock, asked, real = threading.Lock(), [], tcp_gather._Job.ask
+    lock, asked, real = threading.Lock(), [], batched_reads._Job.ask
 
     def ask(job: Any, way: Any, number: int, count: int) -> None:
         with lock:
@@ -346,7 +348,7 @@ def test_weights_whose_owner_goes_away_between_two_requests(
                     buffer.drop().get(TIMEOUT)
         real(job, way, number, count)
 
-    monkeypatch.setattr(tcp_gather._Job, "ask", ask)
+    monkeypatch.setattr(batched_reads._Job, "ask", ask)
     expected = OwnerEndedError if how == "killed" else BufferDroppedError
     with pytest.raises(expected, match=f"process {pid}"):
         handle.read_into(mine).get(TIMEOUT)

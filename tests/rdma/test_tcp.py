@@ -29,9 +29,13 @@ from monarch._errors import (
 from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint, this_host
 from monarch.config import configure
 from monarch.rdma import RDMABuffer
-from monarch.rdma.backends import nixl, nixl_agent, tcp, tcp_gather, tcp_owner
-from monarch.rdma.backends.nixl_agent import NixlError, Segment
-from monarch.rdma.backends.tcp_wire import (
+from monarch.rdma.backends import through_actors
+from monarch.rdma.backends.nixl import backend as nixl
+from monarch.rdma.backends.nixl import nixl_agent
+from monarch.rdma.backends.nixl.nixl_agent import NixlError, Segment
+from monarch.rdma.backends.tcp import backend as tcp
+from monarch.rdma.backends.tcp import batched_reads, stream_server
+from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
     ENDING,
@@ -104,7 +108,7 @@ def stream() -> Iterator[socket.socket]:
 
 def _serve(sock: socket.socket) -> None:
     with sock:
-        tcp_owner.serve(sock)
+        stream_server.serve(sock)
 
 
 def ask(stream: socket.socket, operation: int, region: Region, offset: int, size: int, data: bytes = b"") -> None:
@@ -243,7 +247,7 @@ def test_an_end_in_the_middle_ends_the_thread(stream: socket.socket, register: A
 def test_one_that_stalls_in_the_middle_is_given_up(
     stream: socket.socket, register: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_owner, "STALLED", 0.01)
+    monkeypatch.setattr(stream_server, "STALLED", 0.01)
     ask(stream, WRITE, register(bytearray(100)), 0, 100, b"x")
     assert stream.recv(1) == b""
 
@@ -427,7 +431,7 @@ def by_actors(monkeypatch: pytest.MonkeyPatch) -> list[Transfer]:
         taken.append(transfer)
         transfer.finish()
 
-    monkeypatch.setattr(tcp.actor.ThroughActors, "start", start)
+    monkeypatch.setattr(through_actors.ThroughActors, "start", start)
     return taken
 
 
@@ -628,13 +632,13 @@ class Slow:
         self._free = free
 
     def __call__(self, sock: socket.socket) -> None:
-        real, slow = tcp_owner._Server(sock), self
+        real, slow = stream_server._Server(sock), self
 
         def read(*args: int) -> None:
             slow._free -= 1
             if slow._free < 0:
                 assert slow.go.wait(TIMEOUT)
-            tcp_owner._Server._read(real, *args)
+            stream_server._Server._read(real, *args)
 
         real._read = read  # type: ignore[method-assign]
         with sock:
@@ -717,18 +721,18 @@ def test_ctrl_c_while_an_answer_is_waited_for_costs_the_stream(
 # --- many parts together
 
 
-def gather(parts: list[tcp_gather.Part], elsewhere: Callable[[], None] = lambda: None) -> Outcome:
-    gathering = tcp_gather.Gathering(tcp_gather.batches(parts), None, TIMEOUT, elsewhere)
+def gather(parts: list[batched_reads.Part], elsewhere: Callable[[], None] = lambda: None) -> Outcome:
+    gathering = batched_reads.Gathering(batched_reads.batches(parts), None, TIMEOUT, elsewhere)
     outcome = Outcome(gathering)
     gathering.begin()
     return outcome
 
 
-def parts_of(regions: list[Region], target: bytearray, wanted: list[tuple[int, int, int]]) -> list[tcp_gather.Part]:
+def parts_of(regions: list[Region], target: bytearray, wanted: list[tuple[int, int, int]]) -> list[batched_reads.Part]:
     """(region, offset, size) one behind the other."""
     at, result = memory_of(target).address, []
     for number, offset, size in wanted:
-        result.append(tcp_gather.Part(handle_of(regions[number]), offset, at, size))
+        result.append(batched_reads.Part(handle_of(regions[number]), offset, at, size))
         at += size
     return result
 
@@ -738,9 +742,9 @@ def test_batches_hold_every_byte_once_and_not_too_much(sizes: list[int]) -> None
     handle, at = Handle(*[None] * len(Handle._fields))._replace(number=1, token=2), 0
     parts = []
     for size in sizes:
-        parts.append(tcp_gather.Part(handle, 10 * at, at, size))
+        parts.append(batched_reads.Part(handle, 10 * at, at, size))
         at += size
-    made = tcp_gather.batches(parts)
+    made = batched_reads.batches(parts)
     assert all(0 < len(batch.parts) <= PARTS and 0 < batch.size <= CHUNK for batch in made)
     pieces = [(part.address, part.size) for batch in made for part in batch.parts]
     assert all(here + size == there for (here, size), (there, _) in pairwise(pieces))
@@ -809,8 +813,8 @@ def test_without_streams_parts_go_elsewhere(ends: Ends, register: Any) -> None:
 
 
 def test_parts_that_are_late_are_not_asked_for(ends: Ends, register: Any) -> None:
-    batches = tcp_gather.batches(parts_of([register(bytearray(3))], bytearray(3), [(0, 0, 3)]))
-    gathering = tcp_gather.Gathering(batches, None, 0.0, lambda: None)
+    batches = batched_reads.batches(parts_of([register(bytearray(3))], bytearray(3), [(0, 0, 3)]))
+    gathering = batched_reads.Gathering(batches, None, 0.0, lambda: None)
     outcome = Outcome(gathering)
     gathering.begin()
     assert isinstance(outcome.wait(), RDMATimeoutError)

@@ -384,7 +384,7 @@ def test_an_action_checks_what_it_is_given() -> None:
 
 
 def test_submits_of_one_action_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch.rdma.backends import local
+    from monarch.rdma.backends import same_process
 
     held, go = threading.Event(), threading.Event()
     running: list[int] = []
@@ -394,7 +394,7 @@ def test_submits_of_one_action_follow_each_other(monkeypatch: pytest.MonkeyPatch
         held.set()
         assert go.wait(TIMEOUT)
 
-    monkeypatch.setattr(local, "copy", copy)
+    monkeypatch.setattr(same_process, "copy", copy)
     buffer = RDMABuffer(bytearray(MIB))
     action = RDMAAction().read_remote(bytearray(MIB), buffer)
     first, second = action.submit(), action.submit()

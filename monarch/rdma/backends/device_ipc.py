@@ -26,7 +26,7 @@ from monarch._devices.memory import Card, interface
 from monarch._errors import RDMAError
 from monarch.actor import bind_context
 from monarch.rdma import device_copies, manager
-from monarch.rdma.backends import actor
+from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.detour import Avoided
 from monarch.rdma.backends.process_vm import peer, reachable
 from monarch.rdma.handle import Handle, Owner
@@ -175,7 +175,7 @@ async def _ask(handle: Handle) -> Borrowed:
         try:
             shared = await handle.service.lend_storage.call_one(handle.number, handle.token, *mine)
         except Exception as exc:
-            why = actor.reason(exc, handle)
+            why = through_actors.reason(exc, handle)
             raise why if isinstance(why, RDMAError) else _RefusedError(str(why)) from None
         return borrowing.open(handle.owner, place.storage, shared, interface().find(place.card))
 

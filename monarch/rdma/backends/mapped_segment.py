@@ -11,8 +11,8 @@ import mmap
 
 from monarch._errors import BufferDroppedError
 from monarch.rdma import copying, shared
-from monarch.rdma.backends.local import memmove
 from monarch.rdma.backends.process_vm import peer, reachable
+from monarch.rdma.backends.same_process import memmove
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.transfer import Transfer

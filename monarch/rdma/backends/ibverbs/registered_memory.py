@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Registration
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Registration
 from monarch.rdma.memory import Memory
 
 CACHED = 1024  # registrations that nobody uses and that are kept

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import serve_streams
-from monarch.rdma.backends import nixl_agent as nixl
-from monarch.rdma.backends.tcp_device import Served
-from monarch.rdma.backends.tcp_wire import (
+from monarch.rdma.backends.nixl import nixl_agent as nixl
+from monarch.rdma.backends.tcp.device_server import Served
+from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
     ENDING,

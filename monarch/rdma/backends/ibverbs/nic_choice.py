@@ -1,4 +1,4 @@
-"""Which RDMA devices serve a piece of memory. No I/O: what the machine has comes from `ibverbs_sysfs`.
+"""Which RDMA devices serve a piece of memory. No I/O: what the machine has comes from `sysfs`.
 
 Nearer is better: the same PCI switch before the same root complex before the same NUMA node before the rest of the machine.
 Memory of GPUs takes the nearest devices; memory of the host takes those that are equally near to its NUMA node, beginning at
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
 
 SAME, SWITCH, ROOT, NODE, MACHINE = range(5)  # how far a device is, from near to far
 

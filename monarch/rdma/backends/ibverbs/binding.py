@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch._devices import DmaBuf
-from monarch.rdma.backends.ibverbs_messages import End
-from monarch.rdma.backends.ibverbs_path import Path
-from monarch.rdma.backends.ibverbs_queue import MESSAGE, WINDOW, Request
-from monarch.rdma.backends.ibverbs_sysfs import PORT
+from monarch.rdma.backends.ibverbs.control_messages import End
+from monarch.rdma.backends.ibverbs.path import Path
+from monarch.rdma.backends.ibverbs.send_queue import MESSAGE, WINDOW, Request
+from monarch.rdma.backends.ibverbs.sysfs import PORT
 
 # enum ibv_access_flags of libibverbs' verbs.h
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4

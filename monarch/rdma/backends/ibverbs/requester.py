@@ -1,7 +1,7 @@
 """This process's side of all transfers by RDMA devices: what it knows of owners' buffers, and the queue pairs it has to them.
 
 Who asks decides for both ends: an owner tells of all its devices and lends a buffer by those near it, here is chosen which
-pair (`ibverbs_pairs`), and the owner is asked for what is missing. A new queue pair reads a control word before anything
+pair (`pairing`), and the owner is asked for what is missing. A new queue pair reads a control word before anything
 waits for it: where no packet passes, that is known after PROBE seconds, and the transfer goes another way.
 """
 
@@ -19,16 +19,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch.config import settings
-from monarch.rdma.backends import ibverbs_memory as memories
-from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Pair, Registration
-from monarch.rdma.backends.ibverbs_devices import Devices, devices
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
-from monarch.rdma.backends.ibverbs_link import Link, LinkGoneError, Watch
-from monarch.rdma.backends.ibverbs_memory import LocalMemory
-from monarch.rdma.backends.ibverbs_messages import Check, End, Key, Lend, Lent, Meet, Opened, checked
-from monarch.rdma.backends.ibverbs_pairs import Pairing, Port, Stripe, affinity, pairings, stripes, why_none
-from monarch.rdma.backends.ibverbs_path import path_of
-from monarch.rdma.backends.ibverbs_queue import Fault, Request
+from monarch.rdma.backends.ibverbs import registered_memory as memories
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Pair, Registration
+from monarch.rdma.backends.ibverbs.control_messages import Check, End, Key, Lend, Lent, Meet, Opened, checked
+from monarch.rdma.backends.ibverbs.devices import Devices, devices
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs.pairing import Pairing, Port, Stripe, affinity, pairings, stripes, why_none
+from monarch.rdma.backends.ibverbs.path import path_of
+from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError, Watch
+from monarch.rdma.backends.ibverbs.registered_memory import LocalMemory
+from monarch.rdma.backends.ibverbs.send_queue import Fault, Request
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD

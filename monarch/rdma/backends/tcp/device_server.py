@@ -14,7 +14,7 @@ from typing import Any
 from monarch._devices.memory import interface
 from monarch._devices.pinned import two
 from monarch._errors import RDMAReadOnlyError, RDMASizeError
-from monarch.rdma.backends.tcp_wire import OK, Closed, Way, rest, view_of
+from monarch.rdma.backends.tcp.protocol import OK, Closed, Way, rest, view_of
 from monarch.rdma.registry import registry
 
 STEP = 1 << 20  # bytes of one copy

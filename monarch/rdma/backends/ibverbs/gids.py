@@ -1,4 +1,4 @@
-"""Which addresses (GIDs) two ports use to reach each other. No I/O: what a port has comes from `ibverbs_sysfs`.
+"""Which addresses (GIDs) two ports use to reach each other. No I/O: what a port has comes from `sysfs`.
 
 A port has several: one for each address of its network interfaces, VLANs included, and on Ethernet each of them once for
 every kind of RoCE. Two ends reach each other only by the same kind and the same family of addresses, and of several VLANs

@@ -14,7 +14,7 @@ from monarch._errors import OwnerEndedError, RDMAError
 from monarch.actor import ActorError, SupervisionError
 from monarch.config import settings
 from monarch.rdma import manager
-from monarch.rdma.backends.local import memmove
+from monarch.rdma.backends.same_process import memmove
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import memory_of
 from monarch.rdma.transfer import Transfer

@@ -1,13 +1,13 @@
 """The buffer is on another host, and both hosts have RDMA devices: their devices move the bytes, by libibverbs.
 
 Nobody's interpreter takes part once two devices are connected and the buffer's keys are known; both happens with the first
-transfer, over the actors' messages (`ibverbs_engine`; the owner's side is `ibverbs_owner`). A transfer is spread over pairs
+transfer, over the actors' messages (`requester`; the owner's side is `responder`). A transfer is spread over pairs
 of devices, `rdma_min_stripe_size_kb` or more each. Whatever fails is asked of the owner and done over, at most ATTEMPTS
 times, on new queue pairs and with new keys; after that the transfer fails, and owners that cannot be reached at all are left
 to the next path for AVOID seconds.
 
 A read is true if the buffer's control word, read by the same device after the data, says so. About writes and drops see
-`ibverbs_owner`.
+`responder`.
 
 **Never run on hardware.** Reads and writes between two processes have run over soft RoCE (rdma_rxe of Linux 6.1, emulated),
 by the real package. All else runs in tests against an imitation of the binding that copies between processes: real cards with
@@ -29,14 +29,15 @@ from typing import NamedTuple
 
 from monarch._errors import RDMAError
 from monarch.rdma import copying, manager
-from monarch.rdma.backends import actor, plain, tcp
+from monarch.rdma.backends import plaintext, through_actors
 from monarch.rdma.backends.detour import Avoided, first_usable, reroute
-from monarch.rdma.backends.ibverbs_devices import NoDevicesError, devices
-from monarch.rdma.backends.ibverbs_engine import Engine, Route, UnreachableError, Word, engine
-from monarch.rdma.backends.ibverbs_link import Link, LinkGoneError
-from monarch.rdma.backends.ibverbs_memory import Held
-from monarch.rdma.backends.ibverbs_queue import Fault, Request, split
+from monarch.rdma.backends.ibverbs.devices import NoDevicesError, devices
+from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError
+from monarch.rdma.backends.ibverbs.registered_memory import Held
+from monarch.rdma.backends.ibverbs.requester import Engine, Route, UnreachableError, Word, engine
+from monarch.rdma.backends.ibverbs.send_queue import Fault, Request, split
 from monarch.rdma.backends.process_vm import dropped
+from monarch.rdma.backends.tcp import backend as tcp
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.registry import WORD
 from monarch.rdma.transfer import Transfer
@@ -58,7 +59,7 @@ class Ibverbs:
             devices()
         except NoDevicesError as exc:
             return str(exc)
-        return unreachable.why(memory_at(handle)) or plain.obstacle(handle)
+        return unreachable.why(memory_at(handle)) or plaintext.obstacle(handle)
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late():
@@ -84,7 +85,7 @@ def begin(transfer: Transfer) -> None:
 
 def elsewhere(transfer: Transfer, why: str) -> None:
     """The transfer goes by the next path. Needs a context."""
-    ways = (tcp.Streams(), actor.ThroughActors())
+    ways = (tcp.Streams(), through_actors.ThroughActors())
     reroute(transfer, lambda handle: first_usable(ways, handle, [f"ibverbs: {why}"]))
 
 
@@ -154,8 +155,8 @@ class Errand:
 
         transfer = self.transfer
         try:
-            encrypted = plain.encrypted(transfer.handle)
-            if encrypted and (why := plain.forbidden()):
+            encrypted = plaintext.encrypted(transfer.handle)
+            if encrypted and (why := plaintext.forbidden()):
                 raise UnreachableError(why)
             async with asyncio.timeout(max(0.0, transfer.left())):
                 routes = await self._engine.connect(transfer, transfer.handle.service.verbs.call_one, encrypted)
@@ -164,7 +165,7 @@ class Errand:
         except UnreachableError as exc:
             self._give_up(str(exc))
         except BaseException as exc:
-            transfer.finish(actor.reason(exc, transfer.handle))
+            transfer.finish(through_actors.reason(exc, transfer.handle))
         else:
             copying.later(lambda: self._launch(routes))
 

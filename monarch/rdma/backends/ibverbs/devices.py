@@ -21,8 +21,8 @@ from pathlib import Path
 
 from monarch._devices import DmaBuf, dma_buf
 from monarch.config import settings
-from monarch.rdma.backends import ibverbs_sysfs as sysfs
-from monarch.rdma.backends.ibverbs_binding import (
+from monarch.rdma.backends.ibverbs import sysfs
+from monarch.rdma.backends.ibverbs.binding import (
     LOCAL_WRITE,
     RELAXED_ORDERING,
     Binding,
@@ -31,10 +31,10 @@ from monarch.rdma.backends.ibverbs_binding import (
     Package,
     Registration,
 )
-from monarch.rdma.backends.ibverbs_choice import Nic, Place, nearest, node_of, place_of_target
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, offered
-from monarch.rdma.backends.ibverbs_memlock import not_registered
-from monarch.rdma.backends.ibverbs_pairs import Port
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, offered
+from monarch.rdma.backends.ibverbs.memlock import not_registered
+from monarch.rdma.backends.ibverbs.nic_choice import Nic, Place, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs.pairing import Port
 from monarch.rdma.memory import Memory
 from monarch.rdma.once import OncePerProcess
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid, agree, same_partition
+from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid, agree, same_partition
 
 PAGE = 4096
 PAIRS = 16  # of devices that a transfer is spread over, at most

@@ -1,6 +1,6 @@
 """NIXL moves the bytes; a stream to the owner says where they are, and that they stay there meanwhile.
 
-For each part of a transfer the owner lends the buffer over the stream (`tcp_wire`), which keeps it registered until we give
+For each part of a transfer the owner lends the buffer over the stream (`protocol`), which keeps it registered until we give
 it back or are gone: a drop waits for it. Local memory is registered for the time of the part. Where the owner has no NIXL,
 or NIXL fails, the transfer goes over streams alone.
 
@@ -21,10 +21,11 @@ from typing import NamedTuple
 from monarch._devices.memory import interface
 from monarch.actor import bind_context, stream_obstacle
 from monarch.rdma import staging
-from monarch.rdma.backends import nixl_agent, tcp
 from monarch.rdma.backends.detour import Avoided, reroute
-from monarch.rdma.backends.nixl_agent import MemoryRefusedError, NixlError, NoAgentError
-from monarch.rdma.backends.tcp_wire import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
+from monarch.rdma.backends.nixl import nixl_agent
+from monarch.rdma.backends.nixl.nixl_agent import MemoryRefusedError, NixlError, NoAgentError
+from monarch.rdma.backends.tcp import backend as tcp
+from monarch.rdma.backends.tcp.protocol import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.transfer import Transfer
 

@@ -4,7 +4,7 @@ A packet that is not acknowledged is sent again after 4.096 us x 2^`timeout`, `r
 (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3) a device may wait up to four times as long. With the defaults,
 20 and 7, the connection survives a network that is away for half a minute, and fails 34 s to 2.5 min after its last
 acknowledgement. Nobody waits for that when the other process has ended or has closed its side: that is asked for by
-message (see `ibverbs_link`), and a transfer's own timeout ends it whatever the device does.
+message (see `queue_pair_link`), and a transfer's own timeout ends it whatever the device does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from monarch.config import settings
-from monarch.rdma.backends.ibverbs_gids import Gid
+from monarch.rdma.backends.ibverbs.gids import Gid
 
 
 class Path(NamedTuple):

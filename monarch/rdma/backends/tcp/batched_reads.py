@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from monarch.rdma.backends import tcp
-from monarch.rdma.backends.tcp_wire import CHUNK, ENDING, GATHER, OK, PART, PARTS, REQUEST, Way, view_of
+from monarch.rdma.backends.tcp import backend as tcp
+from monarch.rdma.backends.tcp.protocol import CHUNK, ENDING, GATHER, OK, PART, PARTS, REQUEST, Way, view_of
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory
 from monarch.rdma.transfer import Transfer

@@ -1,10 +1,11 @@
 """The buffer is on another host: streams to the owner's process, whose bytes go from memory to socket to memory.
 
-Each owner has up to `rdma_tcp_fallback_parallelism` streams (at most PER_OWNER, all owners together MOST), opened by the
-first transfers and closed after IDLE seconds without one. A stream has a thread here, its lane, and one there (`tcp_owner`).
-A transfer is cut into chunks that the lanes take one after the other, DEPTH requests ahead of the answers. One up to AT_ONCE
-bytes is done by whoever asks for it, on the stream of a lane that has nothing to do, when the answer comes within PATIENCE;
-later, and the lane waits for it: a thread to wake and another to be woken by cost more than such a transfer.
+Each owner has up to `rdma_tcp_fallback_parallelism` streams (at most PER_OWNER, all owners together MOST), opened by
+the first transfers and closed after IDLE seconds without one. A stream has a thread here, its lane, and one there
+(`stream_server`). A transfer is cut into chunks that the lanes take one after the other, DEPTH requests ahead of the
+answers. One up to AT_ONCE bytes is done by whoever asks for it, on the stream of a lane that has nothing to do, when
+the answer comes within PATIENCE; later, and the lane waits for it: a thread to wake and another to be woken by cost
+more than such a transfer.
 
 Where no stream is to be had, now or in the middle, the transfer goes through actors instead. One that breaks while a read
 uses it has the read done over, through actors; a write says that nobody knows what was written.
@@ -27,10 +28,10 @@ from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
-from monarch.rdma.backends import actor
+from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.detour import reroute
 from monarch.rdma.backends.process_vm import dropped
-from monarch.rdma.backends.tcp_wire import (
+from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
     OK,
@@ -200,7 +201,7 @@ class Job:
         self._bound(self._through_actors)
 
     def _through_actors(self) -> None:
-        reroute(self.transfer, lambda handle: actor.ThroughActors())
+        reroute(self.transfer, lambda handle: through_actors.ThroughActors())
 
     def _ask_owner(self) -> None:
         """Why a stream broke, its owner says best."""
@@ -221,7 +222,7 @@ class Job:
         except TimeoutError:
             error = transfer.timed_out()
         except BaseException as exc:
-            error = actor.reason(exc, handle)
+            error = through_actors.reason(exc, handle)
         transfer.finish(error)
 
 

@@ -1,0 +1,1 @@
+"""RDMA devices move the bytes, by libibverbs."""

@@ -1,0 +1,1 @@
+"""NIXL moves the bytes."""

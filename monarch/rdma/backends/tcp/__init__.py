@@ -1,0 +1,1 @@
+"""Streams to the owner's process: bytes go from memory to socket to memory."""
