@@ -11,7 +11,7 @@ from monarch.actor import Future, Promise
 from monarch.rdma import manager, paths, shared
 from monarch.rdma.backends import Backend
 from monarch.rdma.backends import through_actors as dropping
-from monarch.rdma.backends.process_vm import let_peers_read
+from monarch.rdma.backends.owner_view import let_peers_read
 from monarch.rdma.backends.tcp import stream_server
 from monarch.rdma.handle import Handle
 from monarch.rdma.lending import lending

@@ -20,18 +20,18 @@ from monarch._linux.procfs import start_of
 from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
 from monarch.rdma.backends.nixl.backend import Nixl
-from monarch.rdma.backends.same_process import Local, memmove
+from monarch.rdma.backends.same_process import Local
 from monarch.rdma.backends.tcp import batched_reads
 from monarch.rdma.backends.tcp.backend import Streams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
-from monarch.rdma.handle import Handle
+from monarch.rdma.handle import Handle, buffer_dropped, owner_ended
 from monarch.rdma.layout import Block
-from monarch.rdma.memory import Memory
+from monarch.rdma.memory import Memory, memmove
 from monarch.rdma.registry import registry
 from monarch.rdma.shards import Piece, Span, joined, spans
 from monarch.rdma.transfer import Transfer
@@ -264,8 +264,8 @@ class _Batch:
         return self.handles[0]
 
     def read(self, after: Sequence[Any]) -> None:
-        assert process_vm.CALLS is not None
-        done = process_vm.CALLS.read(
+        assert owner_view.CALLS is not None
+        done = owner_view.CALLS.read(
             self.handles[0].owner.pid,
             ctypes.addressof(self.local), len(self.local) // 16, ctypes.addressof(self.remote), len(self.remote) // 16, 0,
         )  # fmt: skip
@@ -276,20 +276,20 @@ class _Batch:
     def _why(self, done: int, code: int, seen: tuple[int, ...]) -> RDMAError:
         count = len(self.handles)
         if done < 0:
-            return process_vm._failed(self.handles[0], code)
+            return process_vm.failed(self.handles[0], code)
         if start_of(self.handles[0].owner.pid) != self.handles[0].owner.started:
-            return process_vm.ended(self.handles[0])
+            return owner_ended(self.handles[0])
         complete = done == self.total + 16 * count
         for number, handle in enumerate(self.handles):
             if seen[number] != handle.token or (complete and seen[count + number] != handle.token):
-                return process_vm.dropped(handle)
+                return buffer_dropped(handle)
         left = done - 8 * count
         for their, _, size in self.pieces:
             left -= size
             if left < 0:
                 inside = (h for h in self.handles if h.address <= their < h.address + h.size)
-                return process_vm._unmapped(next(inside, self.handles[0]))
-        return process_vm._unmapped(self.handles[-1])
+                return process_vm.unmapped(next(inside, self.handles[0]))
+        return process_vm.unmapped(self.handles[-1])
 
 
 def _joined(vectors: Any) -> list[tuple[int, int]]:

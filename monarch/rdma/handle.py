@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 from monarch._devices.memory import Card
+from monarch._errors import BufferDroppedError, OwnerEndedError
 from monarch._linux import procfs
 
 
@@ -55,6 +56,14 @@ class Owner(NamedTuple):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.name}"
+
+
+def buffer_dropped(handle: Handle) -> BufferDroppedError:
+    return BufferDroppedError(f"buffer {handle.number} not found: it was dropped")
+
+
+def owner_ended(handle: Handle) -> OwnerEndedError:
+    return OwnerEndedError(f"the owner of buffer {handle.number} has ended, its memory is gone")
 
 
 @functools.cache

@@ -14,6 +14,11 @@ from monarch._devices.memory import Card, interface
 from monarch._devices.modes import locally
 from monarch._errors import RDMAMemoryError
 
+# ctypes.memmove itself checks its arguments for longer than 4 KiB take to copy. Without the interpreter lock.
+memmove = ctypes.CDLL(None).memmove
+memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove.restype = None
+
 
 class Memory:
     """`size` bytes from `address` on. `keep` is what must stay alive so that they stay there; `shown` says what it is.

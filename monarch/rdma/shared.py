@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch._linux import procfs
-from monarch.rdma.backends import process_vm
-from monarch.rdma.handle import Handle
+from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
+from monarch.rdma.handle import Handle, owner_ended
 from monarch.rdma.memory import Memory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -141,7 +141,7 @@ def map_buffer(handle: Handle) -> Any:
     place = handle.place
     if place is None:
         raise RDMAError(f"{handle} cannot be mapped: its memory was not allocated by monarch.rdma.empty(...)")
-    obstacle = process_vm.reachable(handle)
+    obstacle = why_unreachable(handle)
     if obstacle:
         raise RDMAUnavailableError(f"{handle} cannot be mapped: {obstacle}")
     whole = memoryview(map_segment(handle))
@@ -152,13 +152,13 @@ def map_segment(handle: Handle, flags: int = 0) -> mmap.mmap:
     """The whole segment that a reachable buffer stands in. Raises BufferDroppedError, OwnerEndedError,
     RDMAUnavailableError.
     """
-    owner = process_vm.peer(handle)
+    owner = view_of_owner(handle)
     owner.enter(handle)  # while we are in, the buffer is registered, so the descriptor is what the handle says
     try:
         mode = os.O_RDWR if handle.writable else os.O_RDONLY
         file = os.open(f"/proc/{handle.owner.pid}/fd/{handle.place.file}", mode | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise process_vm.ended(handle) from None
+        raise owner_ended(handle) from None
     except OSError as exc:
         raise RDMAUnavailableError(f"{handle} cannot be mapped: {exc.strerror}") from exc
     finally:

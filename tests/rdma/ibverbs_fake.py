@@ -24,7 +24,7 @@ from pathlib import Path as Folder
 from typing import Any
 
 from monarch._devices import DmaBuf
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import owner_view
 from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits
 from monarch.rdma.backends.ibverbs.control_messages import End
 from monarch.rdma.backends.ibverbs.gids import Gid
@@ -271,7 +271,7 @@ def _subnet(raw: bytes) -> bytes:
 
 def move(pid: int, request: Request, write: bool) -> bool:
     """False when the process is gone."""
-    calls = process_vm.CALLS
+    calls = owner_view.CALLS
     assert calls is not None
     local, remote = _vector(request.local, request.size), _vector(request.remote, request.size)
     call = calls.write if write else calls.read

@@ -14,7 +14,7 @@ import pytest
 
 from monarch.actor import Channel, endpoint
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer, RDMAError
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.buffer import _restore
 from monarch.rdma.handle import Owner
 from monarch.rdma.registry import registry
@@ -119,12 +119,12 @@ def test_a_drop_waits_for_the_write_of_another_process(
     class Slow(readers):  # type: ignore[misc]
         @endpoint
         async def write_held(self, buffer: RDMABuffer, ready: Any) -> None:
-            process_vm.peer(buffer._handle).enter(buffer._handle)
+            owner_view.view_of_owner(buffer._handle).enter(buffer._handle)
             ready.send(None)
 
         @endpoint
         def let_go(self, buffer: RDMABuffer) -> None:
-            process_vm.peer(buffer._handle).leave(buffer._handle.slot)
+            owner_view.view_of_owner(buffer._handle).leave(buffer._handle.slot)
 
     data = bytearray(8)
     buffer = RDMABuffer(data)
@@ -233,12 +233,12 @@ def test_ten_thousand_transfers_leave_nothing(owner: Any) -> None:
 
 @full
 def test_descriptors_of_owners_are_bounded(fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_vm, "PEERS", 2)
+    monkeypatch.setattr(owner_view, "VIEWS", 2)
     buffers = [call(fresh(owners).make, b"data")[1] for _ in range(4)]
-    process_vm._peers.clear()
+    owner_view._views.clear()
     for buffer in buffers:
         buffer.write_from(b"more").get(TIMEOUT)
-    assert len(process_vm._peers) == 2
+    assert len(owner_view._views) == 2
     for buffer in buffers:  # those forgotten are met again
         into = bytearray(4)
         buffer.read_into(into).get(TIMEOUT)

@@ -16,7 +16,7 @@ from monarch._linux import procfs
 from monarch.actor import Channel, endpoint, this_host
 from monarch.actor.host_agent import agent_pid
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.buffer import _restore
 from tests.rdma.buffers import Owner, call
 
@@ -91,7 +91,7 @@ def test_a_read_that_succeeds_saw_the_buffer_and_not_what_came_after(hammerer: A
 def test_a_drop_while_the_kernel_copies_fails_the_read(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The word was the token before the data, and no more after."""
     _, buffer = call(owner.make, b"data")
-    real = process_vm.CALLS
+    real = owner_view.CALLS
     assert real is not None
 
     def read(*args: Any) -> int:
@@ -99,7 +99,7 @@ def test_a_drop_while_the_kernel_copies_fails_the_read(owner: Any, monkeypatch: 
         ctypes.memset(process_vm._scratch.words + 8, 0, 8)
         return int(done)
 
-    monkeypatch.setattr(process_vm, "CALLS", SimpleNamespace(small_read=read, read=real.read))
+    monkeypatch.setattr(owner_view, "CALLS", SimpleNamespace(small_read=read, read=real.read))
     with pytest.raises(BufferDroppedError):
         buffer.read_into(bytearray(4)).get(TIMEOUT)
 
@@ -107,7 +107,7 @@ def test_a_drop_while_the_kernel_copies_fails_the_read(owner: Any, monkeypatch: 
 def test_two_writers_of_one_process_hold_one_lock(owner: Any) -> None:
     _, buffer = call(owner.make, b"data")
     handle = buffer._handle
-    peer = process_vm.peer(handle)
+    peer = owner_view.view_of_owner(handle)
     peer.enter(handle)
     peer.enter(handle)
     peer.leave(handle.slot)
@@ -139,12 +139,12 @@ def test_yama_is_asked_where_it_lets_only_ancestors_look(
 ) -> None:
     (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(process_vm, "_YAMA", str(tmp_path / "ptrace_scope"))
-    monkeypatch.setattr(process_vm, "_let", 0)
+    monkeypatch.setattr(owner_view, "_YAMA", str(tmp_path / "ptrace_scope"))
+    monkeypatch.setattr(owner_view, "_let", 0)
     prctl = lambda option, pid, *rest: calls.append((option, pid.value))  # noqa: E731
-    monkeypatch.setattr(process_vm, "CALLS", SimpleNamespace(prctl=prctl))
+    monkeypatch.setattr(owner_view, "CALLS", SimpleNamespace(prctl=prctl))
     for _ in range(2):
-        process_vm.let_peers_read()
+        owner_view.let_peers_read()
     assert calls == ([(0x59616D61, os.getpid())] if asked else [])  # a client: nobody above it may look
 
 
@@ -153,12 +153,12 @@ class Watched(Owner):
 
     def __init__(self, folder: str) -> None:
         super().__init__()
-        process_vm._YAMA = os.path.join(folder, "ptrace_scope")
-        process_vm.CALLS = Yama(folder)
+        owner_view._YAMA = os.path.join(folder, "ptrace_scope")
+        owner_view.CALLS = Yama(folder)
 
     @endpoint
     def tracer(self) -> int:
-        return process_vm._tracer()
+        return owner_view._tracer()
 
     @endpoint
     def read(self, buffer: RDMABuffer) -> tuple[str, bytes]:
@@ -176,7 +176,7 @@ class Yama:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.real = process_vm._Calls()
+        self.real = owner_view._Calls()
         self.small_read, self.read = self._asked(self.real.small_read), self._asked(self.real.read)
         self.small_write, self.write = self._asked(self.real.small_write), self._asked(self.real.write)
 
@@ -227,7 +227,7 @@ def test_under_yama_the_processes_of_a_program_look_into_each_other(yama: str) -
 
 def test_whoever_started_the_client_is_not_to_look_into_it(shared_procs: Any) -> None:
     assert agent_pid() > 0
-    assert process_vm._tracer() == os.getpid() == procfs.stat(agent_pid()).parent
+    assert owner_view._tracer() == os.getpid() == procfs.stat(agent_pid()).parent
 
 
 def test_under_yama_a_process_that_has_named_nobody_is_not_looked_into(yama: str, owner: Any) -> None:

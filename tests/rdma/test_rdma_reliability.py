@@ -28,7 +28,7 @@ from monarch.rdma import (
     manager,
     paths,
 )
-from monarch.rdma.backends import mapped_segment, process_vm, through_actors
+from monarch.rdma.backends import mapped_segment, owner_view, process_vm, through_actors
 from monarch.rdma.backends.tcp import backend as tcp
 from monarch.rdma.backends.tcp import batched_reads, stream_server
 from monarch.rdma.backends.tcp.protocol import OK, view_of
@@ -160,13 +160,13 @@ class Reader(PlainReader):
         if where == "before":
             steps(path, stuck, setattr)
         elif where == "locked":
-            enter = process_vm._Peer.enter
+            enter = owner_view.OwnerView.enter
 
             def entered(peer: Any, handle: Any) -> None:
                 enter(peer, handle)
                 stuck(at)
 
-            process_vm._Peer.enter = entered
+            owner_view.OwnerView.enter = entered
         elif write:
 
             def ask(job: Any, way: Any, start: int, count: int) -> None:

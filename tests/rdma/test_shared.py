@@ -19,7 +19,7 @@ from monarch.rdma import (
     RDMAUnavailableError,
     empty,
 )
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import owner_view
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 from tests.support.tiers import full
@@ -150,13 +150,13 @@ def test_a_segment_is_read_and_written_like_any_memory(fresh: Any) -> None:
 def test_a_drop_waits_for_a_write_into_the_segment(fresh: Any) -> None:
     buffer = call(fresh(Sharer).make, (100,), torch.float32)
     handle = buffer._handle
-    process_vm.peer(handle).enter(handle)
+    owner_view.view_of_owner(handle).enter(handle)
     dropped = buffer.drop()
     with pytest.raises(BufferDroppedError):
         while True:  # until the drop has arrived
             buffer.write_from(torch.ones(100)).get(TIMEOUT)
     assert "pending" in repr(dropped)
-    process_vm.peer(handle).leave(handle.slot)
+    owner_view.view_of_owner(handle).leave(handle.slot)
     dropped.get(TIMEOUT)
 
 
@@ -190,7 +190,7 @@ def test_other_memory_cannot_be_mapped() -> None:
 
 def test_a_host_that_is_another_cannot_map(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = RDMABuffer(empty(10))
-    monkeypatch.setattr("monarch.rdma.backends.process_vm.this_host", lambda: "elsewhere")
+    monkeypatch.setattr("monarch.rdma.backends.owner_view.this_host", lambda: "elsewhere")
     with pytest.raises(RDMAUnavailableError, match="on another host"):
         buffer.map()
 

@@ -183,7 +183,7 @@ def test_two_processes_of_a_host_use_the_kernel(owner: Any, reader: Any, neighbo
 
 def test_no_path_left_says_why_each_is_not_there(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, buffer = call(owner.make, b"x")
-    monkeypatch.setattr("monarch.rdma.backends.process_vm.CALLS", None)
+    monkeypatch.setattr("monarch.rdma.backends.owner_view.CALLS", None)
     with monarch.configured(rdma_allow_tcp_fallback=False):
         with pytest.raises(RDMAUnavailableError, match=r"no process_vm_readv.*rdma_allow_tcp_fallback is off"):
             _ = buffer.path
@@ -194,7 +194,7 @@ def test_no_path_left_says_why_each_is_not_there(owner: Any, monkeypatch: pytest
 
 def test_sockets_are_warned_of_once_for_an_owner(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, buffer = call(owner.make, b"x")
-    monkeypatch.setattr("monarch.rdma.backends.process_vm.CALLS", None)
+    monkeypatch.setattr("monarch.rdma.backends.owner_view.CALLS", None)
     monkeypatch.setattr("monarch.rdma.paths._warned", set())
     with pytest.warns(RDMATcpFallbackWarning, match="go through sockets.*no process_vm_readv") as seen:
         buffer.read_into(bytearray(1)).get(TIMEOUT)

@@ -28,7 +28,7 @@ from monarch.actor import bind_context
 from monarch.rdma import device_copies, manager
 from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.detour import Avoided
-from monarch.rdma.backends.process_vm import peer, reachable
+from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.lending import Borrowed, borrowing
 from monarch.rdma.memory import Memory
@@ -72,7 +72,7 @@ class DeviceIpc:
             return "it is not memory of a device"
         owner, card, storage = handle.owner, handle.device.card, handle.device.storage
         refused = self._refused.why((owner, card)) or self._refused.why((owner, storage))
-        return reachable(handle) or refused or _unseen(card)
+        return why_unreachable(handle) or refused or _unseen(card)
 
     def start(self, transfer: Transfer) -> None:
         """Where the storage cannot be opened, this transfer and those to come go another way."""
@@ -184,7 +184,7 @@ async def _ask(handle: Handle) -> Borrowed:
 def _lend(transfer: Transfer, flat: Any) -> Iterator[Memory]:
     """The buffer's bytes, in the storage as it is open here."""
     handle = transfer.handle
-    place, owner = handle.device, peer(handle)
+    place, owner = handle.device, view_of_owner(handle)
     assert place is not None
     owner.enter(handle)
     try:

@@ -11,10 +11,9 @@ import mmap
 
 from monarch._errors import BufferDroppedError
 from monarch.rdma import copying, shared
-from monarch.rdma.backends.process_vm import peer, reachable
-from monarch.rdma.backends.same_process import memmove
+from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
 from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.memory import Memory, memmove, memory_of
 from monarch.rdma.transfer import Transfer
 
 
@@ -27,7 +26,7 @@ class Segment:
     def obstacle(self, handle: Handle) -> str:
         if handle.place is None:
             return "its memory was not allocated by monarch.rdma.empty"
-        return reachable(handle)
+        return why_unreachable(handle)
 
     def start(self, transfer: Transfer) -> None:
         try:
@@ -42,7 +41,7 @@ class Segment:
 
 def copy(mapped: Memory | None, transfer: Transfer, at: int, count: int) -> None:
     handle = transfer.handle
-    owner = peer(handle)
+    owner = view_of_owner(handle)
     try:
         owner.enter(handle)
     except BufferDroppedError:

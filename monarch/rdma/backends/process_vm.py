@@ -5,64 +5,27 @@ word again, in this order (process_vm_readv(2) handles its vectors in array orde
 registered, or the transfer fails. A writer holds the buffer's lock (see `registry`) from before it looks at the control
 word until it has written, which a drop waits for.
 
-May this process look into that one? The kernel asks as it does for ptrace: same user, dumpable, no capabilities that we
-lack, and what a security module adds. Yama's (`ptrace_scope` 1) lets only ancestors look; the owner then names, by
-PR_SET_PTRACER, one process whose descendants may: the parent of the host agent, which all processes of a program on a
-host stem from.
+Whether this process may look into the owner, `owner_view` knows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
-import select
 import struct
 import threading
-from collections import OrderedDict
 
-from monarch._errors import BufferDroppedError, OwnerEndedError, RDMAError
-from monarch._linux import procfs
+from monarch._errors import RDMAError
 from monarch._linux.procfs import start_of
-from monarch.actor.host_agent import agent_pid
 from monarch.rdma import copying
-from monarch.rdma.handle import Handle, Owner, this_host
-from monarch.rdma.registry import WORD, lock
+from monarch.rdma.backends import owner_view
+from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
+from monarch.rdma.handle import Handle, buffer_dropped, owner_ended
 from monarch.rdma.transfer import Transfer
 
-PEERS = 64  # processes whose descriptors are kept; the one met first is forgotten
-
-_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-_PR_SET_PTRACER = 0x59616D61
 _VECTORS = struct.Struct("=12Q")  # three local struct iovec, three remote ones
 _WORDS = struct.Struct("=2Q")
-_NOTHING = b"\0" * _WORDS.size
-
-
-def _call(library: ctypes.CDLL, name: str) -> ctypes._NamedFuncPointer:
-    function = getattr(library, name)
-    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
-    function.restype = ctypes.c_ssize_t
-    return function  # type: ignore[no-any-return]
-
-
-class _Calls:
-    """The two system calls, with the interpreter lock held (small copies: letting go of it may cost a switch) and
-    without.
-    """
-
-    def __init__(self) -> None:
-        holding, free = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
-        self.small_read, self.read = _call(holding, "process_vm_readv"), _call(free, "process_vm_readv")
-        self.small_write, self.write = _call(holding, "process_vm_writev"), _call(free, "process_vm_writev")
-        self.prctl = free.prctl
-
-
-try:
-    CALLS: _Calls | None = _Calls()
-except AttributeError:  # a libc or kernel without them
-    CALLS = None
 
 
 class _Scratch(threading.local):
@@ -78,151 +41,6 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-# --- the owner
-
-
-_let = 0  # the process that has asked
-
-
-def let_peers_read() -> None:
-    """In the owner, before it shows a buffer to anybody: under Yama, the program's other processes may look into it.
-
-    Cheap the second time.
-    """
-    global _let
-    if _let == os.getpid():
-        return
-    _let = os.getpid()
-    try:
-        with open(_YAMA, encoding="ascii") as file:
-            scope = file.read().strip()
-    except OSError:
-        return
-    if scope == "1" and CALLS is not None:
-        CALLS.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_tracer()), 0, 0, 0)
-
-
-def _tracer() -> int:
-    """Returns the process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent.
-
-    In the client that is the client itself, which has started the agent: whoever started the client may not look into it.
-    """
-    agent = agent_pid()
-    if not agent:
-        return os.getpid()
-    found = procfs.stat(agent)
-    return found.parent if found is not None and found.parent > 1 else agent
-
-
-# --- the peer
-
-
-class _Peer:
-    """An owner seen from here: may we look into it, and by which descriptors do we know it. Any thread."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.owner = handle.owner
-        self.file = -1
-        self.process = -1
-        self._poll = select.poll()
-        self._lock = threading.Lock()
-        self._writing: dict[int, int] = {}
-        self.obstacle = self._probe(handle)
-
-    def _probe(self, handle: Handle) -> str:
-        assert CALLS is not None
-        pid = self.owner.pid
-        scratch = _scratch
-        _VECTORS.pack_into(scratch.memory, 0, scratch.words, 8, 0, 0, 0, 0, handle.word, 8, 0, 0, 0, 0)
-        if CALLS.read(pid, scratch.vectors, 1, scratch.remote, 1, 0) < 0:
-            code = ctypes.get_errno()
-            if code not in (errno.ESRCH, errno.EFAULT):
-                return f"process_vm_readv: {os.strerror(code)} (see ptrace(2), 'Ptrace access mode checking')"
-        try:
-            self.process = os.pidfd_open(pid)
-            self.file = os.open(f"/proc/{pid}/fd/{self.owner.table}", os.O_RDONLY | os.O_CLOEXEC)
-        except (ProcessLookupError, FileNotFoundError):
-            return ""  # it has ended: the transfer finds that out
-        except OSError as exc:
-            return f"its table of control words cannot be opened: {exc.strerror}"
-        self._poll.register(self.process, select.POLLIN)
-        if start_of(pid) != self.owner.started:  # another process has the pid by now
-            os.close(self.file)
-            self.file = -1
-        return ""
-
-    def enter(self, handle: Handle) -> None:
-        """Takes the buffer's lock, or raises why it cannot be written to."""
-        slot = handle.slot
-        with self._lock:
-            if self.file < 0 or self._poll.poll(0):
-                raise ended(handle)
-            if not self._writing.get(slot):
-                try:
-                    lock(self.file, fcntl.F_RDLCK, slot)
-                except BlockingIOError:  # the owner holds it for the moment in which it gives the memory back
-                    raise dropped(handle) from None
-            self._writing[slot] = self._writing.get(slot, 0) + 1
-        try:
-            word = os.pread(self.file, WORD.size, slot * WORD.size)
-            if len(word) < WORD.size or WORD.unpack(word)[0] != handle.token:
-                raise dropped(handle)
-        except BaseException:
-            self.leave(slot)
-            raise
-
-    def leave(self, slot: int) -> None:
-        with self._lock:
-            left = self._writing[slot] - 1
-            if left:
-                self._writing[slot] = left
-            else:
-                del self._writing[slot]
-                lock(self.file, fcntl.F_UNLCK, slot)
-
-    def __del__(self) -> None:
-        for descriptor in (self.file, self.process):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-_peers: OrderedDict[Owner, _Peer] = OrderedDict()
-_finding = threading.Lock()
-
-
-def peer(handle: Handle) -> _Peer:
-    owner = handle.owner
-    known = _peers.get(owner)
-    if known is None:
-        with _finding:
-            known = _peers.get(owner)
-            if known is None:
-                known = _peers[owner] = _Peer(handle)
-                while len(_peers) > PEERS:
-                    _peers.popitem(last=False)  # transfers under way keep theirs
-    return known
-
-
-def _forget_peers() -> None:
-    """In a forked child: locks belong to open files, which it would share with its parent."""
-    global _finding
-    _finding = threading.Lock()
-    _peers.clear()
-
-
-os.register_at_fork(after_in_child=_forget_peers)
-
-
-def reachable(handle: Handle) -> str:
-    """Why this process cannot look into the buffer's owner; "" when it can, or when that has ended."""
-    here = this_host()
-    if not here or handle.owner.host != here:
-        return "the owner is on another host, or in another container"
-    if CALLS is None:
-        return "this system has no process_vm_readv"
-    return peer(handle).obstacle
-
-
 class ProcessVm:
     """One-sided copies between processes of one host."""
 
@@ -232,7 +50,7 @@ class ProcessVm:
     def obstacle(self, handle: Handle) -> str:
         if handle.device is not None:
             return "it is memory of a device, which the kernel cannot copy"
-        return reachable(handle)
+        return why_unreachable(handle)
 
     def start(self, transfer: Transfer) -> None:
         copying.run(transfer, write if transfer.write else read)
@@ -240,7 +58,8 @@ class ProcessVm:
 
 def read(transfer: Transfer, at: int, count: int) -> None:
     handle, scratch = transfer.handle, _scratch
-    assert CALLS is not None
+    calls = owner_view.CALLS
+    assert calls is not None
     word, words = handle.word, scratch.words
     _VECTORS.pack_into(
         scratch.memory, 0,
@@ -248,57 +67,50 @@ def read(transfer: Transfer, at: int, count: int) -> None:
         word, 8, handle.address + transfer.offset + at, count, word, 8,
     )  # fmt: skip
     _WORDS.pack_into(scratch.memory, _VECTORS.size, 0, 0)
-    call = CALLS.small_read if count <= copying.INLINE else CALLS.read
+    call = calls.small_read if count <= copying.INLINE else calls.read
     done = call(handle.owner.pid, scratch.vectors, 3, scratch.remote, 3, 0)
     before, after = _WORDS.unpack_from(scratch.memory, _VECTORS.size)
     if done == count + 16 and before == after == handle.token:
         return
     if done < 0:
-        raise _failed(handle, ctypes.get_errno())
+        raise failed(handle, ctypes.get_errno())
     if start_of(handle.owner.pid) != handle.owner.started:
-        raise ended(handle)
+        raise owner_ended(handle)
     if before != handle.token or (done == count + 16 and after != handle.token):
-        raise dropped(handle)
-    raise _unmapped(handle)
+        raise buffer_dropped(handle)
+    raise unmapped(handle)
 
 
 def write(transfer: Transfer, at: int, count: int) -> None:
     handle, scratch = transfer.handle, _scratch
-    assert CALLS is not None
+    calls = owner_view.CALLS
+    assert calls is not None
     theirs = handle.address + transfer.offset + at
     _VECTORS.pack_into(
         scratch.memory, 0, transfer.memory.address + at, count, 0, 0, 0, 0, theirs, count, 0, 0, 0, 0
     )  # fmt: skip
-    call = CALLS.small_write if count <= copying.INLINE else CALLS.write
-    owner = peer(handle)
+    call = calls.small_write if count <= copying.INLINE else calls.write
+    owner = view_of_owner(handle)
     owner.enter(handle)
     try:
         done = call(handle.owner.pid, scratch.vectors, 1, scratch.remote, 1, 0)
         if done < 0:
-            raise _failed(handle, ctypes.get_errno())
+            raise failed(handle, ctypes.get_errno())
     finally:
         owner.leave(handle.slot)
     if done != count:
-        raise _unmapped(handle)
+        raise unmapped(handle)
 
 
-def dropped(handle: Handle) -> BufferDroppedError:
-    return BufferDroppedError(f"buffer {handle.number} not found: it was dropped")
-
-
-def ended(handle: Handle) -> OwnerEndedError:
-    return OwnerEndedError(f"the owner of buffer {handle.number} has ended, its memory is gone")
-
-
-def _failed(handle: Handle, code: int) -> RDMAError:
+def failed(handle: Handle, code: int) -> RDMAError:
     if code == errno.ESRCH or start_of(handle.owner.pid) != handle.owner.started:
-        return ended(handle)
+        return owner_ended(handle)
     if code == errno.EFAULT:
-        return _unmapped(handle)
+        return unmapped(handle)
     return RDMAError(f"buffer {handle.number}: {os.strerror(code)}")
 
 
-def _unmapped(handle: Handle) -> RDMAError:
+def unmapped(handle: Handle) -> RDMAError:
     return RDMAError(
         f"buffer {handle.number}: memory of one side is gone or read-only although it is registered (a mapping that was "
         "closed, or a storage that was resized)"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from monarch.rdma import copying, device_copies
 from monarch.rdma.handle import Handle, this_host
-from monarch.rdma.memory import Memory
+from monarch.rdma.memory import Memory, memmove
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer
-
-memmove = ctypes.CDLL(None).memmove  # ctypes.memmove itself checks its arguments for longer than 4 KiB take to copy
-memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-memmove.restype = None
 
 
 class Local:

@@ -14,9 +14,8 @@ from monarch._errors import OwnerEndedError, RDMAError
 from monarch.actor import ActorError, SupervisionError
 from monarch.config import settings
 from monarch.rdma import manager
-from monarch.rdma.backends.same_process import memmove
 from monarch.rdma.handle import Handle
-from monarch.rdma.memory import memory_of
+from monarch.rdma.memory import memmove, memory_of
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:

@@ -36,9 +36,8 @@ from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError
 from monarch.rdma.backends.ibverbs.registered_memory import Held
 from monarch.rdma.backends.ibverbs.requester import Engine, Route, UnreachableError, Word, engine
 from monarch.rdma.backends.ibverbs.send_queue import Fault, Request, split
-from monarch.rdma.backends.process_vm import dropped
 from monarch.rdma.backends.tcp import backend as tcp
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.handle import Handle, Owner, buffer_dropped
 from monarch.rdma.registry import WORD
 from monarch.rdma.transfer import Transfer
 
@@ -252,7 +251,7 @@ class Errand:
             true = word is None or value == transfer.handle.token
             if not true:
                 self._engine.forget(transfer.handle)
-            transfer.finish(None if true else dropped(transfer.handle))
+            transfer.finish(None if true else buffer_dropped(transfer.handle))
         elif Fault.LATE in faults:
             transfer.finish(transfer.timed_out())
         else:

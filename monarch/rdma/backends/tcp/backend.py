@@ -30,7 +30,6 @@ from monarch.config import settings
 from monarch.rdma import manager
 from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.detour import reroute
-from monarch.rdma.backends.process_vm import dropped
 from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
@@ -45,7 +44,7 @@ from monarch.rdma.backends.tcp.protocol import (
     Way,
     view_of,
 )
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.handle import Handle, Owner, buffer_dropped
 from monarch.rdma.transfer import Transfer
 
 PER_OWNER = 16
@@ -534,7 +533,7 @@ def error_of(transfer: Transfer, status: int, handle: Handle | None = None) -> E
     """What a status other than OK says; of the transfer's buffer, or of one of several."""
     handle = handle or transfer.handle
     if status == DROPPED:
-        return dropped(handle)
+        return buffer_dropped(handle)
     if status == OUTSIDE:
         return RDMASizeError(f"{transfer} does not lie in the buffer")
     if status == READ_ONLY:
