@@ -25,10 +25,9 @@ from typing import Any
 
 from monarch._devices import DmaBuf
 from monarch.rdma.backends import owner_view
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits, Path
 from monarch.rdma.backends.ibverbs.control_messages import End
-from monarch.rdma.backends.ibverbs.gids import Gid
-from monarch.rdma.backends.ibverbs.path import Path
+from monarch.rdma.backends.ibverbs.pairing import Gid
 from monarch.rdma.backends.ibverbs.send_queue import Request
 
 LOCAL, FLUSHED, REFUSED, NO_ANSWER = 4, 5, 10, 12  # enum ibv_wc_status

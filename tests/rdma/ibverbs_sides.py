@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from monarch.rdma.backends import plaintext
 from monarch.rdma.backends.ibverbs import backend as ibverbs
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
-from monarch.rdma.backends.ibverbs import responder
+from monarch.rdma.backends.ibverbs import plaintext, responder
 from monarch.rdma.backends.ibverbs.backend import Errand
 from monarch.rdma.backends.ibverbs.binding import Limits
 from monarch.rdma.backends.ibverbs.devices import Devices

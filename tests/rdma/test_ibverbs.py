@@ -27,10 +27,10 @@ from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
 from monarch.rdma.backends.ibverbs.binding import Limits, NoVerbsError, Package, _Device, send_requests
+from monarch.rdma.backends.ibverbs.binding import Path as QueuePath
 from monarch.rdma.backends.ibverbs.control_messages import End
 from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
-from monarch.rdma.backends.ibverbs.gids import Gid, offered
-from monarch.rdma.backends.ibverbs.path import Path as QueuePath
+from monarch.rdma.backends.ibverbs.pairing import Gid, offered
 from monarch.rdma.backends.ibverbs.send_queue import Request
 from monarch.tools.certs import make_certificates
 from tests.rdma.buffers import call

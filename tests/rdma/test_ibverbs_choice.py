@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from monarch.rdma.backends.ibverbs import sysfs
-from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
 from monarch.rdma.backends.ibverbs.nic_choice import Nic, Place, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs.pairing import ChoiceError, Gid
 from tests.rdma.ibverbs_fake import nic_tree
 
 

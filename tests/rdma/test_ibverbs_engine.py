@@ -24,11 +24,12 @@ from monarch._errors import (
 from monarch.actor import SupervisionError
 from monarch.config import configured
 from monarch.rdma.backends.ibverbs import backend as ibverbs
-from monarch.rdma.backends.ibverbs import memlock, queue_pair_link, requester, responder
+from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
+from monarch.rdma.backends.ibverbs import queue_pair_link, requester, responder
 from monarch.rdma.backends.ibverbs.binding import Limits
 from monarch.rdma.backends.ibverbs.control_messages import End, Key, Lend, Lent, Meet, checked
 from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
-from monarch.rdma.backends.ibverbs.gids import ChoiceError
+from monarch.rdma.backends.ibverbs.pairing import ChoiceError
 from monarch.rdma.memory import Memory, memory_of
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 from tests.rdma.ibverbs_sides import HERE, MIB, THERE, TIMEOUT, Sides
@@ -351,7 +352,7 @@ def test_answers_that_make_no_sense(sides: Sides, gone: list[str], answer: Any) 
 
 
 def test_memory_that_cannot_be_locked(sides: Sides, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memlock, "locking", lambda: (64 << 10, False))
+    monkeypatch.setattr(ibverbs_devices, "locking", lambda: (64 << 10, False))
     handle = sides.make(bytearray(10))
     for name in THERE:
         sides.device(name).refuse = 1

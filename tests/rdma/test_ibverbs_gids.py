@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.rdma.backends.ibverbs.gids import TOLD, ChoiceError, Gid, agree, offered, same_partition
+from monarch.rdma.backends.ibverbs.pairing import TOLD, ChoiceError, Gid, agree, offered, same_partition
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 

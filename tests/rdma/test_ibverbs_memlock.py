@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch.rdma.backends.ibverbs.memlock import NotRegisteredError, _capable, explained, locking, not_registered
+from monarch.rdma.backends.ibverbs.devices import NotRegisteredError, _capable, explained, locking, not_registered
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EPERM, errno.EAGAIN])

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
 from monarch.rdma.backends.ibverbs.pairing import (
     PAGE,
     PAIRS,
+    ChoiceError,
+    Gid,
     Pairing,
     Port,
     Stripe,

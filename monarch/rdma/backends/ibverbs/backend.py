@@ -29,8 +29,9 @@ from typing import NamedTuple
 
 from monarch._errors import RDMAError
 from monarch.rdma import copying, manager
-from monarch.rdma.backends import plaintext, through_actors
+from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.detour import Avoided, first_usable, reroute
+from monarch.rdma.backends.ibverbs import plaintext
 from monarch.rdma.backends.ibverbs.devices import NoDevicesError, devices
 from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError
 from monarch.rdma.backends.ibverbs.registered_memory import Held

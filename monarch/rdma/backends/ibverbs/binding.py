@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch._devices import DmaBuf
+from monarch.config import settings
 from monarch.rdma.backends.ibverbs.control_messages import End
-from monarch.rdma.backends.ibverbs.path import Path
+from monarch.rdma.backends.ibverbs.pairing import Gid
 from monarch.rdma.backends.ibverbs.send_queue import MESSAGE, WINDOW, Request
 from monarch.rdma.backends.ibverbs.sysfs import PORT
 
@@ -41,6 +42,38 @@ class Limits(NamedTuple):
     work: int = WINDOW
     message: int = MESSAGE
     reads: int = READS
+
+
+class Path(NamedTuple):
+    """How the packets of a queue pair go: its own address, and what they carry. `pkey_index`: a slot of the port's partition
+    table.
+
+    A packet that is not acknowledged is sent again after 4.096 us x 2^`timeout`, `retries` times; by the
+    specification (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3) a device may wait up to four times as
+    long. With the defaults, 20 and 7, the connection survives a network that is away for half a minute, and fails
+    34 s to 2.5 min after its last acknowledgement. Nobody waits for that when the other process has ended or has
+    closed its side: that is asked for by message (see `queue_pair_link`), and a transfer's own timeout ends it
+    whatever the device does.
+    """
+
+    gid: Gid
+    pkey_index: int = 0
+    traffic_class: int = 0
+    service_level: int = 0
+    timeout: int = 20
+    retries: int = 7
+
+
+def path_of(gid: Gid) -> Path:
+    """As the settings are now."""
+    return Path(
+        gid,
+        settings.rdma_ib_pkey_index(),
+        settings.rdma_ib_traffic_class(),
+        settings.rdma_ib_service_level(),
+        settings.rdma_ib_timeout(),
+        settings.rdma_ib_retry_count(),
+    )
 
 
 class Registration(Protocol):

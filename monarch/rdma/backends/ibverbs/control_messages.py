@@ -18,8 +18,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from monarch.rdma.backends.ibverbs.gids import TOLD, Gid
-from monarch.rdma.backends.ibverbs.pairing import Port
+from monarch.rdma.backends.ibverbs.pairing import TOLD, Gid, Port
 
 MOST = 64  # devices in a message
 NAME = 64  # characters of a device's name (IB_DEVICE_NAME_MAX)

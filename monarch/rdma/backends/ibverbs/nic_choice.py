@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs.pairing import ChoiceError, Gid
 
 SAME, SWITCH, ROOT, NODE, MACHINE = range(5)  # how far a device is, from near to far
 

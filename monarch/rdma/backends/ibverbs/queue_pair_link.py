@@ -3,7 +3,7 @@
 Whoever begins a transfer posts its requests himself. One thread of the process waits for the completions of all links and
 for the deadlines; it ends after IDLE seconds without work.
 
-A device finds out only after half a minute or more that its peer is gone (see `path`). So a link with work on which
+A device finds out only after half a minute or more that its peer is gone (see `binding`). So a link with work on which
 nothing has completed for QUIET seconds says so to one of its jobs, which asks the other process; again after twice as
 long, and so on up to QUIET_MOST. The thread looks when it wakes up anyway, so the first time is after QUIET to QUIET + IDLE.
 

@@ -20,12 +20,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch.config import settings
 from monarch.rdma.backends.ibverbs import registered_memory as memories
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Pair, Registration
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Pair, Registration, path_of
 from monarch.rdma.backends.ibverbs.control_messages import Check, End, Key, Lend, Lent, Meet, Opened, checked
 from monarch.rdma.backends.ibverbs.devices import Devices, devices
-from monarch.rdma.backends.ibverbs.gids import ChoiceError, Gid
-from monarch.rdma.backends.ibverbs.pairing import Pairing, Port, Stripe, affinity, pairings, stripes, why_none
-from monarch.rdma.backends.ibverbs.path import path_of
+from monarch.rdma.backends.ibverbs.pairing import (
+    ChoiceError,
+    Gid,
+    Pairing,
+    Port,
+    Stripe,
+    affinity,
+    pairings,
+    stripes,
+    why_none,
+)
 from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError, Watch
 from monarch.rdma.backends.ibverbs.registered_memory import LocalMemory
 from monarch.rdma.backends.ibverbs.send_queue import Fault, Request

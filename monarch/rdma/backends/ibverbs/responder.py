@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
-from monarch.rdma.backends import plaintext
-from monarch.rdma.backends.ibverbs import gids
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration
+from monarch.rdma.backends.ibverbs import pairing, plaintext
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration, path_of
 from monarch.rdma.backends.ibverbs.control_messages import Check, End, Key, Lend, Lent, Meet, Opened
 from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError, devices
-from monarch.rdma.backends.ibverbs.gids import ChoiceError
-from monarch.rdma.backends.ibverbs.path import path_of
+from monarch.rdma.backends.ibverbs.pairing import ChoiceError
 from monarch.rdma.backends.ibverbs.registered_memory import close
 from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD, Region, Registry, registry
@@ -99,7 +97,7 @@ class Owner:
         """A queue pair that serves that one, at the device that was named. OSError, ChoiceError."""
         device = self._devices.up(meet.nic)
         nic = self._devices.nics[meet.nic]
-        (gid,) = gids.offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
+        (gid,) = pairing.offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
         pair = device.pair(1, path_of(gid))
         try:
             pair.to_init(REMOTE_READ | REMOTE_WRITE)

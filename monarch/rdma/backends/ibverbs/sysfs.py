@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from monarch.rdma.backends.ibverbs.gids import Gid
 from monarch.rdma.backends.ibverbs.nic_choice import Distances, Nic, Place
+from monarch.rdma.backends.ibverbs.pairing import Gid
 
 ROOT = Path("/sys")
 PORT = 1
