@@ -6,28 +6,28 @@
 
 General layout, from the inside out:
 
-    memory      what counts as memory
-    handle      what travels
-    registry    the owner's buffers, and the words by which others know that they are registered
-    transfer    one transfer
-    copying     large copies in a few threads
+    local_memory   what counts as memory
+    buffer_handle  what travels
+    registry       the owner's buffers, and the words by which others know that they are registered
+    transfer       one transfer
+    copying        large copies in a few threads
     device_copies  copies with a device at one end
-    lending     storages of devices that another process may open
-    manager     the actors that serve other processes, and wait for them
-    staging     memory of a device on a path that moves the host's
-    backends    ways of moving bytes, one a file
-    paths       which of them
-    shared      memory that others map instead of copying it
-    buffer      RDMABuffer
-    action      RDMAAction
-    shards      which part of a tensor somebody has (pure)
-    layout      which bytes of whose parts a reader takes (pure)
-    versions    when weights that were read are whole (pure)
-    entries     what a model or a dict consists of
-    gather      many pieces, read together; with devices: device_gather, device_batches
-    published   one owner's weights, as others know them
-    reading     plans of what goes where, from which owner
-    state_dict  StateDict; what travels of it is in state_dict_handle
+    lending        storages of devices that another process may open
+    manager        the actors that serve other processes, and wait for them
+    staging        memory of a device on a path that moves the host's
+    backends       ways of moving bytes: a file each, or a folder (tcp, ibverbs, nixl)
+    paths          which of them
+    shared         memory that others map instead of copying it
+    buffer         RDMABuffer
+    action         RDMAAction
+    shards         which part of a tensor somebody has (pure)
+    layout         which bytes of whose parts a reader takes (pure)
+    versions       when weights that were read are whole (pure)
+    entries        what a model or a dict consists of
+    block_gather   many pieces, read together; with devices: device_gather, device_batches
+    published      one owner's weights, as others know them
+    reading        plans of what goes where, from which owner
+    state_dict     StateDict; what travels of it is in state_dict_handle
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
 from monarch.rdma.copying import INLINE
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from monarch.rdma.transfer import Transfer, check_timeout
 
 _Make = Callable[[float], Transfer]

@@ -13,9 +13,9 @@ from monarch.rdma.backends import Backend
 from monarch.rdma.backends import through_actors as dropping
 from monarch.rdma.backends.owner_view import let_peers_read
 from monarch.rdma.backends.tcp import stream_server
-from monarch.rdma.handle import Handle
+from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.lending import lending
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.local_memory import LocalMemory, memory_of
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer, check_timeout
 
@@ -75,7 +75,7 @@ class RDMABuffer:
         manager.tell_borrowers()
         self._backend: Backend | None = None
         self._kept: dict[str, Any] = {}
-        self._handle = Handle(
+        self._handle = BufferHandle(
             mine.owner,
             region.number,
             region.token,
@@ -173,7 +173,7 @@ class RDMABuffer:
 
     # --- for RDMAAction as well
 
-    def _reading(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
+    def _reading(self, memory: LocalMemory, offset: int, size: int | None, timeout: float) -> Transfer:
         handle = self._handle
         offset, size = _part(handle, offset, size)
         if not memory.writable:
@@ -182,7 +182,7 @@ class RDMABuffer:
             raise RDMASizeError(f"destination local memory size ({memory.size}) must be >= remote buffer size ({size})")
         return Transfer(handle, memory, offset, size, False, timeout)
 
-    def _writing(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
+    def _writing(self, memory: LocalMemory, offset: int, size: int | None, timeout: float) -> Transfer:
         handle = self._handle
         if not handle.writable:
             raise RDMAReadOnlyError(f"{handle} is of read-only memory; its owner has to register writable memory")
@@ -240,11 +240,11 @@ def _restore(*fields: Any) -> RDMABuffer:
     buffer = RDMABuffer.__new__(RDMABuffer)
     buffer._backend = None
     buffer._kept = {}
-    buffer._handle = Handle(*fields)
+    buffer._handle = BufferHandle(*fields)
     return buffer
 
 
-def _part(handle: Handle, offset: int, size: int | None) -> tuple[int, int]:
+def _part(handle: BufferHandle, offset: int, size: int | None) -> tuple[int, int]:
     """Offset and size of a part of the buffer, checked; without a size, all from the offset on."""
     offset = operator.index(offset)
     size = handle.size - offset if size is None else operator.index(size)
@@ -255,7 +255,7 @@ def _part(handle: Handle, offset: int, size: int | None) -> tuple[int, int]:
     return offset, size
 
 
-async def _drop(handle: Handle, promise: Promise[None]) -> None:
+async def _drop(handle: BufferHandle, promise: Promise[None]) -> None:
     try:
         await dropping.drop(handle)
     except BaseException as exc:

@@ -15,7 +15,7 @@ from typing import Any
 from monarch._devices.memory import interface
 from monarch._devices.pinned import PIECE, Piece
 from monarch.rdma.layout import Block
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 
 COPIES = 1024  # blocks that are waited for together
 BETWEEN = 64 << 20  # bytes between two looks at the clock, from device to device
@@ -23,10 +23,10 @@ SMALL = 256 << 10  # bytes: from here on a copy of its own is worth it
 
 _ALIGNED = 64
 
-Lend = Callable[[], AbstractContextManager[Memory]]
+Lend = Callable[[], AbstractContextManager[LocalMemory]]
 
 
-class Batch:
+class DeviceBatch:
     """Blocks of an owner's buffers on devices, copied by them: to the host, through one piece of pinned memory, or to flat
     tensors on devices.
 
@@ -70,13 +70,13 @@ class Batch:
             interface().begin_all(copies, after)()
 
 
-def batches(lends: Sequence[Lend], blocks: Iterable[tuple[int, Block, Any]], to_host: bool) -> list[Batch]:
+def batches(lends: Sequence[Lend], blocks: Iterable[tuple[int, Block, Any]], to_host: bool) -> list[DeviceBatch]:
     """All of the blocks, as (number of the buffer, block, target); large ones are cut."""
-    result: list[Batch] = []
+    result: list[DeviceBatch] = []
     for number, whole, target in blocks:
         for block in whole.cut(PIECE if to_host else BETWEEN):
             if not result or result[-1].full(block):
-                result.append(Batch(lends, to_host))
+                result.append(DeviceBatch(lends, to_host))
             result[-1].add(number, block, target)
     return result
 

@@ -16,13 +16,13 @@ from typing import Any
 from monarch._devices import pinned
 from monarch._devices.memory import interface
 from monarch.rdma import copying
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
 
 CHUNK = 64 << 20  # bytes between two looks at the clock and the buffer; milliseconds at most
 
 # The buffer's bytes for a `with` block in which its owner does not let go of them. Raises why there are none.
-Lend = Callable[[], AbstractContextManager[Memory]]
+Lend = Callable[[], AbstractContextManager[LocalMemory]]
 
 
 def run(transfer: Transfer, lend: Lend, device: str = "") -> None:
@@ -75,7 +75,7 @@ class _Job:
         self._at, self._after = at + count, None
 
 
-def copy(target: Memory, to: int, source: Memory, at: int, count: int, after: Any = None) -> None:
+def copy(target: LocalMemory, to: int, source: LocalMemory, at: int, count: int, after: Any = None) -> None:
     """`count` bytes between two memories of which at least one is a device's. Done when it returns.
 
     `after`, as from `mark`, is what the copy comes after.

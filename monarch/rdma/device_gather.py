@@ -1,8 +1,8 @@
 """The part of a Gather that has a device at one end or both.
 
-`Lent`: the owner's device is one that this process reaches (its own, or by device_ipc): it copies by itself, to the host or
-to other devices. `Passing`: everything else that goes to a device of ours, through buckets of pinned memory: one is filled
-while the one before is put into its places.
+`LentBuffers`: the owner's device is one that this process reaches (its own, or by device_ipc): it copies by itself, to the
+host or to other devices. `ThroughPinned`: everything else that goes to a device of ours, through buckets of pinned memory:
+one is filled while the one before is put into its places.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from monarch._errors import RDMAError, RDMATimeoutError
 from monarch.rdma import copying, device_batches
 from monarch.rdma.backends import device_ipc, same_process
 from monarch.rdma.buffer import RDMABuffer
-from monarch.rdma.handle import Handle
+from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.layout import Block
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ BUCKET = 64 << 20  # bytes on their way to a device together; there are two buck
 _Target = tuple[Block, Any]
 
 
-class ElsewhereError(Exception):
+class NotLentHereError(Exception):
     """An owner does not lend its storage after all: its buffers have to be reached by another path."""
 
 
@@ -41,7 +41,7 @@ class LentBatch:
 
     path = device_ipc.DeviceIpc.name
 
-    def __init__(self, handle: Handle, device: str, batch: device_batches.Batch) -> None:
+    def __init__(self, handle: BufferHandle, device: str, batch: device_batches.DeviceBatch) -> None:
         self.handle = handle
         self.total = batch.size
         self._device = device
@@ -56,7 +56,7 @@ class LentBatch:
                 raise
 
 
-class Lent:
+class LentBuffers:
     """Blocks of buffers on devices that this process reaches, of one owner. Read within `open` and `close`."""
 
     def __init__(self, reads: list[tuple[RDMABuffer, list[_Target]]]) -> None:
@@ -77,7 +77,7 @@ class Lent:
                 self.batches.append(LentBatch(self._buffers[0]._handle, device, batch))
 
     async def open(self, timeout: float) -> None:
-        """Makes them readable. The owner is asked for each storage that is not open here. ElsewhereError, RDMAError."""
+        """Makes them readable. The owner is asked for each storage that is not open here. NotLentHereError, RDMAError."""
         import asyncio
 
         deadline = monotonic() + timeout
@@ -86,7 +86,7 @@ class Lent:
             opened = await asyncio.gather(*asked, return_exceptions=True)
             failed = [one for one in opened if isinstance(one, BaseException)]
             if failed:
-                raise next((one for one in failed if not isinstance(one, ElsewhereError)), failed[0])
+                raise next((one for one in failed if not isinstance(one, NotLentHereError)), failed[0])
             self._lends += [one for one in opened if not isinstance(one, BaseException)]
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Lent:
         backend = buffer._way()
         if not isinstance(backend, device_ipc.DeviceIpc):
             return lambda: same_process._lend(handle)
-        nothing = Memory(0, 0, True, None, "tensors")
+        nothing = LocalMemory(0, 0, True, None, "tensors")
         transfer = Transfer(handle, nothing, 0, handle.size, False, max(0.0, deadline - monotonic()))
         transfer.path = backend.name
         try:
@@ -112,7 +112,7 @@ class Lent:
         except TimeoutError:
             raise transfer._told(transfer.timed_out()) from None
         except Exception as exc:
-            raise ElsewhereError(str(exc)) from exc
+            raise NotLentHereError(str(exc)) from exc
         return lambda: device_ipc._lend(transfer, self._flats[number][0])
 
 
@@ -135,7 +135,7 @@ class _Bucket:
         interface().begin_all(copies, after)()
 
 
-class Passing:
+class ThroughPinned:
     """Blocks that come to devices of ours through the host. Two buckets are kept as long as this is."""
 
     def __init__(self, blocks: list[tuple[RDMABuffer, Block, Any]], gather: Callable[[Any, Any], _Reading]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from monarch._devices.modes import locally
 from monarch._errors import RDMAMemoryError
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.local_memory import LocalMemory, memory_of
 from monarch.rdma.shards import Range, ranges_after, shape_of
 
 _FORMATS = {
@@ -21,7 +21,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor, array or buffer as it stands in this process. `dtype` is its name in torch and numpy: "float32".
 
     `kind` is "torch", "numpy" or "buffer"; `path` the keys that lead to it. `data` is what this process has of it: of
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     whole: tuple[int, ...] | None = None
     start: tuple[int, ...] | None = None
 
-    def memory(self) -> Memory:
+    def memory(self) -> LocalMemory:
         """RDMAMemoryError, with the name, for what is not contiguous, or on a device whose memory cannot be read."""
         try:
             return memory_of(self.data)
@@ -81,21 +81,21 @@ class Entry(NamedTuple):
         copy(self.kind, self.data, other)
 
 
-class Value(NamedTuple):
+class ValueEntry(NamedTuple):
     """Something else: a number, a string, a list."""
 
     path: tuple[Any, ...]
     value: Any
 
 
-def device_of(entry: Entry) -> str:
+def device_of(entry: TensorEntry) -> str:
     """The device that a tensor is on, "cuda:1"; "" for the host's memory and what is no tensor."""
     if entry.kind != "torch" or entry.data.device.type == "cpu":
         return ""
     return str(entry.data.device)
 
 
-def entries_of(source: Any) -> tuple[dict[str, Entry], dict[str, Value]]:
+def entries_of(source: Any) -> tuple[dict[str, TensorEntry], dict[str, ValueEntry]]:
     """The tensors and the values of a dict, or of anything with a `state_dict()`, by name.
 
     TypeError for anything else. ValueError for two of one name, RDMAMemoryError for tensors in a list.
@@ -105,8 +105,8 @@ def entries_of(source: Any) -> tuple[dict[str, Entry], dict[str, Value]]:
         if not callable(state):
             raise TypeError(f"expected a dict or an object with state_dict(), got {type(source).__qualname__}")
         source = state()
-    tensors: dict[str, Entry] = {}
-    values: dict[str, Value] = {}
+    tensors: dict[str, TensorEntry] = {}
+    values: dict[str, ValueEntry] = {}
     for path, data in _leaves(source, ()):
         name = ".".join(map(str, path))
         if name in tensors or name in values:
@@ -117,7 +117,7 @@ def entries_of(source: Any) -> tuple[dict[str, Entry], dict[str, Value]]:
         elif isinstance(data, list | tuple) and any(_entry(name, path, one) for one in data):
             raise RDMAMemoryError(f"{name!r} is a {type(data).__name__} with tensors in it; put them into a dict")
         else:
-            values[name] = Value(path, data)
+            values[name] = ValueEntry(path, data)
     return tensors, values
 
 
@@ -129,22 +129,22 @@ def _leaves(node: Mapping[Any, Any], path: tuple[Any, ...]) -> Iterator[tuple[tu
             yield (*path, key), value
 
 
-def _entry(name: str, path: tuple[Any, ...], data: Any) -> Entry | None:
+def _entry(name: str, path: tuple[Any, ...], data: Any) -> TensorEntry | None:
     if _is(data, "torch.distributed.tensor", "DTensor"):
         return _distributed(name, path, data)
     if _is(data, "torch", "Tensor"):
-        return Entry(name, path, data, "torch", str(data.dtype)[6:], tuple(data.shape), data.element_size())
+        return TensorEntry(name, path, data, "torch", str(data.dtype)[6:], tuple(data.shape), data.element_size())
     if _is(data, "numpy", "ndarray"):
         dtype = data.dtype.name if data.dtype.isnative else data.dtype.str
-        return Entry(name, path, data, "numpy", dtype, tuple(data.shape), data.itemsize)
+        return TensorEntry(name, path, data, "numpy", dtype, tuple(data.shape), data.itemsize)
     if isinstance(data, bytearray | memoryview | array):
         view = memoryview(data)
         dtype = _FORMATS.get(view.format.lstrip("@="), view.format)
-        return Entry(name, path, data, "buffer", dtype, tuple(view.shape or ()), view.itemsize)
+        return TensorEntry(name, path, data, "buffer", dtype, tuple(view.shape or ()), view.itemsize)
     return None
 
 
-def _distributed(name: str, path: tuple[Any, ...], data: Any) -> Entry:
+def _distributed(name: str, path: tuple[Any, ...], data: Any) -> TensorEntry:
     """The local tensor of a DTensor, and where it belongs."""
     import torch
 
@@ -152,7 +152,7 @@ def _distributed(name: str, path: tuple[Any, ...], data: Any) -> Entry:
         local = data.to_local()
         if hasattr(local, "wait"):  # an AsyncCollectiveTensor: what redistribute() still brings
             local = local.wait()
-    entry = Entry(name, path, local, "torch", str(local.dtype)[6:], tuple(local.shape), local.element_size())
+    entry = TensorEntry(name, path, local, "torch", str(local.dtype)[6:], tuple(local.shape), local.element_size())
     ranges = _ranges(name, data)
     if ranges is None:  # this rank is not in the mesh: it has nothing
         return entry._replace(whole=tuple(data.shape), start=(0,) * data.ndim)
@@ -211,7 +211,7 @@ def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> 
 
 
 @locally
-def shown_on(flat: Any, entry: Entry) -> Any:
+def shown_on(flat: Any, entry: TensorEntry) -> Any:
     """Bytes on a device, a flat tensor, as what the entry is."""
     import torch
 

@@ -42,7 +42,7 @@ def shown(box: Box) -> str:
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
-class Assigned(NamedTuple):
+class AssignedBox(NamedTuple):
     """`box` is read from `owner`."""
 
     owner: int
@@ -51,7 +51,7 @@ class Assigned(NamedTuple):
 
 def assign(
     wanted: Box, held: Sequence[tuple[int, Box]], pick: Callable[[Sequence[int], int], int]
-) -> tuple[list[Assigned], list[Box]]:
+) -> tuple[list[AssignedBox], list[Box]]:
     """Who gives which part of `wanted`, every element once, and what nobody has.
 
     `held` are owners and the boxes they have, which may overlap. Of those that have the same box, `pick(owners, elements)`
@@ -71,7 +71,7 @@ def assign(
         for rest, part in taken:
             left.remove(rest)
             left += around(rest, part)
-            result.append(Assigned(owner, part))
+            result.append(AssignedBox(owner, part))
     return result, left
 
 

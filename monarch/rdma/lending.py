@@ -23,9 +23,9 @@ from typing import Any
 from monarch._devices.forked import never_free
 from monarch._devices.memory import interface
 from monarch._errors import BufferDroppedError
+from monarch.rdma.buffer_handle import DevicePlace, Owner, this_host
 from monarch.rdma.deaths import deaths
-from monarch.rdma.handle import DevicePlace, Owner, this_host
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 
 BORROWERS = 1024  # processes that have one storage; another is refused and takes another path
 SHARES = 2048  # of one storage in its life: torch wraps it once more for each, and unwraps it by recursion
@@ -59,7 +59,7 @@ class Lending:
         # What each process may still have open, by storage; of those without buffers too, until it says that it closed them.
         self._given: dict[Owner, dict[int, list[Share]]] = {}
 
-    def place(self, memory: Memory) -> tuple[DevicePlace, Callable[[], None]]:
+    def place(self, memory: LocalMemory) -> tuple[DevicePlace, Callable[[], None]]:
         """Where memory of a device that is about to be registered is, and what to call when it has been let go of."""
         assert memory.device is not None
         start = memory.keep.untyped_storage().data_ptr()
@@ -80,7 +80,7 @@ class Lending:
                 if storage.borrowers:
                     self._over.append(storage)
 
-    def give(self, memory: Memory, borrower: Any, who: Owner) -> Share:
+    def give(self, memory: LocalMemory, borrower: Any, who: Owner) -> Share:
         """What that process, whose service `borrower` is, opens the storage of registered memory with. NotLentError."""
         if memory.device is None:
             raise NotLentError("it is not memory of a device")

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from monarch._errors import RDMAReadOnlyError
 from monarch.actor import Actor, Future, Promise, concurrent_endpoint, endpoint, process_service
 from monarch.rdma import device_copies
-from monarch.rdma.handle import Owner
+from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.lending import borrowing, lending
-from monarch.rdma.memory import memmove, memory_of
+from monarch.rdma.local_memory import memmove, memory_of
 from monarch.rdma.registry import registry
 
 T = TypeVar("T")

@@ -16,13 +16,13 @@ from monarch.rdma.backends.detour import first_usable, reroute
 from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
-from monarch.rdma.backends.mapped_segment import Segment
+from monarch.rdma.backends.mapped_segment import MappedSegment
 from monarch.rdma.backends.nixl.backend import Nixl
 from monarch.rdma.backends.process_vm import ProcessVm
-from monarch.rdma.backends.same_process import Local
-from monarch.rdma.backends.tcp.backend import Streams
+from monarch.rdma.backends.same_process import SameProcess
+from monarch.rdma.backends.tcp.backend import TcpStreams
 from monarch.rdma.backends.through_actors import ThroughActors
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.transfer import Transfer
 
 
@@ -31,15 +31,15 @@ def elsewhere(transfer: Transfer) -> None:
     reroute(transfer, choose, begin)
 
 
-LOCAL = Local()
+LOCAL = SameProcess()
 BACKENDS: tuple[Backend, ...] = (
     LOCAL,
     DeviceIpc(elsewhere),
-    Segment(),
+    MappedSegment(),
     ProcessVm(),
     Ibverbs(),
     Nixl(),
-    Streams(),
+    TcpStreams(),
     ThroughActors(),
 )
 
@@ -64,20 +64,20 @@ for _category in (RDMATcpFallbackWarning, RDMAReadTransferWarning, RDMAWriteTran
     warnings.filterwarnings("once", category=_category, append=True)
 
 
-def choose(handle: Handle) -> Backend:
+def choose(handle: BufferHandle) -> Backend:
     """The fastest way. RDMAUnavailableError when there is none, with what stands in the way of each."""
     return first_usable(BACKENDS, handle)
 
 
 def begin(backend: Backend, transfer: Transfer) -> None:
     """Has the backend do the transfer; through pinned memory where the local side is a device's, which few know of."""
-    if transfer.memory.device is None or isinstance(backend, Local | DeviceIpc | Nixl):
+    if transfer.memory.device is None or isinstance(backend, SameProcess | DeviceIpc | Nixl):
         backend.start(transfer)
     else:
         staging.start(backend, transfer)
 
 
-def warn_once(handle: Handle, backend: Backend, stacklevel: int) -> None:
+def warn_once(handle: BufferHandle, backend: Backend, stacklevel: int) -> None:
     """Tells the user that a transfer takes a slow way, and why, once for each owner (of at most so many)."""
     if not backend.far or handle.owner in _warned or len(_warned) >= _WARNED_LIMIT:
         return

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from monarch.actor import Promise
 from monarch.rdma.buffer import RDMABuffer
-from monarch.rdma.entries import Value
-from monarch.rdma.handle import Owner
+from monarch.rdma.buffer_handle import Owner
+from monarch.rdma.entries import ValueEntry
 from monarch.rdma.layout import Box
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from monarch.rdma.versions import Header
 
 
-class Place(NamedTuple):
+class PublishedTensor(NamedTuple):
     """A tensor of the owner's: what it is, and where its `size` bytes are in buffer number `buffer` (-1: it is empty).
 
     `whole` and `start` are None where the owner has all of it, else the shape of the whole tensor, and where in it the
@@ -51,8 +51,8 @@ class Published(NamedTuple):
 
     header: RDMABuffer
     buffers: tuple[tuple[RDMABuffer, ...], ...]
-    places: dict[str, Place]
-    values: dict[str, Value]
+    places: dict[str, PublishedTensor]
+    values: dict[str, ValueEntry]
 
     @property
     def owner(self) -> Owner:

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from monarch._devices.memory import interface
 from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, StateDictMismatchError
-from monarch.rdma.entries import Entry, device_of
-from monarch.rdma.gather import Gather, Target
-from monarch.rdma.handle import this_host
+from monarch.rdma.block_gather import BlockGather, Target
+from monarch.rdma.buffer_handle import this_host
+from monarch.rdma.entries import TensorEntry, device_of
 from monarch.rdma.layout import Balance, Block, Box, assign, block, shown, size_of
-from monarch.rdma.memory import Memory, memory_of
-from monarch.rdma.published import Place, Published
+from monarch.rdma.local_memory import LocalMemory, memory_of
+from monarch.rdma.published import Published, PublishedTensor
 
 
-class Wanted(NamedTuple):
+class WantedTensor(NamedTuple):
     """One of the reader's tensors: the part of the whole that it is to hold, its bytes, and where they go: an address, or a
     flat tensor on a device.
     """
@@ -38,20 +38,20 @@ def sources_of(owners: Sequence[Published], name: str) -> list[Any]:
     return [(owner, one.buffer, one.offset, one.shape, one.start) for owner, one in held if one is not None]
 
 
-class Plan:
+class WeightsPlan:
     """Which bytes are wanted, and what is to be done when they are there."""
 
     def __init__(self, owners: Sequence[Published]) -> None:
         self._owners = owners
         self._keep: list[Any] = []
-        self._wanted: list[Wanted] = []
-        self._staged: list[tuple[Entry, Any]] = []
+        self._wanted: list[WantedTensor] = []
+        self._staged: list[tuple[TensorEntry, Any]] = []
         self._taken: dict[tuple[str, int], tuple[str, Any]] = {}
         self._devices: dict[str, Any] = {}  # a tensor on each that is read into
         self._gone: frozenset[int] = frozenset()
-        self._route: Route | None = None
+        self._route: ReadRoute | None = None
 
-    def add(self, entry: Entry, box: Box, staged: bool) -> None:
+    def add(self, entry: TensorEntry, box: Box, staged: bool) -> None:
         """`box` of the whole tensor of that name goes into `entry`, which has its shape."""
         size = size_of(box) * entry.item
         if not size:
@@ -64,9 +64,9 @@ class Plan:
             raise StateDictMismatchError(f"{name!r} and {entry.name!r} are one tensor here and two at the owner")
         if name == entry.name:
             flat = None if memory.device is None else memory.keep
-            self._wanted.append(Wanted(name, box, entry.item, size, memory.address, flat))
+            self._wanted.append(WantedTensor(name, box, entry.item, size, memory.address, flat))
 
-    def _memory(self, entry: Entry, size: int, staged: bool) -> Memory:
+    def _memory(self, entry: TensorEntry, size: int, staged: bool) -> LocalMemory:
         """Where the bytes are to go: the tensor's own memory, or spare memory."""
         memory = None
         try:
@@ -83,7 +83,7 @@ class Plan:
         self._keep.append(memory.keep)
         return memory
 
-    def _spare(self, entry: Entry, size: int, on_device: bool) -> Memory:
+    def _spare(self, entry: TensorEntry, size: int, on_device: bool) -> LocalMemory:
         if on_device:
             flat = interface().empty(size, device_of(entry))
             self._staged.append((entry, flat))
@@ -97,10 +97,10 @@ class Plan:
         return [interface().mark(flat) for flat in self._devices.values()]
 
     @property
-    def route(self) -> Route:
+    def route(self) -> ReadRoute:
         """Who gives what. StateDictMismatchError, naming the tensors and the parts of them that no owner has."""
         if self._route is None:
-            self._route = Route(self._owners, self._wanted, self._gone, self._keep)
+            self._route = ReadRoute(self._owners, self._wanted, self._gone, self._keep)
         return self._route
 
     def leave_out(self, owner: int) -> None:
@@ -120,17 +120,17 @@ class Plan:
             interface().begin_all(copies, after)()
 
 
-class Route:
+class ReadRoute:
     """Every byte from one owner. `owners` are those that give any, all if nothing is wanted; `gone` are left out."""
 
     def __init__(
-        self, owners: Sequence[Published], wanted: Sequence[Wanted], gone: frozenset[int], keep: list[Any]
+        self, owners: Sequence[Published], wanted: Sequence[WantedTensor], gone: frozenset[int], keep: list[Any]
     ) -> None:
         self._gone = gone
         self._published = owners
         self._keep = keep
         self._targets: dict[int, dict[int, list[Target]]] = {}  # by owner and buffer
-        self._gathers: dict[tuple[int, int], Gather] = {}
+        self._gathers: dict[tuple[int, int], BlockGather] = {}
         here = this_host()
         balance = Balance([bool(here) and one.owner.host == here for one in owners], os.getpid())
         missing = []
@@ -158,17 +158,17 @@ class Route:
             raise StateDictMismatchError(f"no owner has {', '.join(sorted(missing)[:10])}{more}{hint}")
         self.owners = sorted(self._targets) or [one for one in range(len(owners)) if one not in gone]
 
-    def _add(self, owner: int, place: Place, piece: Block, wanted: Wanted) -> None:
+    def _add(self, owner: int, place: PublishedTensor, piece: Block, wanted: WantedTensor) -> None:
         self._targets.setdefault(owner, {}).setdefault(place.buffer, []).append((piece, wanted.flat))
 
-    def _held(self, name: str) -> list[tuple[int, Place]]:
+    def _held(self, name: str) -> list[tuple[int, PublishedTensor]]:
         return [
             (owner, place)
             for owner, published in enumerate(self._published)
             if owner not in self._gone and (place := published.places.get(name)) is not None and place.buffer >= 0
         ]
 
-    def gather(self, owner: int, version: int) -> Gather:
+    def gather(self, owner: int, version: int) -> BlockGather:
         """The reads of that owner's weights, of that version."""
         published = self._published[owner]
         copy = version % published.copies
@@ -176,7 +176,7 @@ class Route:
         if known is None:
             targets = self._targets.get(owner, {})
             reads = [(published.buffers[copy][number], targets[number]) for number in sorted(targets)]
-            known = self._gathers[owner, copy] = Gather(reads, self._keep)
+            known = self._gathers[owner, copy] = BlockGather(reads, self._keep)
         return known
 
     def bytes_of(self, owner: int) -> int:

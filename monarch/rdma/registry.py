@@ -26,8 +26,8 @@ from typing import Any
 from monarch._devices.forked import never_free
 from monarch._errors import BufferDroppedError
 from monarch._linux.procfs import start_of
-from monarch.rdma.handle import Owner, this_host
-from monarch.rdma.memory import Memory
+from monarch.rdma.buffer_handle import Owner, this_host
+from monarch.rdma.local_memory import LocalMemory
 
 WORD = struct.Struct("=Q")
 PAGE_SLOTS = 4096  # words a mapping has; the table grows by one mapping at a time
@@ -39,7 +39,7 @@ def lock(file: int, kind: int, slot: int) -> None:
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, slot, 1, 0))
 
 
-class Table:
+class ControlWordTable:
     """Control words at addresses that stay. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -86,13 +86,19 @@ class Table:
         self._free.extend(range(first, first - PAGE_SLOTS, -1))
 
 
-class Region:
+class RegisteredBuffer:
     """One registered buffer. `users` copies of this process are under way in it."""
 
     __slots__ = ("lent", "let_go", "memory", "number", "slot", "token", "users", "word")
 
     def __init__(
-        self, memory: Memory, number: int, token: int, slot: int, word: int, let_go: Callable[[], None] | None = None
+        self,
+        memory: LocalMemory,
+        number: int,
+        token: int,
+        slot: int,
+        word: int,
+        let_go: Callable[[], None] | None = None,
     ) -> None:
         self.memory = memory
         self.number = number
@@ -111,24 +117,24 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._table = Table()
-        self._regions: dict[int, Region] = {}
-        self._leaving: dict[int, Region] = {}  # dropped, but somebody still writes into them
+        self._table = ControlWordTable()
+        self._regions: dict[int, RegisteredBuffer] = {}
+        self._leaving: dict[int, RegisteredBuffer] = {}  # dropped, but somebody still writes into them
         self.pid = os.getpid()
         self.owner = Owner(this_host(), self.pid, start_of(self.pid) or 0, self._table.file, socket.gethostname())
 
-    def register(self, memory: Memory, let_go: Callable[[], None] | None = None) -> Region:
+    def register(self, memory: LocalMemory, let_go: Callable[[], None] | None = None) -> RegisteredBuffer:
         """Keeps the memory alive until it is dropped; then `let_go`, which does not wait, is called."""
         token = int.from_bytes(os.urandom(8), "little") or 1
         with self._lock:
             self._sweep()
             slot, word = self._table.take(token)
             number = next(self._numbers)
-            region = self._regions[number] = Region(memory, number, token, slot, word, let_go)
+            region = self._regions[number] = RegisteredBuffer(memory, number, token, slot, word, let_go)
         return region
 
     @contextmanager
-    def using(self, number: int, token: int) -> Iterator[Region]:
+    def using(self, number: int, token: int) -> Iterator[RegisteredBuffer]:
         """The region for a `with` block, in which its memory is not given back. BufferDroppedError when it was dropped."""
         with self._lock:
             region = self._regions.get(number)

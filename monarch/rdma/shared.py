@@ -25,13 +25,13 @@ from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch._linux import procfs
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
-from monarch.rdma.handle import Handle, owner_ended
-from monarch.rdma.memory import Memory
+from monarch.rdma.buffer_handle import BufferHandle, owner_ended
+from monarch.rdma.local_memory import LocalMemory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Place(NamedTuple):
+class SegmentLocation(NamedTuple):
     """Where a buffer stands in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor
     of.
     """
@@ -77,7 +77,7 @@ class _Segments:
             self._starts.remove(start)
         os.close(file)
 
-    def find(self, memory: Memory) -> tuple[int, int] | None:
+    def find(self, memory: LocalMemory) -> tuple[int, int] | None:
         """Descriptor and offset of memory that lies in a segment."""
         with self._lock:
             index = bisect.bisect_right(self._starts, memory.address) - 1
@@ -130,13 +130,13 @@ def _shown(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     return torch.frombuffer(memory, dtype=torch.uint8).view(kind).reshape(shape)
 
 
-def place_of(memory: Memory) -> Place | None:
+def place_of(memory: LocalMemory) -> SegmentLocation | None:
     """For a handle: where registered memory can be mapped from; None for memory that is no segment's."""
     found = _segments.find(memory)
-    return None if found is None else Place(*found, memory.dtype, memory.shape)
+    return None if found is None else SegmentLocation(*found, memory.dtype, memory.shape)
 
 
-def map_buffer(handle: Handle) -> Any:
+def map_buffer(handle: BufferHandle) -> Any:
     """See `RDMABuffer.map`."""
     place = handle.place
     if place is None:
@@ -148,7 +148,7 @@ def map_buffer(handle: Handle) -> Any:
     return _shown(whole[place.offset : place.offset + handle.size], place.dtype, place.shape)
 
 
-def map_segment(handle: Handle, flags: int = 0) -> mmap.mmap:
+def map_segment(handle: BufferHandle, flags: int = 0) -> mmap.mmap:
     """The whole segment that a reachable buffer stands in. Raises BufferDroppedError, OwnerEndedError,
     RDMAUnavailableError.
     """

@@ -15,7 +15,7 @@ from monarch._devices.memory import Wait, interface
 from monarch._devices.pinned import PIECE, Piece
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import Backend
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Staged:
     def _move(self, piece: Piece, at: int, count: int) -> asyncio.Future[BaseException | None]:
         """The piece, by the backend."""
         moved = self._loop.create_future()
-        part = _Part(self._transfer, Memory(piece.address, count, True, piece.storage, "pinned memory"), at, count)
+        part = _Part(self._transfer, LocalMemory(piece.address, count, True, piece.storage, "pinned memory"), at, count)
         part.ended = lambda error: self._tell(moved, error)
         try:
             self._backend.start(part)
@@ -140,7 +140,7 @@ class _Part(Transfer):
 
     __slots__ = ("_whole",)
 
-    def __init__(self, whole: Transfer, memory: Memory, at: int, count: int) -> None:
+    def __init__(self, whole: Transfer, memory: LocalMemory, at: int, count: int) -> None:
         super().__init__(whole.handle, memory, whole.offset + at, count, whole.write, whole.timeout)
         self._whole = whole
         self.deadline = whole.deadline

@@ -18,9 +18,9 @@ from monarch._errors import RDMAMemoryError, StateDictMismatchError
 from monarch.actor import Future, NotSendableError
 from monarch.rdma import manager
 from monarch.rdma.buffer import RDMABuffer
-from monarch.rdma.entries import Entry, device_of, entries_of, shorten, shown_on
-from monarch.rdma.memory import Memory
-from monarch.rdma.published import Place, Published
+from monarch.rdma.entries import TensorEntry, device_of, entries_of, shorten, shown_on
+from monarch.rdma.local_memory import LocalMemory
+from monarch.rdma.published import Published, PublishedTensor
 from monarch.rdma.shards import covering, ranges_of, shape_of
 from monarch.rdma.state_dict_handle import StateDictHandle
 
@@ -79,7 +79,7 @@ class StateDict:
         self._counters = (ctypes.c_uint64 * 2)()  # begun, published: see `versions`
         tensors, values = entries_of(source)
         tensors = _with_parts(tensors, shards or {})
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, PublishedTensor] = {}
         self._addresses: dict[str, int] = {}
         self._devices: list[str] = []  # that weights are read from where they stand
         self._copies: list[dict[str, Any]] = []  # with double_buffer: what to copy into, by name
@@ -186,7 +186,7 @@ class StateDict:
         self._fill(tensors, self._counters[0] % 2)
         self._end()
 
-    def _fill(self, tensors: dict[str, Entry], number: int) -> None:
+    def _fill(self, tensors: dict[str, TensorEntry], number: int) -> None:
         """Done when it returns, on devices as well."""
         for device in {device_of(entry) for entry in tensors.values()} - {""}:
             interface().drain(device)  # what it has still to write belongs to this version
@@ -202,14 +202,14 @@ class StateDict:
         if on_device:
             interface().begin_all(on_device)()
 
-    def _check_same(self, tensors: dict[str, Entry]) -> None:
+    def _check_same(self, tensors: dict[str, TensorEntry]) -> None:
         changed = [name for name in tensors.keys() | self._places.keys() if not self._fits(name, tensors.get(name))]
         if changed:
             raise StateDictMismatchError(
                 f"these names, shapes or dtypes have changed since the StateDict was made: {shorten(changed)}"
             )
 
-    def _fits(self, name: str, entry: Entry | None) -> bool:
+    def _fits(self, name: str, entry: TensorEntry | None) -> bool:
         place = self._places.get(name)
         return entry is not None and place is not None and (entry.dtype, entry.shape) == (place.dtype, place.shape)
 
@@ -225,7 +225,7 @@ class StateDict:
 
     # --- memory
 
-    def _in_place(self, tensors: dict[str, Entry]) -> list[Any]:
+    def _in_place(self, tensors: dict[str, TensorEntry]) -> list[Any]:
         """Registers what is there: ranges of memory, which keep the storages alive."""
         regions: list[Any] = []
         for device in sorted({device_of(entry) for entry in tensors.values()}):
@@ -233,12 +233,12 @@ class StateDict:
             regions += self._in_place_on(device, here, len(regions))
         return regions
 
-    def _in_place_on(self, device: str, tensors: dict[str, Entry], first: int) -> list[Any]:
+    def _in_place_on(self, device: str, tensors: dict[str, TensorEntry], first: int) -> list[Any]:
         """The ranges on one device; "" is the host. Their numbers begin with `first`."""
         memories = {name: entry.memory() for name, entry in tensors.items()}
         filled = {name: memory for name, memory in memories.items() if memory.size}
         ranges = covering((tensors[name].storage(), one.address, one.size) for name, one in filled.items())
-        within: list[list[Memory]] = [[] for _ in ranges]
+        within: list[list[LocalMemory]] = [[] for _ in ranges]
         for name, entry in tensors.items():
             memory = memories[name]
             number, offset = _find(ranges, memory.address) if memory.size else (-1, 0)
@@ -253,7 +253,7 @@ class StateDict:
             return [_on_device(*one) for one in zip(ranges, within, strict=True)]
         return [_view(*one) for one in zip(ranges, within, strict=True)]
 
-    def _own_copies(self, tensors: dict[str, Entry], on_device: bool) -> list[list[Any]]:
+    def _own_copies(self, tensors: dict[str, TensorEntry], on_device: bool) -> list[list[Any]]:
         """Two pieces of memory a device with room for every tensor; names of the same elements share theirs."""
         ends: dict[str, int] = {}
         known: dict[Any, tuple[str, int]] = {}
@@ -273,7 +273,7 @@ class StateDict:
             self._copies.append({name: self._target(tensors[name], copy) for name in first})
         return copies
 
-    def _target(self, entry: Entry, copy: list[Any]) -> Any:
+    def _target(self, entry: TensorEntry, copy: list[Any]) -> Any:
         place = self._places[entry.name]
         memory = copy[place.buffer][place.offset : place.offset + place.size]
         return entry.array(memory) if isinstance(memory, memoryview) else shown_on(memory, entry)
@@ -291,7 +291,9 @@ def _registered(view: memoryview, made: list[RDMABuffer]) -> RDMABuffer:
     return buffer
 
 
-def _with_parts(tensors: dict[str, Entry], shards: Mapping[str, tuple[Sequence[int], Any]]) -> dict[str, Entry]:
+def _with_parts(
+    tensors: dict[str, TensorEntry], shards: Mapping[str, tuple[Sequence[int], Any]]
+) -> dict[str, TensorEntry]:
     """The same entries, those that are parts of larger tensors told so."""
     unknown = shards.keys() - tensors.keys()
     if unknown:
@@ -318,25 +320,25 @@ def _with_parts(tensors: dict[str, Entry], shards: Mapping[str, tuple[Sequence[i
     return result
 
 
-def _place(entry: Entry, buffer: int, offset: int, size: int) -> Place:
+def _place(entry: TensorEntry, buffer: int, offset: int, size: int) -> PublishedTensor:
     where = entry.path, entry.kind, entry.dtype, entry.shape, entry.item, buffer, offset, size
     if entry.whole is None or entry.whole == entry.shape:
-        return Place(*where)
-    return Place(*where, entry.whole, entry.start)
+        return PublishedTensor(*where)
+    return PublishedTensor(*where, entry.whole, entry.start)
 
 
 def _room(size: int, device: str) -> Any:
     return interface().empty(size, device) if device else memoryview(bytearray(size))
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: TensorEntry) -> int:
     size = entry.item
     for one in entry.shape:
         size *= one
     return size
 
 
-def _identity(entry: Entry) -> Any:
+def _identity(entry: TensorEntry) -> Any:
     """Equal for names of the same elements."""
     if entry.kind == "torch":
         data = entry.data
@@ -352,7 +354,7 @@ def _find(ranges: Sequence[tuple[int, int]], address: int) -> tuple[int, int]:
     return number, address - ranges[number][0]
 
 
-def _view(span: tuple[int, int], within: Sequence[Memory]) -> memoryview:
+def _view(span: tuple[int, int], within: Sequence[LocalMemory]) -> memoryview:
     """The memory between two addresses, as long as anybody has the view."""
     array = (ctypes.c_char * (span[1] - span[0])).from_address(span[0])
     array.keep = [memory.keep for memory in within]  # type: ignore[attr-defined]
@@ -360,7 +362,7 @@ def _view(span: tuple[int, int], within: Sequence[Memory]) -> memoryview:
     return view if all(memory.writable for memory in within) else view.toreadonly()
 
 
-def _on_device(span: tuple[int, int], within: Sequence[Memory]) -> Any:
+def _on_device(span: tuple[int, int], within: Sequence[LocalMemory]) -> Any:
     """The memory of a storage on a device between two addresses, as a flat tensor."""
     flat = within[0].keep
     start = within[0].address - flat.storage_offset()

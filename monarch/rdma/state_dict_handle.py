@@ -16,10 +16,10 @@ from monarch._errors import (
 from monarch.actor import Future, Promise, ValueMesh
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
-from monarch.rdma.entries import Entry, entries_of, shorten, shown
+from monarch.rdma.entries import TensorEntry, entries_of, shorten, shown
 from monarch.rdma.layout import Box, size_of
-from monarch.rdma.published import Place, Published
-from monarch.rdma.reading import Plan, Route, Wanted, sources_of
+from monarch.rdma.published import Published, PublishedTensor
+from monarch.rdma.reading import ReadRoute, WantedTensor, WeightsPlan, sources_of
 from monarch.rdma.shards import Range, ranges_of, shape_of
 from monarch.rdma.transfer import check_timeout
 from monarch.rdma.versions import Header, agreed, whole
@@ -38,7 +38,7 @@ class StateDictHandle:
 
     def __init__(self, owners: tuple[Published, ...]) -> None:
         self._owners = owners
-        self._whole: dict[str, Place] = {}
+        self._whole: dict[str, PublishedTensor] = {}
         for published in owners:
             for name, place in published.places.items():
                 self._whole.setdefault(name, place)
@@ -241,11 +241,11 @@ class StateDictHandle:
             except _GoneError as exc:
                 gone.add(exc.owner)
                 boxes = ((name, tuple((0, size) for size in place.full)) for name, place in self._whole.items())
-                wanted = [Wanted(name, box, 1, size_of(box), 0, None) for name, box in boxes]
+                wanted = [WantedTensor(name, box, 1, size_of(box), 0, None) for name, box in boxes]
                 if len(gone) == len(self._owners):
                     raise exc.error from None
                 try:
-                    Route(self._owners, wanted, frozenset(gone), [])
+                    ReadRoute(self._owners, wanted, frozenset(gone), [])
                 except StateDictMismatchError as missing:
                     raise self._lost(exc, missing) from exc.error
 
@@ -275,7 +275,7 @@ class StateDictHandle:
 
     # --- reading
 
-    async def _read(self, plan: Plan, after: Sequence[Any], deadline: float, timeout: float) -> int:
+    async def _read(self, plan: WeightsPlan, after: Sequence[Any], deadline: float, timeout: float) -> int:
         import asyncio
 
         pause, attempt = _FIRST_PAUSE, _Attempt(plan.route)
@@ -297,7 +297,7 @@ class StateDictHandle:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _once(self, plan: Plan, after: Sequence[Any], deadline: float, attempt: _Attempt) -> int | None:
+    async def _once(self, plan: WeightsPlan, after: Sequence[Any], deadline: float, attempt: _Attempt) -> int | None:
         """The version that was read, None if an update was in the way."""
         owners = attempt.route.owners
         attempt.headers = await self._headers(owners, max(deadline - monotonic(), 0))
@@ -321,7 +321,7 @@ class StateDictHandle:
         copies = (self._owners[owner].copies for owner in attempt.route.owners)
         return agreed(zip(attempt.headers, copies, strict=True)) if attempt.headers else 0
 
-    def _without(self, plan: Plan, gone: _GoneError) -> Route:
+    def _without(self, plan: WeightsPlan, gone: _GoneError) -> ReadRoute:
         """Another route, now that an owner has ended. Its error if there is none."""
         plan.leave_out(gone.owner)
         if len(self._owners) == 1:
@@ -371,7 +371,7 @@ class StateDictHandle:
         if unknown:
             raise StateDictMismatchError(f"shards of tensors that the owner does not have: {shorten(unknown)}")
 
-    def _plan(self, target: Any, parts: dict[str, Any], strict: bool, staged: bool) -> Plan:
+    def _plan(self, target: Any, parts: dict[str, Any], strict: bool, staged: bool) -> WeightsPlan:
         self._check_parts(parts)
         mine, _ = entries_of(target)
         missing, unexpected = mine.keys() - self._whole.keys(), self._whole.keys() - mine.keys()
@@ -382,7 +382,7 @@ class StateDictHandle:
             if unexpected:
                 told.append(f"only the owner has {shorten(unexpected)}")
             raise StateDictMismatchError(f"{'; '.join(told)} (strict=False ignores them)")
-        plan = Plan(self._owners)
+        plan = WeightsPlan(self._owners)
         wrong = []
         for name, entry in mine.items():
             place = self._whole.get(name)
@@ -412,7 +412,7 @@ class Reader:
 
     __slots__ = ("_handle", "_lock", "_plan")
 
-    def __init__(self, handle: StateDictHandle, plan: Plan) -> None:
+    def __init__(self, handle: StateDictHandle, plan: WeightsPlan) -> None:
         self._handle = handle
         self._plan = plan
         self._lock: Any = None
@@ -435,13 +435,13 @@ class Reader:
 class _Attempt:
     """What came of a read so far: the counters seen last, whether updates were in its way, and how many came into it."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: ReadRoute) -> None:
         self.route = route
         self.headers: list[Header] = []
         self.disturbed = False
         self.overtaken = 0
 
-    def reroute(self, route: Route) -> None:
+    def reroute(self, route: ReadRoute) -> None:
         self.route, self.headers = route, []
 
 
@@ -489,7 +489,7 @@ class _Known:
         return hash(self.published.header)
 
 
-def _box(entry: Entry, place: Place, part: Any) -> Box | None:
+def _box(entry: TensorEntry, place: PublishedTensor, part: Any) -> Box | None:
     """What of the whole belongs into the entry; None if that cannot be."""
     if entry.whole is None or entry.start is None:
         return _ranges(entry.name, place, part)
@@ -505,7 +505,7 @@ def _some(wrong: list[str]) -> str:
     return "; ".join(wrong[:10]) + more
 
 
-def _ranges(name: str, place: Place, spec: Any) -> tuple[Range, ...]:
+def _ranges(name: str, place: PublishedTensor, spec: Any) -> tuple[Range, ...]:
     if spec is None:
         return tuple((0, size) for size in place.full)
     try:
@@ -514,7 +514,7 @@ def _ranges(name: str, place: Place, spec: Any) -> tuple[Range, ...]:
         raise ValueError(f"the shard of {name!r}: {exc}") from None
 
 
-def _new(place: Place, shape: tuple[int, ...]) -> Any:
+def _new(place: PublishedTensor, shape: tuple[int, ...]) -> Any:
     size = place.item
     for one in shape:
         size *= one

@@ -10,8 +10,8 @@ from typing import Any
 
 from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMATimeoutError
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import LocalMemory
 
 _LIMIT = 2**64 - 1
 
@@ -41,7 +41,9 @@ class Transfer:
 
     __slots__ = ("after", "deadline", "ended", "handle", "kept", "memory", "offset", "path", "size", "timeout", "write")
 
-    def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
+    def __init__(
+        self, handle: BufferHandle, memory: LocalMemory, offset: int, size: int, write: bool, timeout: float
+    ) -> None:
         self.handle = handle
         self.memory = memory
         self.offset = offset

@@ -12,7 +12,7 @@ FORKS = """
 
     from monarch._devices import memory, pinned
     from monarch.rdma import lending
-    from monarch.rdma.memory import memory_of
+    from monarch.rdma.local_memory import memory_of
     from monarch.rdma.registry import registry
     from tests._devices.fake import FakeCard
 

@@ -13,7 +13,7 @@ from monarch._devices import modes, pinned
 from monarch._devices.memory import Torch
 from monarch._wire import codec
 from monarch.rdma import entries
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from tests._devices.fake import FakeCard
 
 

@@ -60,7 +60,7 @@ class Reader(Actor):
         from monarch.rdma import paths
 
         monarch.configure(rdma_max_chunk_size_mb=1 if path == "actor" else 64)  # several chunks, in tests as well
-        every = (paths.Local(), paths.ProcessVm(), paths.ThroughActors())
+        every = (paths.SameProcess(), paths.ProcessVm(), paths.ThroughActors())
         paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
 
     @endpoint
@@ -123,6 +123,6 @@ def use_path(name: str, *also: str) -> None:
     from monarch.rdma import paths
 
     every = (
-        paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
+        paths.SameProcess(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.TcpStreams(), paths.ThroughActors(),
     )  # fmt: skip
     paths.BACKENDS = tuple(backend for backend in every if name in ("", backend.name) or backend.name in also)

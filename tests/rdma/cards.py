@@ -62,7 +62,7 @@ class Side(Actor):
         paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("local", "ibverbs", "tcp", "actor"))
         root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
         self.exports = gpu_direct.Exports()
-        devices = ibverbs_devices.Devices(FakeBinding(Path(fabric), nics), root, self.exports, lambda ordinal: "")
+        devices = ibverbs_devices.RDMADevices(FakeBinding(Path(fabric), nics), root, self.exports, lambda ordinal: "")
         ibverbs_devices._made.value = devices
         gpu_direct.install()
 

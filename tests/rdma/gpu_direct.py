@@ -10,12 +10,12 @@ import ctypes
 import os
 
 from monarch._devices import DmaBuf, DmaBufError
-from monarch.rdma.backends.ibverbs.send_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
 from tests._devices.fake import NOWHERE
 from tests.rdma import ibverbs_fake
 
 _plain = ibverbs_fake.move
-_on_their_way: list[tuple[int, Request, bytes]] = []
+_on_their_way: list[tuple[int, WorkRequest, bytes]] = []
 
 
 class Exports:
@@ -38,7 +38,7 @@ def install() -> None:
     ibverbs_fake.move = move
 
 
-def move(pid: int, request: Request, write: bool) -> bool:
+def move(pid: int, request: WorkRequest, write: bool) -> bool:
     if request.remote < NOWHERE:
         return _plain(pid, request, write)
     there = request._replace(remote=request.remote - NOWHERE)

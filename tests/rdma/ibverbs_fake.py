@@ -25,10 +25,10 @@ from typing import Any
 
 from monarch._devices import DmaBuf
 from monarch.rdma.backends import owner_view
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits, Path
-from monarch.rdma.backends.ibverbs.control_messages import End
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, DeviceLimits, PacketPath
+from monarch.rdma.backends.ibverbs.control_messages import QueuePairEnd
 from monarch.rdma.backends.ibverbs.pairing import Gid
-from monarch.rdma.backends.ibverbs.send_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
 
 LOCAL, FLUSHED, REFUSED, NO_ANSWER = 4, 5, 10, 12  # enum ibv_wc_status
 _serial = itertools.count()
@@ -78,12 +78,12 @@ class FakeBinding:
     """`folder` is the fabric: processes and bindings that share it reach each other."""
 
     def __init__(
-        self, folder: Folder, names: Sequence[str], limits: Limits | None = None, rails: Sequence[set[str]] = ()
+        self, folder: Folder, names: Sequence[str], limits: DeviceLimits | None = None, rails: Sequence[set[str]] = ()
     ) -> None:
         """`rails`: devices that reach each other; all of them when it is empty."""
         self.folder = folder
         self.rails = rails
-        self.limits = limits or Limits()
+        self.limits = limits or DeviceLimits()
         self._names = list(names)
 
     def names(self) -> list[str]:
@@ -118,7 +118,7 @@ class FakeDevice:
         os.fstat(buffer.file)
         return FakeRegistration(self, address, size, access)
 
-    def pair(self, work: int, path: Path) -> FakePair:
+    def pair(self, work: int, path: PacketPath) -> FakePair:
         self.pairs.append(FakePair(self, work, path))
         return self.pairs[-1]
 
@@ -151,12 +151,12 @@ def allows(folder: Folder, key: int, pid: int, address: int, size: int, access: 
 
 
 class FakePair:
-    def __init__(self, device: FakeDevice, work: int, path: Path) -> None:
+    def __init__(self, device: FakeDevice, work: int, path: PacketPath) -> None:
         self.device = device
         self.work = work
         self.path = path
         number = int.from_bytes(os.urandom(3), "big")
-        self._end = End.of(device.name, number, 0, path.gid.raw, 5, device.limits.reads)
+        self._end = QueuePairEnd.of(device.name, number, 0, path.gid.raw, 5, device.limits.reads)
         self._file = device.folder / f"qp-{number}"
         self._peer = -1
         self._state = "reset"
@@ -168,7 +168,7 @@ class FakePair:
         self._under_way = 0
         self._say()
 
-    def end(self) -> End:
+    def end(self) -> QueuePairEnd:
         return self._end
 
     def to_init(self, access: int) -> None:
@@ -176,12 +176,12 @@ class FakePair:
         self._state, self._access = "init", access
         self._say()
 
-    def to_rtr(self, peer: End) -> None:
+    def to_rtr(self, peer: QueuePairEnd) -> None:
         assert self._state == "init"
         self._state, self._peer, self._peer_gid = "rtr", peer.number, peer.gid
         self._say()
 
-    def to_rts(self, peer: End) -> None:
+    def to_rts(self, peer: QueuePairEnd) -> None:
         assert self._state == "rtr" and peer.number == self._peer
         self._state = "rts"
         self._say()
@@ -192,7 +192,7 @@ class FakePair:
         has |= {"gid": self.path.gid.raw.hex(), "kind": self.path.gid.kind}
         _write(self._file, has)
 
-    def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
+    def post(self, work: Sequence[tuple[int, WorkRequest]], write: bool, key: int, remote_key: int) -> None:
         assert self._state == "rts"
         hold = self.device.hold  # a test that has seen `posted` may change it at once
         if isinstance(hold, list):
@@ -221,7 +221,7 @@ class FakePair:
             self._armed = False
             os.eventfd_write(self._event, 1)
 
-    def _do(self, request: Request, write: bool, key: int, remote_key: int) -> int:
+    def _do(self, request: WorkRequest, write: bool, key: int, remote_key: int) -> int:
         folder = self.device.folder
         peer = _read(folder / f"qp-{self._peer}")
         if peer is None or peer["peer"] != self._end.number or peer["state"] not in ("rtr", "rts"):
@@ -268,7 +268,7 @@ def _subnet(raw: bytes) -> bytes:
     return raw[:15] if raw[:12] == bytes(10) + b"\xff\xff" else raw[:8]
 
 
-def move(pid: int, request: Request, write: bool) -> bool:
+def move(pid: int, request: WorkRequest, write: bool) -> bool:
     """False when the process is gone."""
     calls = owner_view.CALLS
     assert calls is not None

@@ -14,14 +14,14 @@ import pytest
 from monarch.rdma.backends.ibverbs import backend as ibverbs
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs import plaintext, responder
-from monarch.rdma.backends.ibverbs.backend import Errand
-from monarch.rdma.backends.ibverbs.binding import Limits
-from monarch.rdma.backends.ibverbs.devices import Devices
-from monarch.rdma.backends.ibverbs.requester import Engine
-from monarch.rdma.backends.ibverbs.responder import Owner
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import memory_of
-from monarch.rdma.registry import Region, Registry
+from monarch.rdma.backends.ibverbs.backend import StripedTransfer
+from monarch.rdma.backends.ibverbs.binding import DeviceLimits
+from monarch.rdma.backends.ibverbs.devices import RDMADevices
+from monarch.rdma.backends.ibverbs.requester import Requester
+from monarch.rdma.backends.ibverbs.responder import Responder
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import memory_of
+from monarch.rdma.registry import RegisteredBuffer, Registry
 from monarch.rdma.transfer import Transfer
 from tests.rdma.ibverbs_fake import FakeBinding, FakeDevice, nic_tree
 
@@ -54,7 +54,7 @@ class Sides:
         self,
         folder: Path,
         loop: Loop,
-        limits: Limits | None = None,
+        limits: DeviceLimits | None = None,
         here: tuple[str, ...] = HERE,
         there: tuple[str, ...] = THERE,
         nics: dict[str, dict[str, Any]] | None = None,
@@ -66,16 +66,16 @@ class Sides:
             root = self.roots[side] = nic_tree(
                 folder / side, *names, **{one: nics[one] for one in names if one in nics}
             )
-            self.devices[side] = Devices(FakeBinding(folder, names, limits, rails), root)
+            self.devices[side] = RDMADevices(FakeBinding(folder, names, limits, rails), root)
         self.loop = loop
         self.registry = Registry()
-        self.owner = Owner(self.devices["there"])
-        self.engine = Engine(self.devices["here"])
+        self.owner = Responder(self.devices["there"])
+        self.engine = Requester(self.devices["here"])
         self.asked: list[Any] = []
         self.wrong: BaseException | None = None  # what the owner raises instead of an answer
         self.answer: Any = None  # what it answers instead
         self.wait: asyncio.Event | None = None
-        self.regions: list[Region] = []
+        self.regions: list[RegisteredBuffer] = []
 
     async def ask(self, request: Any) -> Any:
         self.asked.append(request)
@@ -87,32 +87,32 @@ class Sides:
             return self.answer
         return responder.answer(request, self.owner, self.registry)
 
-    def make(self, data: Any) -> Handle:
+    def make(self, data: Any) -> BufferHandle:
         memory = memory_of(data)
         region = self.registry.register(memory)
         self.regions.append(region)
         service: Any = SimpleNamespace(verbs=SimpleNamespace(call_one=self.ask))
-        return Handle(
+        return BufferHandle(
             self.registry.owner, region.number, region.token, region.slot, region.word, memory.address, memory.size,
             memory.writable, service, None,
         )  # fmt: skip
 
     def begin(
-        self, handle: Handle, local: Any, offset: int = 0, write: bool = False, timeout: float = TIMEOUT
+        self, handle: BufferHandle, local: Any, offset: int = 0, write: bool = False, timeout: float = TIMEOUT
     ) -> Result:
         memory = memory_of(local)
         transfer = Transfer(handle, memory, offset, memory.size, write, timeout)
         transfer.path = "ibverbs"
         result = Result(transfer)
-        Errand(self.engine, transfer).begin()
+        StripedTransfer(self.engine, transfer).begin()
         return result
 
-    def read(self, handle: Handle, size: int, offset: int = 0) -> bytes:
+    def read(self, handle: BufferHandle, size: int, offset: int = 0) -> bytes:
         into = bytearray(size)
         self.begin(handle, into, offset).get()
         return bytes(into)
 
-    def write(self, handle: Handle, data: bytes, offset: int = 0) -> None:
+    def write(self, handle: BufferHandle, data: bytes, offset: int = 0) -> None:
         self.begin(handle, data, offset, True).get()
 
     def device(self, name: str) -> FakeDevice:
@@ -188,7 +188,7 @@ def make(
     monkeypatch.setattr(ibverbs_devices, "SPREAD", 1 << 64)
     made: list[Sides] = []
 
-    def start(limits: Limits | None = None, **fabric: Any) -> Sides:
+    def start(limits: DeviceLimits | None = None, **fabric: Any) -> Sides:
         made.append(Sides(tmp_path, loop, limits, **fabric))
         return made[-1]
 

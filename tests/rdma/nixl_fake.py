@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from monarch._devices.memory import interface
-from monarch.rdma.backends.ibverbs.send_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
 from tests._devices.fake import NOWHERE
 from tests.rdma.ibverbs_fake import move
 
@@ -62,7 +62,7 @@ class Transfer:
 
     def do(self) -> None:
         (here, size), (there, _) = self.local.place(), self.remote.place()
-        assert move(self.agent.remote[self.name]["pid"], Request(here, there, size), self.write)
+        assert move(self.agent.remote[self.name]["pid"], WorkRequest(here, there, size), self.write)
 
 
 class nixl_agent:

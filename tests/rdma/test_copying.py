@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from monarch.rdma import RDMATimeoutError, copying
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.copying import CHUNK, INLINE
-from monarch.rdma.handle import Handle, Owner
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from monarch.rdma.transfer import Transfer, check_timeout
 
 TIMEOUT = 30
@@ -22,7 +22,7 @@ class Watched:
 
     def __init__(self, size: int, timeout: float = 60) -> None:
         owner = Owner("host", 1, 1, 3, "name")
-        handle = Handle(owner, 7, 1, 0, 0, 0, size, True, None, None)
+        handle = BufferHandle(owner, 7, 1, 0, 0, 0, size, True, None, None)
         self.transfer = Transfer(handle, memory_of(b""), 0, size, False, timeout)
         self.transfer.ended = self._end
         self.copied: list[tuple[int, int]] = []

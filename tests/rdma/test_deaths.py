@@ -14,8 +14,8 @@ import pytest
 
 from monarch._linux.procfs import start_of
 from monarch.rdma import deaths as module
+from monarch.rdma.buffer_handle import Owner, this_host
 from monarch.rdma.deaths import Deaths
-from monarch.rdma.handle import Owner, this_host
 
 TIMEOUT = 60
 

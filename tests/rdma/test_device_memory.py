@@ -14,10 +14,10 @@ from monarch._devices import memory as devices
 from monarch._devices.memory import Card
 from monarch.actor import this_host
 from monarch.rdma import RDMAAction, RDMABuffer, RDMAMemoryError, lending, paths
-from monarch.rdma.handle import Owner
-from monarch.rdma.handle import this_host as host_name
+from monarch.rdma.buffer_handle import Owner
+from monarch.rdma.buffer_handle import this_host as host_name
 from monarch.rdma.lending import NotLentError
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from tests._devices.fake import NOWHERE, FakeCard, plain
 
 TIMEOUT = 30

@@ -11,7 +11,7 @@ import torch
 from monarch._devices import memory
 from monarch.actor import Actor, ProcMesh, endpoint
 from monarch.rdma import RDMAMemoryError, Shard, StateDict, StateDictBusyError, StateDictHandle, device_batches
-from monarch.rdma.device_batches import Batch, batches, bucket
+from monarch.rdma.device_batches import DeviceBatch, batches, bucket
 from monarch.rdma.layout import Block, block
 from tests._devices.fake import plain
 from tests._devices.queued import QueuedCard
@@ -223,7 +223,7 @@ def test_small_blocks_cross_the_bus_together(card: QueuedCard) -> None:
 
 def test_batches_are_bounded(card: QueuedCard) -> None:
     blocks = [(0, Block(0, 0, 10), None)] * 3000 + [(0, Block(0, 0, 10 * device_batches.PIECE), None)]
-    made: list[Batch] = batches([], blocks, to_host=True)
+    made: list[DeviceBatch] = batches([], blocks, to_host=True)
     assert all(one.size <= device_batches.PIECE for one in made)
     assert len(made) == 3 + 10
 

@@ -26,12 +26,18 @@ from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
-from monarch.rdma.backends.ibverbs.binding import Limits, NoVerbsError, Package, _Device, send_requests
-from monarch.rdma.backends.ibverbs.binding import Path as QueuePath
-from monarch.rdma.backends.ibverbs.control_messages import End
-from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs.binding import (
+    DeviceLimits,
+    NoVerbsError,
+    PacketPath,
+    VerbsPackage,
+    _Device,
+    send_requests,
+)
+from monarch.rdma.backends.ibverbs.control_messages import QueuePairEnd
+from monarch.rdma.backends.ibverbs.devices import NoDevicesError, RDMADevices
 from monarch.rdma.backends.ibverbs.pairing import Gid, offered
-from monarch.rdma.backends.ibverbs.send_queue import Request
+from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
 from monarch.tools.certs import make_certificates
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
@@ -57,7 +63,7 @@ class Side(Actor):
         paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("ibverbs", "tcp", "actor"))
         if nics:
             root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
-            devices = Devices(FakeBinding(Path(fabric), nics), root)
+            devices = RDMADevices(FakeBinding(Path(fabric), nics), root)
             ibverbs_devices._made.value = devices
 
     @endpoint
@@ -371,7 +377,7 @@ def test_a_machine_without_devices(unknown: None) -> None:
 
 def test_devices_that_are_there(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nic_tree(tmp_path, "mlx5_0")
-    monkeypatch.setattr(ibverbs_devices, "_find", lambda: Devices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path))
+    monkeypatch.setattr(ibverbs_devices, "_find", lambda: RDMADevices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path))
     assert is_ibverbs_available() and get_rdma_backend() == "ibverbs"
     with configured(rdma_disable_ibverbs=True):
         assert is_ibverbs_available() and get_rdma_backend() == "tcp"
@@ -402,7 +408,7 @@ def test_a_driver_that_fails_keeps_nobody_from_the_next_path(
 
     nics = sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
     monkeypatch.setattr(sysfs, "usable", lambda *args: nics)
-    monkeypatch.setattr(ibverbs_devices, "Package", Odd)
+    monkeypatch.setattr(ibverbs_devices, "VerbsPackage", Odd)
     with caplog.at_level(logging.WARNING, "monarch"):
         assert not is_ibverbs_available()
     assert "no such luck" in caplog.text
@@ -411,7 +417,7 @@ def test_a_driver_that_fails_keeps_nobody_from_the_next_path(
 def test_without_the_package_the_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ibverbs", None)
     with pytest.raises(NoVerbsError, match=r"pip install 'pymonarch\[rdma-verbs\]'"):
-        Package()
+        VerbsPackage()
 
 
 def test_without_the_library_the_text_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +426,7 @@ def test_without_the_library_the_text_says_what_is_missing(monkeypatch: pytest.M
 
     monkeypatch.setattr(importlib, "import_module", fails)
     with pytest.raises(NoVerbsError, match=r"cannot open.*needs libibverbs.so.1"):
-        Package()
+        VerbsPackage()
 
 
 # --- the real binding, without a device
@@ -437,7 +443,7 @@ def real() -> Any:
 @pytest.mark.skipif(bool(sysfs.present()), reason="this machine has RDMA devices")
 def test_the_package_without_a_device() -> None:
     real()
-    package = Package()
+    package = VerbsPackage()
     assert package.names() == []
     with pytest.raises(OSError, match=r"."):
         package.open("mlx5_0")
@@ -445,7 +451,7 @@ def test_the_package_without_a_device() -> None:
 
 def test_the_package_takes_our_requests() -> None:
     ib = real()
-    request = Request(2**63, 2**63 + 5, 1 << 30)
+    request = WorkRequest(2**63, 2**63 + 5, 1 << 30)
     (sent,) = send_requests(ib, [(2**40, request)], True, 7, 2**32 - 1)
     assert (sent.wr_id, sent.remote_addr, sent.rkey) == (2**40, 2**63 + 5, 2**32 - 1)
     assert sent.opcode == ib.WROpcode.RDMA_WRITE and sent.send_flags == ib.SendFlags.SIGNALED
@@ -456,7 +462,7 @@ def test_the_package_takes_our_requests() -> None:
 
 def test_the_numbers_are_those_of_verbs() -> None:
     from monarch.rdma.backends.ibverbs import binding, send_queue
-    from monarch.rdma.backends.ibverbs.send_queue import Fault
+    from monarch.rdma.backends.ibverbs.send_queue import TransferFault
 
     ib = real()
     access = ib.AccessFlags
@@ -468,21 +474,21 @@ def test_the_numbers_are_those_of_verbs() -> None:
     status = ib.WCStatus
     assert send_queue.SUCCESS == status.SUCCESS
     faults = {
-        Fault.LOCAL: (status.LOC_LEN_ERR, status.LOC_QP_OP_ERR, status.LOC_PROT_ERR, status.LOC_ACCESS_ERR),
-        Fault.FLUSHED: (status.WR_FLUSH_ERR,),
-        Fault.REFUSED: (
+        TransferFault.LOCAL: (status.LOC_LEN_ERR, status.LOC_QP_OP_ERR, status.LOC_PROT_ERR, status.LOC_ACCESS_ERR),
+        TransferFault.FLUSHED: (status.WR_FLUSH_ERR,),
+        TransferFault.REFUSED: (
             status.REM_INV_REQ_ERR,
             status.REM_ACCESS_ERR,
             status.REM_OP_ERR,
             status.REM_INV_RD_REQ_ERR,
         ),
-        Fault.UNREACHABLE: (
+        TransferFault.UNREACHABLE: (
             status.RETRY_EXC_ERR,
             status.RNR_RETRY_EXC_ERR,
             status.REM_ABORT_ERR,
             status.RESP_TIMEOUT_ERR,
         ),
-        Fault.DEVICE: (status.FATAL_ERR, status.GENERAL_ERR),
+        TransferFault.DEVICE: (status.FATAL_ERR, status.GENERAL_ERR),
     }
     for fault, statuses in faults.items():
         assert {send_queue.fault_of(one) for one in statuses} == {fault}
@@ -574,21 +580,21 @@ def test_what_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ib.SendFlags = SimpleNamespace(SIGNALED=2)
     monkeypatch.setitem(sys.modules, "ibverbs", ib)
 
-    package = Package()
+    package = VerbsPackage()
     assert package.names() == ["other", "mlx5_0"]
     device = package.open("mlx5_0")
-    assert device.limits == Limits(work=90, message=1 << 30, reads=16)
+    assert device.limits == DeviceLimits(work=90, message=1 << 30, reads=16)
     registration = device.register(4096, 10, 7)
     assert (registration.key, registration.remote_key) == (1, 2)
     device.register_dmabuf(DmaBuf(8, 100, 8192), 0x7000, 300, 4)
-    made = device.pair(90, QueuePath(Gid(3, bytes(range(16)), "RoCE v2"), 2, 106, 5, 19, 6))
+    made = device.pair(90, PacketPath(Gid(3, bytes(range(16)), "RoCE v2"), 2, 106, 5, 19, 6))
     end = made.end()
-    assert end == End("mlx5_0", 4711, end.sequence, 9, bytes(range(16)), 3, 16) and end.check()
-    peer = End("mlx5_9", 12, 34, 5, bytes(16), 5, 8)
+    assert end == QueuePairEnd("mlx5_0", 4711, end.sequence, 9, bytes(range(16)), 3, 16) and end.check()
+    peer = QueuePairEnd("mlx5_9", 12, 34, 5, bytes(16), 5, 8)
     made.to_init(6)
     made.to_rtr(peer)
     made.to_rts(peer)
-    made.post([(5, Request(2000, 1000, 10))], False, 1, 99)
+    made.post([(5, WorkRequest(2000, 1000, 10))], False, 1, 99)
     assert made.fileno() == 77
     made.acknowledge()
     assert made.poll() == [(5, 0), (6, 10)]

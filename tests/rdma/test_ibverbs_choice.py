@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch.rdma.backends.ibverbs import sysfs
-from monarch.rdma.backends.ibverbs.nic_choice import Nic, Place, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs.nic_choice import Locality, Nic, nearest, node_of, place_of_target
 from monarch.rdma.backends.ibverbs.pairing import ChoiceError, Gid
 from tests.rdma.ibverbs_fake import nic_tree
 
@@ -74,7 +74,7 @@ def test_partition_tables(tmp_path: Path) -> None:
 def test_a_machine_without_any(tmp_path: Path) -> None:
     assert sysfs.usable(tmp_path) == ([], "this machine has no RDMA device")
     assert sysfs.distances(tmp_path) == {} and sysfs.processors(tmp_path) == {}
-    assert sysfs.pci_place("0000:17:00.0", tmp_path) == Place(-1, ())
+    assert sysfs.pci_place("0000:17:00.0", tmp_path) == Locality(-1, ())
 
 
 def test_entries_that_are_not_in_use_are_left_out(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_numa_nodes(tmp_path: Path) -> None:
 
 def test_where_a_gpu_is(tmp_path: Path) -> None:
     nic_tree(tmp_path, "mlx5_0", mlx5_0={"pci": "pci0000:17/0000:17:01.0/0000:18:00.0", "node": 1})
-    assert sysfs.pci_place("0000:18:00.0", tmp_path) == Place(1, ("pci0000:17", "0000:17:01.0", "0000:18:00.0"))
+    assert sysfs.pci_place("0000:18:00.0", tmp_path) == Locality(1, ("pci0000:17", "0000:17:01.0", "0000:18:00.0"))
 
 
 # --- nearness
@@ -116,7 +116,7 @@ DISTANCES = {0: (10, 20, 30), 1: (20, 10, 20), 2: (30, 20, 10)}
 
 
 def test_a_gpu_takes_the_nearest() -> None:
-    gpu = Place(0, tuple(f"{SWITCH}/0000:12:05.0".split("/")))
+    gpu = Locality(0, tuple(f"{SWITCH}/0000:12:05.0".split("/")))
     left = list(ALL)
     order = []
     while left:
@@ -128,28 +128,28 @@ def test_a_gpu_takes_the_nearest() -> None:
 
 def test_memory_of_the_host_takes_its_node_and_spreads() -> None:
     near = ["deeper", "node", "root", "switch"]
-    assert [one.name for one in nearest(ALL, Place(0), DISTANCES, 0, None)] == near
-    assert [one.name for one in nearest(ALL, Place(0), DISTANCES, 5, 2)] == ["node", "root"]
-    assert [one.name for one in nearest(ALL, Place(2), DISTANCES, 3, None)] == ["last"]
-    assert len(nearest(ALL, Place(), DISTANCES, 0, None)) == len(ALL)  # a process that runs everywhere
-    assert nearest([], Place(0), DISTANCES, 0, None) == []
+    assert [one.name for one in nearest(ALL, Locality(0), DISTANCES, 0, None)] == near
+    assert [one.name for one in nearest(ALL, Locality(0), DISTANCES, 5, 2)] == ["node", "root"]
+    assert [one.name for one in nearest(ALL, Locality(2), DISTANCES, 3, None)] == ["last"]
+    assert len(nearest(ALL, Locality(), DISTANCES, 0, None)) == len(ALL)  # a process that runs everywhere
+    assert nearest([], Locality(0), DISTANCES, 0, None) == []
 
 
 def test_a_name_is_a_name() -> None:
-    assert nearest(ALL, Place(name="last"), DISTANCES, 0, None) == [LAST]
+    assert nearest(ALL, Locality(name="last"), DISTANCES, 0, None) == [LAST]
     with pytest.raises(ChoiceError, match=r"RDMA_IBVERBS_TARGET.*'mlx5_7'.*usable: last, next"):
-        nearest(ALL, Place(name="mlx5_7"), DISTANCES, 0, None)
+        nearest(ALL, Locality(name="mlx5_7"), DISTANCES, 0, None)
 
 
 def test_targets() -> None:
-    gpus = {3: Place(1, ("pci",))}
+    gpus = {3: Locality(1, ("pci",))}
     assert place_of_target("", gpus.__getitem__) is None
-    assert place_of_target("cpu:1", gpus.__getitem__) == Place(1)
+    assert place_of_target("cpu:1", gpus.__getitem__) == Locality(1)
     assert place_of_target("gpu:3", gpus.__getitem__) == gpus[3]
-    assert place_of_target("nic:mlx5_0", gpus.__getitem__) == Place(name="mlx5_0")
+    assert place_of_target("nic:mlx5_0", gpus.__getitem__) == Locality(name="mlx5_0")
 
 
 @pytest.mark.parametrize("target", ["mlx5_0", "cpu:", "cpu:x", "cpu:-1", "gpu:1.5", "nic:", "tpu:1", ":", "cpu:\u0661"])
 def test_targets_that_mean_nothing(target: str) -> None:
     with pytest.raises(ChoiceError, match=r"RDMA_IBVERBS_TARGET.*expected cpu:"):
-        place_of_target(target, lambda ordinal: Place())
+        place_of_target(target, lambda ordinal: Locality())

@@ -26,11 +26,18 @@ from monarch.config import configured
 from monarch.rdma.backends.ibverbs import backend as ibverbs
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs import queue_pair_link, requester, responder
-from monarch.rdma.backends.ibverbs.binding import Limits
-from monarch.rdma.backends.ibverbs.control_messages import End, Key, Lend, Lent, Meet, checked
-from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs.binding import DeviceLimits
+from monarch.rdma.backends.ibverbs.control_messages import (
+    ConnectRequest,
+    KeyReply,
+    KeyRequest,
+    QueuePairEnd,
+    RemoteKeys,
+    checked,
+)
+from monarch.rdma.backends.ibverbs.devices import NoDevicesError, RDMADevices
 from monarch.rdma.backends.ibverbs.pairing import ChoiceError
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.local_memory import LocalMemory, memory_of
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 from tests.rdma.ibverbs_sides import HERE, MIB, THERE, TIMEOUT, Sides
 
@@ -65,15 +72,15 @@ def test_what_is_asked_for_once(sides: Sides) -> None:
         sides.read(handle, 2 * MIB)
         sides.read(other, 2 * MIB)
         sides.write(handle, bytes(2 * MIB))
-    assert [type(one).__name__ for one in sides.asked].count("Lend") == 3  # a reader's key writes nothing
-    assert [type(one).__name__ for one in sides.asked].count("Meet") == 2  # a pair of devices each
-    keys = {key.memory for request in sides.asked if isinstance(request, Lend) for key in lent_by(sides, request)}
+    assert [type(one).__name__ for one in sides.asked].count("KeyRequest") == 3  # a reader's key writes nothing
+    assert [type(one).__name__ for one in sides.asked].count("ConnectRequest") == 2  # a pair of devices each
+    keys = {key.memory for request in sides.asked if isinstance(request, KeyRequest) for key in lent_by(sides, request)}
     assert len(keys) == 6  # three times two devices
 
 
-def lent_by(sides: Sides, request: Lend) -> tuple[Key, ...]:
+def lent_by(sides: Sides, request: KeyRequest) -> tuple[RemoteKeys, ...]:
     answer = responder.answer(request, sides.owner, sides.registry)
-    assert isinstance(answer, Lent)
+    assert isinstance(answer, KeyReply)
     return answer.keys
 
 
@@ -95,11 +102,11 @@ def test_a_buffer_has_as_many_devices_as_settings_say(sides: Sides) -> None:
     handle = sides.make(bytearray(4 * MIB))
     with configured(rdma_max_nics_per_buffer=1):
         sides.read(handle, 4 * MIB)
-    assert [type(one).__name__ for one in sides.asked] == ["Lend", "Meet"]
+    assert [type(one).__name__ for one in sides.asked] == ["KeyRequest", "ConnectRequest"]
 
 
 def test_the_window_and_the_limits_of_a_device_are_kept(make: Callable[..., Sides]) -> None:
-    sides = make(Limits(work=4, message=4096, reads=1))
+    sides = make(DeviceLimits(work=4, message=4096, reads=1))
     data = bytearray(os.urandom(300_000))
     handle = sides.make(data)
     assert sides.read(handle, len(data)) == data  # the imitation counts
@@ -185,7 +192,7 @@ def test_a_first_write_asks_again_once_it_is_connected(sides: Sides) -> None:
     handle = sides.make(bytearray(10))
     sides.write(handle, b"y")
     sides.write(handle, b"y")
-    assert [type(one).__name__ for one in sides.asked] == ["Lend", "Meet", "Lend"]
+    assert [type(one).__name__ for one in sides.asked] == ["KeyRequest", "ConnectRequest", "KeyRequest"]
 
 
 def test_who_only_read_keeps_his_queue_pairs(sides: Sides) -> None:
@@ -196,7 +203,7 @@ def test_who_only_read_keeps_his_queue_pairs(sides: Sides) -> None:
     assert sides.registry.drop(one.number, one.token)
     assert len(sides.owner) == met
     sides.read(other, 10)
-    assert [type(request).__name__ for request in sides.asked].count("Lend") == 2
+    assert [type(request).__name__ for request in sides.asked].count("KeyRequest") == 2
 
 
 def test_a_closed_side_is_noticed_with_the_next_buffer(sides: Sides) -> None:
@@ -256,7 +263,7 @@ def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(
         sides.read(handle, 10)
     assert str(handle.owner) in str(caught.value)
     assert "retry exceeded" in ibverbs.unreachable.why(ibverbs.memory_at(handle))
-    attempts = [type(one).__name__ for one in sides.asked].count("Lend")
+    attempts = [type(one).__name__ for one in sides.asked].count("KeyRequest")
     assert attempts == 1 + ibverbs.ATTEMPTS - 1
     with pytest.raises(RDMAError, match="part of the write may have arrived"):
         sides.write(handle, b"x" * 10)
@@ -343,7 +350,9 @@ def test_an_owner_without_devices(sides: Sides, gone: list[str], monkeypatch: py
     assert ibverbs.unreachable.why(ibverbs.memory_at(handle)) == ""
 
 
-@pytest.mark.parametrize("answer", [7, Lent((Key("x" * 65, 1, 1),), ()), Lent((Key("x", -1, 1),), ())])
+@pytest.mark.parametrize(
+    "answer", [7, KeyReply((RemoteKeys("x" * 65, 1, 1),), ()), KeyReply((RemoteKeys("x", -1, 1),), ())]
+)
 def test_answers_that_make_no_sense(sides: Sides, gone: list[str], answer: Any) -> None:
     handle = sides.make(bytearray(10))
     sides.answer = answer
@@ -386,7 +395,7 @@ def test_an_owner_that_is_slow_to_connect(sides: Sides, gone: list[str], monkeyp
     ask = sides.ask
 
     async def slow(request: Any) -> Any:
-        if isinstance(request, Meet):
+        if isinstance(request, ConnectRequest):
             await asyncio.Event().wait()
         return await ask(request)
 
@@ -420,10 +429,10 @@ def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
         files.append(os.open(tmp_path, os.O_RDONLY))
         return DmaBuf(files[-1], address % 4096, 8192)
 
-    devices = Devices(FakeBinding(tmp_path, ["far", "near"]), tmp_path / "sys", export, {2: "0000:19:00.0"}.get)  # type: ignore[arg-type]
+    devices = RDMADevices(FakeBinding(tmp_path, ["far", "near"]), tmp_path / "sys", export, {2: "0000:19:00.0"}.get)  # type: ignore[arg-type]
     keep: Any = SimpleNamespace(device=SimpleNamespace(index=2))
     card: Any = ("cuda", "")
-    memory = Memory(0x7000_0100, 300, True, keep, "tensor on cuda:2", device=card)
+    memory = LocalMemory(0x7000_0100, 300, True, keep, "tensor on cuda:2", device=card)
     assert devices.near(memory) == ["near"]
     registration: Any = devices.register("near", memory, memory.address, memory.size, 7)
     assert registration.access == 7  # in order: a read behind a write has to find it
@@ -441,8 +450,8 @@ def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
 def test_devices_that_the_library_does_not_know(tmp_path: Path) -> None:
     nic_tree(tmp_path / "sys", "mlx5_0")
     with pytest.raises(NoDevicesError, match="libibverbs cannot use mlx5_0"):
-        Devices(FakeBinding(tmp_path, []), tmp_path / "sys")
-    devices = Devices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path / "sys")
+        RDMADevices(FakeBinding(tmp_path, []), tmp_path / "sys")
+    devices = RDMADevices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path / "sys")
     with pytest.raises(ChoiceError, match="no RDMA device eth0"):
         devices.device("eth0")
 
@@ -462,12 +471,12 @@ def test_links_are_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_serves_others_is_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responder, "MET", 3)
-    end = End("nic", 1, 2, 0, bytes(16), 5, 1)
+    end = QueuePairEnd("nic", 1, 2, 0, bytes(16), 5, 1)
     for number in range(6):
-        sides.owner.meet(Meet(bytes([number]) * 16, "there_0", end, 1))
+        sides.owner.connect(ConnectRequest(bytes([number]) * 16, "there_0", end, 1))
     assert len(sides.owner) == 3
     assert len(sides.device("there_0").pairs) == 3
-    sides.owner.meet(Meet(bytes([5]) * 16, "there_0", end, 1))
+    sides.owner.connect(ConnectRequest(bytes([5]) * 16, "there_0", end, 1))
     assert len(sides.device("there_0").pairs) == 3  # in the place of its predecessor
 
 
@@ -483,17 +492,19 @@ def test_the_thread_ends_when_nothing_is_left_to_do(sides: Sides, monkeypatch: p
 
 
 READER = bytes(16)
-END = End("nic", 1, 2, 3, bytes(16), 5, 16)
+END = QueuePairEnd("nic", 1, 2, 3, bytes(16), 5, 16)
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        Lend(b"short", 1, 1, False), Lend(READER, -1, 1, False), Lend(READER, 1, 2**64, False), Lend(READER, True, 1, True),
-        Meet(READER, "", END), Meet(READER, "x" * 65, END), Meet(READER, "nic", END._replace(number=2**24)),
-        Meet(READER, "nic", END._replace(gid=bytes(15))), Meet(READER, "nic", END._replace(mtu=6)),
-        Meet(READER, "nic", END._replace(reads=0)), Meet(READER, "nic", END._replace(lid="1")),
-        Meet(READER, "nic", END._replace(sequence=-1)), Meet(READER, "nic", tuple(END)), "Lend", None,
+        KeyRequest(b"short", 1, 1, False), KeyRequest(READER, -1, 1, False), KeyRequest(READER, 1, 2**64, False),
+        KeyRequest(READER, True, 1, True),
+        ConnectRequest(READER, "", END), ConnectRequest(READER, "x" * 65, END),
+        ConnectRequest(READER, "nic", END._replace(number=2**24)),
+        ConnectRequest(READER, "nic", END._replace(gid=bytes(15))), ConnectRequest(READER, "nic", END._replace(mtu=6)),
+        ConnectRequest(READER, "nic", END._replace(reads=0)), ConnectRequest(READER, "nic", END._replace(lid="1")),
+        ConnectRequest(READER, "nic", END._replace(sequence=-1)), ConnectRequest(READER, "nic", tuple(END)), "Lend", None,
     ],
 )  # fmt: skip
 def test_requests_are_not_taken_on_trust(request_: Any, sides: Sides) -> None:
@@ -503,16 +514,18 @@ def test_requests_are_not_taken_on_trust(request_: Any, sides: Sides) -> None:
 
 def test_requests_for_what_is_not_there(sides: Sides) -> None:
     with pytest.raises(BufferDroppedError):
-        responder.answer(Lend(READER, 0, 5, False), sides.owner, sides.registry)
+        responder.answer(KeyRequest(READER, 0, 5, False), sides.owner, sides.registry)
     handle = sides.make(bytearray(4))
     with pytest.raises(BufferDroppedError):
-        responder.answer(Lend(READER, handle.number, handle.token ^ 1, False), sides.owner, sides.registry)
-    answer = responder.answer(Meet(READER, "nic", END), sides.owner, sides.registry)
+        responder.answer(KeyRequest(READER, handle.number, handle.token ^ 1, False), sides.owner, sides.registry)
+    answer = responder.answer(ConnectRequest(READER, "nic", END), sides.owner, sides.registry)
     assert "no RDMA device nic" in answer
 
 
 def test_no_text_shows_a_key() -> None:
-    key = Key("mlx5_0", 0x5EC2E7, 0x5EC2E8)
-    said = repr([key, Lent((key,), (1,)), END, Meet(READER, "nic", END), Lend(READER, 1, 0x70CE4, True)])
+    key = RemoteKeys("mlx5_0", 0x5EC2E7, 0x5EC2E8)
+    said = repr(
+        [key, KeyReply((key,), (1,)), END, ConnectRequest(READER, "nic", END), KeyRequest(READER, 1, 0x70CE4, True)]
+    )
     assert str(0x5EC2E7) not in said and str(0x5EC2E8) not in said and str(0x70CE4) not in said
-    assert checked(Lent((key,), (1,))).keys == (key,)
+    assert checked(KeyReply((key,), (1,))).keys == (key,)

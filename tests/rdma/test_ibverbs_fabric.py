@@ -17,7 +17,13 @@ from monarch.rdma.backends.ibverbs import backend as ibverbs
 from monarch.rdma.backends.ibverbs import queue_pair_link, requester, responder
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
 from monarch.rdma.backends.ibverbs.binding import RELAXED_ORDERING
-from monarch.rdma.backends.ibverbs.control_messages import Check, Lend, Lent, Meet, Opened
+from monarch.rdma.backends.ibverbs.control_messages import (
+    ConnectRequest,
+    KeyReply,
+    KeyRequest,
+    OpenPairsReply,
+    OpenPairsRequest,
+)
 from tests.rdma.ibverbs_fake import FakeDevice, nic_tree
 from tests.rdma.ibverbs_sides import HERE, MIB, THERE, Sides
 
@@ -129,7 +135,11 @@ def test_memory_near_different_rails(make: Callable[..., Sides]) -> None:
         sides.write(handle, b"new")
     assert data[:3] == b"new"
     assert not device_of(sides, "here", "mlx5_0").posted and device_of(sides, "here", "mlx5_1").posted
-    assert [type(one).__name__ for one in sides.asked] == ["Lend", "Meet", "Lend"]  # none was asked for in vain
+    assert [type(one).__name__ for one in sides.asked] == [
+        "KeyRequest",
+        "ConnectRequest",
+        "KeyRequest",
+    ]  # none was asked for in vain
 
 
 def test_a_rail_that_only_the_owner_can_change(make: Callable[..., Sides]) -> None:
@@ -140,7 +150,7 @@ def test_a_rail_that_only_the_owner_can_change(make: Callable[..., Sides]) -> No
     with configured(rdma_peer_device_affinity="match_name"):
         assert sides.read(handle, 10) == b"0123456789"
         assert sides.read(handle, 10) == b"0123456789"
-    lends = [one for one in sides.asked if isinstance(one, Lend)]
+    lends = [one for one in sides.asked if isinstance(one, KeyRequest)]
     assert [one.nics for one in lends] == [(), ("mlx5_0",)]
 
 
@@ -180,7 +190,7 @@ def test_a_near_device_that_cannot_register_is_left_out(sides: Sides, gone: list
     for _ in range(2):
         assert sides.read(handle, 4 * MIB) == data
     assert gone == [] and not sides.device("there_0").pairs
-    assert [one.nics for one in sides.asked if isinstance(one, Lend)] == [()]
+    assert [one.nics for one in sides.asked if isinstance(one, KeyRequest)] == [()]
     assert all(sides.device(name).moved >= 2 * MIB for name in HERE)  # both reach the other one
 
 
@@ -283,7 +293,7 @@ def test_a_side_that_was_closed_is_asked_after(patient: Sides) -> None:
     patient.read(handle, 10)
     patient.owner.close()  # as a drop does to those who wrote
     assert patient.read(handle, 10) == b"0123456789"
-    assert any(isinstance(one, Check) for one in patient.asked)
+    assert any(isinstance(one, OpenPairsRequest) for one in patient.asked)
 
 
 def test_an_owner_that_has_ended_is_heard_of(patient: Sides) -> None:
@@ -334,13 +344,13 @@ def test_an_owner_that_does_not_answer_costs_no_more_than_the_timeout(patient: S
 
 
 def test_what_an_owner_says_to_check(sides: Sides) -> None:
-    assert responder.answer(Check(READER), sides.owner, sides.registry) == Opened(())
+    assert responder.answer(OpenPairsRequest(READER), sides.owner, sides.registry) == OpenPairsReply(())
     handle = sides.make(bytearray(10))
     sides.read(handle, 10)
-    me = next(one.reader for one in sides.asked if isinstance(one, Lend))
-    assert len(responder.answer(Check(me), sides.owner, sides.registry).open) == 1
+    me = next(one.reader for one in sides.asked if isinstance(one, KeyRequest))
+    assert len(responder.answer(OpenPairsRequest(me), sides.owner, sides.registry).open) == 1
     with pytest.raises(ValueError, match="16 bytes"):
-        responder.answer(Check(b""), sides.owner, sides.registry)
+        responder.answer(OpenPairsRequest(b""), sides.owner, sides.registry)
 
 
 # --- TLS
@@ -353,7 +363,7 @@ def test_a_job_with_tls_sends_nothing_in_plain(sides: Sides, gone: list[str], tl
     assert "the job uses TLS" in gone[0] and "rdma_allow_plain_bytes=True" in gone[0]
     assert sides.asked == [] and not any(sides.device(name).pairs for name in HERE)
     refused = responder.answer(
-        Lend(READER, handle.number, handle.token, False, encrypted=True), sides.owner, sides.registry
+        KeyRequest(READER, handle.number, handle.token, False, encrypted=True), sides.owner, sides.registry
     )
     assert "the job uses TLS" in refused
     assert not any(sides.device(name).registered for name in THERE)
@@ -364,8 +374,8 @@ def test_unless_a_setting_allows_it(sides: Sides, tls: list[bool]) -> None:
     handle = sides.make(bytearray(b"secret"))
     with configured(rdma_allow_plain_bytes=True):
         assert sides.read(handle, 6) == b"secret"
-        request = Lend(READER, handle.number, handle.token, False, encrypted=True)
-        assert isinstance(responder.answer(request, sides.owner, sides.registry), Lent)
+        request = KeyRequest(READER, handle.number, handle.token, False, encrypted=True)
+        assert isinstance(responder.answer(request, sides.owner, sides.registry), KeyReply)
 
 
 def test_the_path_says_so_before_anything_is_begun(
@@ -384,7 +394,7 @@ def test_the_path_says_so_before_anything_is_begun(
 
 def test_ports_are_not_taken_on_trust(sides: Sides, gone: list[str]) -> None:
     handle = sides.make(bytearray(10))
-    lent = responder.answer(Lend(READER, handle.number, handle.token, False), sides.owner, sides.registry)
+    lent = responder.answer(KeyRequest(READER, handle.number, handle.token, False), sides.owner, sides.registry)
     (port, *_) = lent.ports
     wrong = [
         port._replace(gids=()), port._replace(gids=(port.gids[0]._replace(raw=b"short"),)), port._replace(rate=-1),
@@ -397,16 +407,16 @@ def test_ports_are_not_taken_on_trust(sides: Sides, gone: list[str]) -> None:
         sides.read(handle, 10)
         assert len(gone) == number + 1 and "sent an invalid answer" in gone[-1]
     with pytest.raises(ValueError, match="GID"):
-        responder.answer(Meet(READER, "there_0", _end(sides), 256), sides.owner, sides.registry)
+        responder.answer(ConnectRequest(READER, "there_0", _end(sides), 256), sides.owner, sides.registry)
     assert "is 9, but the port of there_0 has no such address" in responder.answer(
-        Meet(READER, "there_0", _end(sides), 9), sides.owner, sides.registry
+        ConnectRequest(READER, "there_0", _end(sides), 9), sides.owner, sides.registry
     )
 
 
 def _end(sides: Sides) -> Any:
-    from monarch.rdma.backends.ibverbs.control_messages import End
+    from monarch.rdma.backends.ibverbs.control_messages import QueuePairEnd
 
-    return End("here_0", 1, 2, 0, bytes(16), 5, 1)
+    return QueuePairEnd("here_0", 1, 2, 0, bytes(16), 5, 1)
 
 
 def test_a_tree_of_alike_devices(tmp_path: Any) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from monarch.rdma.backends.ibverbs import registered_memory
-from monarch.rdma.backends.ibverbs.registered_memory import LocalMemory, storage_of
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.backends.ibverbs import registration_cache
+from monarch.rdma.backends.ibverbs.registration_cache import RegistrationCache, storage_of
+from monarch.rdma.local_memory import LocalMemory, memory_of
 
 
 class Registered:
@@ -36,7 +36,7 @@ class Book:
         self.refuse = 0
         self.keys = iter(range(1, 1 << 30))
 
-    def register(self, nic: str, memory: Memory, address: int, size: int, access: int) -> Registered:
+    def register(self, nic: str, memory: LocalMemory, address: int, size: int, access: int) -> Registered:
         if self.refuse:
             self.refuse -= 1
             raise OSError(12, "Cannot allocate memory")
@@ -49,7 +49,7 @@ def book() -> Book:
     return Book()
 
 
-def use(memory: LocalMemory, data: Any, nic: str = "nic", write: bool = True) -> int:
+def use(memory: RegistrationCache, data: Any, nic: str = "nic", write: bool = True) -> int:
     """One transfer."""
     held = memory.hold(nic, memory_of(data), write)
     held.release()
@@ -66,7 +66,7 @@ def array() -> Any:
 
 @pytest.mark.parametrize("make", [tensor, array])
 def test_a_storage_is_registered_once_and_until_it_is_freed(make: Callable[[], Any], book: Book) -> None:
-    local, data = LocalMemory(book.register), make()
+    local, data = RegistrationCache(book.register), make()
     whole = memory_of(data)
     keys = {use(local, data), use(local, data[3:5]), use(local, data[7])}
     assert len(keys) == 1 and book.times == 1
@@ -77,7 +77,7 @@ def test_a_storage_is_registered_once_and_until_it_is_freed(make: Callable[[], A
 
 
 def test_a_mapping_is_kept_while_it_lives(book: Book) -> None:
-    local, data = LocalMemory(book.register), mmap.mmap(-1, 4096)
+    local, data = RegistrationCache(book.register), mmap.mmap(-1, 4096)
     assert use(local, data) == use(local, data)
     del data
     assert book.now == []
@@ -87,7 +87,7 @@ def test_a_mapping_is_kept_while_it_lives(book: Book) -> None:
     "data", [bytearray(10), memoryview(bytearray(10))[2:5], np.frombuffer(bytearray(10)[:8]), bytes(5)]
 )
 def test_other_memory_is_registered_for_the_transfer(data: Any, book: Book) -> None:
-    local = LocalMemory(book.register)
+    local = RegistrationCache(book.register)
     held = local.hold("nic", memory_of(data), False)
     assert [(one.address, one.size) for one in book.now] == [(memory_of(data).address, memory_of(data).size)]
     held.release()
@@ -95,13 +95,13 @@ def test_other_memory_is_registered_for_the_transfer(data: Any, book: Book) -> N
 
 
 def test_each_device_and_each_right_is_another(book: Book) -> None:
-    local, data = LocalMemory(book.register), tensor()
+    local, data = RegistrationCache(book.register), tensor()
     assert len({use(local, data, "a"), use(local, data, "b"), use(local, data, "a", write=False)}) == 3
     assert len(local) == 3
 
 
 def test_a_new_storage_at_the_same_place_is_another(book: Book) -> None:
-    local = LocalMemory(book.register)
+    local = RegistrationCache(book.register)
     room = bytearray(64)
     first = np.zeros(0)
 
@@ -113,7 +113,7 @@ def test_a_new_storage_at_the_same_place_is_another(book: Book) -> None:
             self.__array_interface__ = {"data": (memory_of(room).address, False)}
 
     def through(owner: Any) -> int:
-        held = local.hold("nic", Memory(memory_of(room).address, 64, True, owner, "array"), True)
+        held = local.hold("nic", LocalMemory(memory_of(room).address, 64, True, owner, "array"), True)
         held.release()
         return held.key
 
@@ -125,7 +125,7 @@ def test_a_new_storage_at_the_same_place_is_another(book: Book) -> None:
 
 
 def test_what_is_in_use_when_its_place_is_taken_is_let_go_of_later(book: Book) -> None:
-    local, data = LocalMemory(book.register), tensor()
+    local, data = RegistrationCache(book.register), tensor()
     held = [local.hold("nic", memory_of(data), True) for _ in range(2)]
     local.close()
     assert len(book.now) == 1  # in use
@@ -136,8 +136,8 @@ def test_what_is_in_use_when_its_place_is_taken_is_let_go_of_later(book: Book) -
 
 
 def test_those_used_longest_ago_go_first(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered_memory, "CACHED", 3)
-    local = LocalMemory(book.register)
+    monkeypatch.setattr(registration_cache, "CACHED", 3)
+    local = RegistrationCache(book.register)
     tensors = [torch.zeros(10) for _ in range(5)]
     for one in tensors:
         use(local, one)
@@ -153,7 +153,7 @@ def test_those_used_longest_ago_go_first(book: Book, monkeypatch: pytest.MonkeyP
 
 
 def test_no_room_to_lock_memory_costs_what_is_kept(book: Book) -> None:
-    local = LocalMemory(book.register)
+    local = RegistrationCache(book.register)
     kept, data = tensor(), tensor()
     use(local, kept)
     book.refuse = 1
@@ -166,7 +166,7 @@ def test_no_room_to_lock_memory_costs_what_is_kept(book: Book) -> None:
 
 
 def test_storages_may_be_freed_where_the_lock_is_held(book: Book) -> None:
-    local, data = LocalMemory(book.register), tensor()
+    local, data = RegistrationCache(book.register), tensor()
     use(local, data)
     with local._lock:
         del data
@@ -185,7 +185,7 @@ def test_storages() -> None:
 
 
 def test_registrations_are_shared_by_many_threads(book: Book) -> None:
-    local, data = LocalMemory(book.register), [torch.zeros(10) for _ in range(4)]
+    local, data = RegistrationCache(book.register), [torch.zeros(10) for _ in range(4)]
 
     def work() -> None:
         for number in range(200):

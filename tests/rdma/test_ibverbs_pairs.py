@@ -13,8 +13,8 @@ from monarch.rdma.backends.ibverbs.pairing import (
     PAIRS,
     ChoiceError,
     Gid,
+    NicPort,
     Pairing,
-    Port,
     Stripe,
     affinity,
     pairings,
@@ -26,11 +26,13 @@ from monarch.rdma.backends.ibverbs.pairing import (
 GID = Gid(3, ipaddress.IPv6Address("::ffff:10.0.0.1").packed, "RoCE v2")
 
 
-def port(nic: str, near: bool = True, ethernet: bool = True, rate: int = 0, pkey: int = 0xFFFF, gid: Gid = GID) -> Port:
-    return Port(nic, near, ethernet, rate, pkey, (gid,))
+def port(
+    nic: str, near: bool = True, ethernet: bool = True, rate: int = 0, pkey: int = 0xFFFF, gid: Gid = GID
+) -> NicPort:
+    return NicPort(nic, near, ethernet, rate, pkey, (gid,))
 
 
-def rails(count: int, *near: int) -> list[Port]:
+def rails(count: int, *near: int) -> list[NicPort]:
     return [port(f"mlx5_{number}", number in near) for number in range(count)]
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from monarch.rdma.backends.ibverbs.send_queue import (
     SUCCESS,
-    Broken,
-    Fault,
-    Post,
-    Queue,
-    Request,
-    State,
+    PostedRequest,
+    QueuePairFailure,
+    QueuePairState,
+    SendQueue,
+    TransferFault,
+    WorkRequest,
     fault_of,
     split,
 )
@@ -24,15 +24,15 @@ from monarch.rdma.backends.ibverbs.send_queue import (
 FLUSH, REFUSED = 5, 10
 
 
-def ready(window: int = 512) -> Queue:
-    queue = Queue(window)
-    for state in (State.INIT, State.RTR, State.RTS):
+def ready(window: int = 512) -> SendQueue:
+    queue = SendQueue(window)
+    for state in (QueuePairState.INIT, QueuePairState.RTR, QueuePairState.RTS):
         queue.advance(state)
     return queue
 
 
-def some(count: int) -> list[Request]:
-    return [Request(number, number, 1) for number in range(count)]
+def some(count: int) -> list[WorkRequest]:
+    return [WorkRequest(number, number, 1) for number in range(count)]
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 200), st.integers(1, 30))
@@ -53,19 +53,19 @@ def test_limits_that_let_nothing_through(message: int) -> None:
     with pytest.raises(ValueError, match="moves nothing"):
         split(0, 0, 1, message)
     with pytest.raises(ValueError, match="lets nothing through"):
-        Queue(0)
+        SendQueue(0)
 
 
-ORDER = (State.RESET, State.INIT, State.RTR, State.RTS)
+ORDER = (QueuePairState.RESET, QueuePairState.INIT, QueuePairState.RTR, QueuePairState.RTS)
 
 
 @pytest.mark.parametrize("reached", range(4))
-@pytest.mark.parametrize("state", list(State))
-def test_states_are_gone_through_one_by_one(reached: int, state: State) -> None:
-    queue = Queue()
+@pytest.mark.parametrize("state", list(QueuePairState))
+def test_states_are_gone_through_one_by_one(reached: int, state: QueuePairState) -> None:
+    queue = SendQueue()
     for step in ORDER[1 : reached + 1]:
         queue.advance(step)
-    allowed = state is State.ERROR or (reached < 3 and state is ORDER[reached + 1])
+    allowed = state is QueuePairState.ERROR or (reached < 3 and state is ORDER[reached + 1])
     if allowed:
         queue.advance(state)
         assert queue.state is state
@@ -76,7 +76,7 @@ def test_states_are_gone_through_one_by_one(reached: int, state: State) -> None:
 
 def test_from_error_leads_no_way() -> None:
     queue = ready()
-    queue.advance(State.ERROR)
+    queue.advance(QueuePairState.ERROR)
     for state in ORDER:
         with pytest.raises(ValueError, match="cannot go"):
             queue.advance(state)
@@ -87,7 +87,7 @@ def test_from_error_leads_no_way() -> None:
 
 def test_what_is_not_ready_takes_nothing() -> None:
     with pytest.raises(ValueError, match="reset takes no requests"):
-        Queue().submit("a", some(1))
+        SendQueue().submit("a", some(1))
     queue = ready()
     with pytest.raises(ValueError, match="at least one"):
         queue.submit("a", [])
@@ -118,8 +118,8 @@ def test_the_first_failure_is_the_guilty_one() -> None:
         queue.submit(job, some(2))
     posts = queue.post()
     assert [queue.complete(post.number, SUCCESS) for post in posts[:2]] == [None, "a"]
-    assert queue.complete(posts[2].number, REFUSED) == Broken("b", Fault.REFUSED, ["c"])
-    assert queue.state is State.ERROR and not queue.busy
+    assert queue.complete(posts[2].number, REFUSED) == QueuePairFailure("b", TransferFault.REFUSED, ["c"])
+    assert queue.state is QueuePairState.ERROR and not queue.busy
     assert [queue.complete(post.number, FLUSH) for post in posts[3:]] == [None] * 3
 
 
@@ -137,10 +137,11 @@ def test_what_is_not_posted_can_be_taken_back() -> None:
 
 @pytest.mark.parametrize(
     ("status", "fault"),
-    [(4, Fault.LOCAL), (5, Fault.FLUSHED), (10, Fault.REFUSED), (12, Fault.UNREACHABLE), (13, Fault.UNREACHABLE),
-     (19, Fault.DEVICE), (99, Fault.DEVICE)],
+    [(4, TransferFault.LOCAL), (5, TransferFault.FLUSHED), (10, TransferFault.REFUSED),
+     (12, TransferFault.UNREACHABLE), (13, TransferFault.UNREACHABLE),
+     (19, TransferFault.DEVICE), (99, TransferFault.DEVICE)],
 )  # fmt: skip
-def test_what_statuses_mean(status: int, fault: Fault) -> None:
+def test_what_statuses_mean(status: int, fault: TransferFault) -> None:
     assert fault_of(status) is fault
 
 
@@ -151,12 +152,12 @@ def test_every_job_ends_once(data: st.DataObject) -> None:
     fails_at = data.draw(st.integers(0, 40))
     queue = ready(window)
     ended: Counter[Any] = Counter()
-    posted: list[Post] = []
+    posted: list[PostedRequest] = []
     completed = 0
     waiting = list(enumerate(sizes))
     while waiting or posted or queue.busy:
         if waiting and data.draw(st.booleans()):
-            if queue.state is not State.RTS:
+            if queue.state is not QueuePairState.RTS:
                 break
             job, count = waiting.pop(0)
             queue.submit(job, some(count))
@@ -170,7 +171,7 @@ def test_every_job_ends_once(data: st.DataObject) -> None:
         post = posted.pop(0)
         completed += 1
         outcome = queue.complete(post.number, REFUSED if completed == fails_at else SUCCESS)
-        if isinstance(outcome, Broken):
+        if isinstance(outcome, QueuePairFailure):
             ended.update([outcome.job, *outcome.others])
             break
         if outcome is not None:

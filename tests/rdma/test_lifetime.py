@@ -16,7 +16,7 @@ from monarch.actor import Channel, endpoint
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer, RDMAError
 from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.buffer import _restore
-from monarch.rdma.handle import Owner
+from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.registry import registry
 from tests.rdma.buffers import call
 from tests.support.processes import kill
@@ -161,7 +161,7 @@ def test_memory_that_went_away_under_the_buffer() -> None:
     """A buffer's mapping closed by hand, say: an error, not a crash, and not called dropped."""
     code = """
 import ctypes, mmap, pickle, sys
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from monarch.rdma.registry import registry
 page = mmap.mmap(-1, 1 << 20)
 memory = memory_of(page)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from monarch.rdma import RDMAError, RDMAMemoryError
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 
 
 def peek(data: Any) -> bytes:

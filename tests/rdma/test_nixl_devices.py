@@ -15,15 +15,15 @@ from monarch.config import configure
 from monarch.rdma.backends.nixl import nixl_agent
 from monarch.rdma.backends.nixl.backend import Nixl
 from monarch.rdma.backends.nixl.nixl_agent import (
-    Agent,
-    Lent,
     MemoryRefusedError,
+    NixlAgent,
     NixlError,
-    Segment,
+    NixlRegistration,
+    NixlSegment,
     parsed,
     segment_of,
 )
-from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.local_memory import LocalMemory, memory_of
 from tests._devices.fake import FakeCard
 from tests.rdma import nixl_fake
 from tests.rdma.buffers import call
@@ -44,16 +44,18 @@ def card(request: pytest.FixtureRequest) -> Iterator[FakeCard]:
 
 
 @pytest.fixture
-def agents(monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, Agent]:
+def agents(monkeypatch: pytest.MonkeyPatch) -> tuple[NixlAgent, NixlAgent]:
     """Here and there."""
     monkeypatch.setattr(nixl_agent, "MODULES", ("tests.rdma.nixl_fake",))
     monkeypatch.setattr(nixl_fake, "gpus", True)
-    return Agent(), Agent()
+    return NixlAgent(), NixlAgent()
 
 
-def moved(agents: tuple[Agent, Agent], write: bool, here: Memory, there: Memory, size: int, at: int = 0) -> None:
+def moved(
+    agents: tuple[NixlAgent, NixlAgent], write: bool, here: LocalMemory, there: LocalMemory, size: int, at: int = 0
+) -> None:
     mine, its = agents
-    lent = Lent(its, there)
+    lent = NixlRegistration(its, there)
     remote, described = parsed(lent.shown)
     name = mine.meet(1, described)
     mine.move(name, write, here, here.address + at, there.address + at, remote, size, lambda looks: None)
@@ -61,7 +63,7 @@ def moved(agents: tuple[Agent, Agent], write: bool, here: Memory, there: Memory,
     lent.close()
 
 
-def test_bytes_of_two_gpus(card: FakeCard, agents: tuple[Agent, Agent]) -> None:
+def test_bytes_of_two_gpus(card: FakeCard, agents: tuple[NixlAgent, NixlAgent]) -> None:
     one, other = card.tensor(b"1" * SIZE), card.tensor(b"2" * SIZE)
     moved(agents, False, memory_of(one), memory_of(other), SIZE - 10, 10)
     assert card.bytes_of(one) == b"1" * 10 + b"2" * (SIZE - 10)
@@ -70,7 +72,7 @@ def test_bytes_of_two_gpus(card: FakeCard, agents: tuple[Agent, Agent]) -> None:
     assert regions == [[], []]  # what a transfer needs is let go of with it
 
 
-def test_a_write_to_a_gpu_ends_when_its_bytes_are_there(card: FakeCard, agents: tuple[Agent, Agent]) -> None:
+def test_a_write_to_a_gpu_ends_when_its_bytes_are_there(card: FakeCard, agents: tuple[NixlAgent, NixlAgent]) -> None:
     one, other = card.tensor(b"1" * SIZE), card.tensor(b"2" * SIZE)
     moved(agents, True, memory_of(one), memory_of(other), SIZE)
     assert card.bytes_of(other) == b"1" * SIZE
@@ -81,18 +83,18 @@ def test_a_write_to_a_gpu_ends_when_its_bytes_are_there(card: FakeCard, agents: 
     assert all(transfer.released for transfer in agents[0]._agent.done)
 
 
-def test_a_write_to_the_host_is_not_read_behind(card: FakeCard, agents: tuple[Agent, Agent]) -> None:
+def test_a_write_to_the_host_is_not_read_behind(card: FakeCard, agents: tuple[NixlAgent, NixlAgent]) -> None:
     into = bytearray(SIZE)
     moved(agents, True, memory_of(card.tensor(b"1" * SIZE)), memory_of(into), SIZE)
     assert into == b"1" * SIZE and len(agents[0]._agent.done) == 1
 
 
 def test_where_a_buffer_is(card: FakeCard) -> None:
-    assert segment_of(memory_of(bytearray(1))) == Segment("DRAM", 0)
-    assert segment_of(memory_of(card.tensor(b"1"))) == Segment("VRAM", int(card.second))
+    assert segment_of(memory_of(bytearray(1))) == NixlSegment("DRAM", 0)
+    assert segment_of(memory_of(card.tensor(b"1"))) == NixlSegment("VRAM", int(card.second))
     keep: Any = SimpleNamespace(device=SimpleNamespace(index=0))
     with pytest.raises(MemoryRefusedError, match="no devices of type xpu"):
-        segment_of(Memory(1, 1, True, keep, "tensor", device=Card("xpu", "")))
+        segment_of(LocalMemory(1, 1, True, keep, "tensor", device=Card("xpu", "")))
 
 
 @pytest.mark.parametrize("shown", [b"", b"VRAM", b"FILE\0\0\0\0and more"])
@@ -102,12 +104,12 @@ def test_what_an_owner_says_is_not_taken_on_trust(shown: bytes) -> None:
 
 
 def test_a_ucx_without_gpus_says_what_it_needs(
-    card: FakeCard, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
+    card: FakeCard, agents: tuple[NixlAgent, NixlAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nixl_fake, "gpus", False)
     text = rf"cannot register {SIZE} bytes of {card.name} \(UCX has to be built with CUDA or ROCm\).*NIXL_ERR_BACKEND"
     with pytest.raises(MemoryRefusedError, match=text):
-        Lent(agents[1], memory_of(card.tensor(b"1" * SIZE)))
+        NixlRegistration(agents[1], memory_of(card.tensor(b"1" * SIZE)))
 
 
 def test_devices_that_nixl_does_not_know() -> None:

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from monarch.rdma.backends import detour
-from monarch.rdma.backends.detour import Avoided
-from monarch.rdma.handle import Owner
+from monarch.rdma.backends.detour import AvoidedRoutes
+from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.once import OncePerProcess
 
 
@@ -55,7 +55,7 @@ def test_a_forked_child_makes_its_own_and_does_not_close_its_parents() -> None:
 
 
 def test_an_owner_is_avoided_for_a_while() -> None:
-    avoided = Avoided()
+    avoided = AvoidedRoutes()
     first, second = (Owner("host", number, 0, 0, "name") for number in (1, 2))
     assert avoided.add(first, "broken", 60.0)
     assert not avoided.add(first, "broken again", 60.0)
@@ -65,7 +65,7 @@ def test_an_owner_is_avoided_for_a_while() -> None:
 
 def test_of_many_avoided_owners_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detour, "AVOIDED", 2)
-    avoided = Avoided()
+    avoided = AvoidedRoutes()
     owners = [Owner("host", number, 0, 0, "name") for number in range(3)]
     for owner in owners:
         avoided.add(owner, "broken", 60.0)

@@ -94,7 +94,7 @@ def steps(path: str, step: Step, replace: Callable[[Any, str, Any], None]) -> No
     places = {
         "process_vm": [(process_vm, "read"), (process_vm, "write")],
         "segment": [(mapped_segment, "copy")],
-        "tcp": [(tcp.Job, "ask")],
+        "tcp": [(tcp.StreamJob, "ask")],
     }
     for place, name in places[path]:
         real = getattr(place, name)
@@ -143,7 +143,7 @@ class Owner(PlainOwner):
                 server._way.receive(view_of(region.memory.address + offset, size // 2))
                 stuck()
 
-        stream_server._Server._read, stream_server._Server._write = read, write
+        stream_server._StreamServer._read, stream_server._StreamServer._write = read, write
 
 
 class Reader(PlainReader):
@@ -173,9 +173,9 @@ class Reader(PlainReader):
                 way.send([job._request(start, count), view_of(job.transfer.memory.address + start, count // 2)])
                 stuck(at)
 
-            tcp.Job.ask = ask
+            tcp.StreamJob.ask = ask
         else:
-            tcp.Job.answer = lambda *_: stuck(at)
+            tcp.StreamJob.answer = lambda *_: stuck(at)
         self.local = bytearray(buffer.size())
         self.begun = buffer.write_from(self.local) if write else buffer.read_into(self.local)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from monarch.rdma import BufferDroppedError
-from monarch.rdma.memory import memory_of
-from monarch.rdma.registry import PAGE_SLOTS, WORD, Region, Registry, lock
+from monarch.rdma.local_memory import memory_of
+from monarch.rdma.registry import PAGE_SLOTS, WORD, RegisteredBuffer, Registry, lock
 
 
-def word_at(region: Region) -> int:
+def word_at(region: RegisteredBuffer) -> int:
     return int(WORD.unpack(ctypes.string_at(region.word, WORD.size))[0])
 
 
@@ -106,8 +106,8 @@ class Registering(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.mine = Registry()
-        self.live: list[Region] = []
-        self.gone: list[Region] = []
+        self.live: list[RegisteredBuffer] = []
+        self.gone: list[RegisteredBuffer] = []
         self.data = memory_of(bytearray(1))
 
     @rule()

@@ -415,13 +415,13 @@ def test_columns_of_this_process_are_copied_many_at_a_time() -> None:
 def test_the_plan_is_made_once(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = ranks(2).handle
     made = []
-    real = reading.Route.__init__
+    real = reading.ReadRoute.__init__
 
     def init(self: Any, *args: Any) -> None:
         made.append(self)
         real(self, *args)
 
-    monkeypatch.setattr(reading.Route, "__init__", init)
+    monkeypatch.setattr(reading.ReadRoute, "__init__", init)
     reader = handle.reader({name: torch.zeros_like(tensor) for name, tensor in FULL.items()})
     for _ in range(3):
         reader.read().get(TIMEOUT)

@@ -12,7 +12,7 @@ from monarch._devices import memory as devices
 from monarch.actor import Future, Promise
 from monarch.rdma import RDMABuffer, RDMAError, RDMATimeoutError, staging
 from monarch.rdma.backends.tcp.protocol import view_of
-from monarch.rdma.memory import memory_of
+from monarch.rdma.local_memory import memory_of
 from monarch.rdma.transfer import Transfer
 from tests._devices.fake import FakeCard
 

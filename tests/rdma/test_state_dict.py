@@ -30,7 +30,7 @@ from monarch.rdma import (
     StateDict,
     StateDictBusyError,
     StateDictMismatchError,
-    gather,
+    block_gather,
 )
 from monarch.rdma.registry import registry
 from tests.support.processes import kill
@@ -450,7 +450,7 @@ def test_an_update_that_fails_is_not_published(double_buffer: bool) -> None:
 def test_reads_that_are_overtaken_each_time_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     source = {"a": torch.zeros(2)}
     weights = StateDict(source)
-    real, stop = gather.Gather.read, threading.Event()
+    real, stop = block_gather.BlockGather.read, threading.Event()
 
     async def overtaken(self: Any, timeout: float, after: Any) -> None:
         await real(self, timeout, after)
@@ -458,7 +458,7 @@ def test_reads_that_are_overtaken_each_time_say_so(monkeypatch: pytest.MonkeyPat
             with weights.updating():
                 source["a"] += 1
 
-    monkeypatch.setattr(gather.Gather, "read", overtaken)
+    monkeypatch.setattr(block_gather.BlockGather, "read", overtaken)
     mine = {"a": torch.zeros(2)}
     with pytest.raises(StateDictBusyError, match=r"each of \d+ reads was overtaken.*double_buffer=True"):
         weights.handle.read_into(mine, timeout=0.02).get(TIMEOUT)
@@ -550,7 +550,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_read(
     handle = publish(trainer, lambda: {str(i): torch.full((1 << 20,), 1.0) for i in range(6)})
     pid = there(trainer, lambda self: os.getpid())
     mine = {str(i): torch.zeros(1 << 20) for i in range(6)}
-    real, lock, calls = gather._Batch.read, threading.Lock(), []
+    real, lock, calls = block_gather._Batch.read, threading.Lock(), []
 
     def read(self: Any, after: Any) -> None:
         with lock:
@@ -559,7 +559,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_read(
                 kill(pid)
         real(self, after)
 
-    monkeypatch.setattr(gather._Batch, "read", read)
+    monkeypatch.setattr(block_gather._Batch, "read", read)
     with pytest.raises(OwnerEndedError, match=f"process {pid}"):
         handle.read_into(mine, staged=True).get(TIMEOUT)
     assert len(calls) > batch

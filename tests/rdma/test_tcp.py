@@ -32,7 +32,7 @@ from monarch.rdma import RDMABuffer
 from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.nixl import backend as nixl
 from monarch.rdma.backends.nixl import nixl_agent
-from monarch.rdma.backends.nixl.nixl_agent import NixlError, Segment
+from monarch.rdma.backends.nixl.nixl_agent import NixlError, NixlSegment
 from monarch.rdma.backends.tcp import backend as tcp
 from monarch.rdma.backends.tcp import batched_reads, stream_server
 from monarch.rdma.backends.tcp.protocol import (
@@ -52,13 +52,13 @@ from monarch.rdma.backends.tcp.protocol import (
     UNMAPPED,
     UNSUPPORTED,
     WRITE,
-    Closed,
-    Way,
+    PolledStream,
+    StreamClosedError,
     rest,
 )
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory, memory_of
-from monarch.rdma.registry import Region, registry
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import LocalMemory, memory_of
+from monarch.rdma.registry import RegisteredBuffer, registry
 from monarch.rdma.transfer import Transfer
 from tests.rdma.buffers import call
 from tests.support.hosts import hosts_in
@@ -73,11 +73,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def register() -> Iterator[Callable[[Any], Region]]:
-    regions: list[Region] = []
+def register() -> Iterator[Callable[[Any], RegisteredBuffer]]:
+    regions: list[RegisteredBuffer] = []
 
-    def one(data: Any) -> Region:
-        memory = data if isinstance(data, Memory) else memory_of(data)
+    def one(data: Any) -> RegisteredBuffer:
+        memory = data if isinstance(data, LocalMemory) else memory_of(data)
         regions.append(registry().register(memory))
         return regions[-1]
 
@@ -86,7 +86,7 @@ def register() -> Iterator[Callable[[Any], Region]]:
         drop(region)
 
 
-def drop(region: Region) -> None:
+def drop(region: RegisteredBuffer) -> None:
     """The system call that a server is in is over soon; nothing else may hold it up."""
     give_up = monotonic() + TIMEOUT
     while not registry().drop(region.number, region.token):
@@ -111,7 +111,9 @@ def _serve(sock: socket.socket) -> None:
         stream_server.serve(sock)
 
 
-def ask(stream: socket.socket, operation: int, region: Region, offset: int, size: int, data: bytes = b"") -> None:
+def ask(
+    stream: socket.socket, operation: int, region: RegisteredBuffer, offset: int, size: int, data: bytes = b""
+) -> None:
     stream.sendall(REQUEST.pack(operation, region.number, region.token, offset, size) + data)
 
 
@@ -175,7 +177,7 @@ def test_what_is_not_registered_is_neither_read_nor_written(stream: socket.socke
     region = register(data)
     if change == "dropped":
         drop(region)
-    asked = Region(
+    asked = RegisteredBuffer(
         region.memory, region.number + (change == "number"), region.token ^ (change == "token"), region.slot, 0
     )
     ask(stream, READ, asked, 0, 4)
@@ -219,7 +221,7 @@ def test_memory_that_is_gone_is_an_answer_and_no_crash(stream: socket.socket, re
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     assert libc.mprotect(address, 2 * page, 0) == 0
-    region = register(Memory(address, 2 * page, True, mapped, "mapping"))
+    region = register(LocalMemory(address, 2 * page, True, mapped, "mapping"))
     ask(stream, READ, region, 0, page)
     ask(stream, WRITE, region, 0, 3, b"abc")
     assert take(stream, 2) == bytes([UNMAPPED, UNMAPPED])
@@ -261,11 +263,11 @@ def test_rest() -> None:
 def test_a_way_tells_an_end_from_silence() -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        way = Way(ours, lambda poll: None)
+        way = PolledStream(ours, lambda poll: None)
         assert not way.ended()
         theirs.close()
         assert way.ended()
-        with pytest.raises(Closed):
+        with pytest.raises(StreamClosedError):
             way.receive(memoryview(bytearray(1)))
 
 
@@ -329,7 +331,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     tcp._lanes.clear()
 
 
-def handle_of(region: Region) -> Handle:
+def handle_of(region: RegisteredBuffer) -> BufferHandle:
     memory = region.memory
     known = {
         "owner": registry().owner,
@@ -341,11 +343,16 @@ def handle_of(region: Region) -> Handle:
         "size": memory.size,
         "writable": memory.writable,
     }
-    return Handle(**{name: known.get(name) for name in Handle._fields})
+    return BufferHandle(**{name: known.get(name) for name in BufferHandle._fields})
 
 
 def begin(
-    region: Region, local: Any, write: bool, timeout: float = TIMEOUT, offset: int = 0, by: Any = tcp.Streams
+    region: RegisteredBuffer,
+    local: Any,
+    write: bool,
+    timeout: float = TIMEOUT,
+    offset: int = 0,
+    by: Any = tcp.TcpStreams,
 ) -> Outcome:
     memory = memory_of(local)
     outcome = Outcome(Transfer(handle_of(region), memory, offset, memory.size, write, timeout))
@@ -513,7 +520,7 @@ def test_why_a_stream_broke_the_owner_says(
     region, memory = register(bytearray(MIB)), memory_of(bytearray(MIB))
     handle = handle_of(region)._replace(service=Service(answer))
     outcome = Outcome(Transfer(handle, memory, 0, MIB, True, TIMEOUT))
-    tcp.Streams().start(outcome.transfer)
+    tcp.TcpStreams().start(outcome.transfer)
     error = outcome.wait()
     assert type(error) is kind
     assert text in str(error)
@@ -547,7 +554,7 @@ def test_without_streams_it_is_the_actors_turn(ends: Ends, register: Any, by_act
     for outcome in outcomes:
         assert outcome.wait() is None
     assert by_actors == [outcome.transfer for outcome in outcomes]
-    assert "it takes none" in tcp.Streams().obstacle(handle_of(region))
+    assert "it takes none" in tcp.TcpStreams().obstacle(handle_of(region))
 
 
 def test_without_room_for_lanes_too(
@@ -584,7 +591,7 @@ def test_lanes_give_their_room_back(ends: Ends, register: Any, monkeypatch: pyte
 
 
 @pytest.fixture
-def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> Region:
+def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> RegisteredBuffer:
     """A buffer whose owner there is a lane to that has nothing to do. Answers are waited for as long as it takes."""
     monkeypatch.setattr(tcp, "IDLE", 0.5)
     monkeypatch.setattr(tcp, "PATIENCE", TIMEOUT)
@@ -597,7 +604,7 @@ def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> Regio
     return region
 
 
-def test_a_small_transfer_is_done_when_it_has_begun(resting: Region, ends: Ends) -> None:
+def test_a_small_transfer_is_done_when_it_has_begun(resting: RegisteredBuffer, ends: Ends) -> None:
     local = bytearray(4)
     for write in (True, False):
         outcome = begin(resting, b"abcd" if write else local, write, offset=3)
@@ -608,7 +615,7 @@ def test_a_small_transfer_is_done_when_it_has_begun(resting: Region, ends: Ends)
     assert ends.opened == 1
 
 
-def test_what_the_owner_refuses_is_an_error_at_once(resting: Region, ends: Ends) -> None:
+def test_what_the_owner_refuses_is_an_error_at_once(resting: RegisteredBuffer, ends: Ends) -> None:
     drop(resting)
     for write in (False, True, False):
         outcome = begin(resting, bytearray(4), write)
@@ -617,7 +624,7 @@ def test_what_the_owner_refuses_is_an_error_at_once(resting: Region, ends: Ends)
     assert ends.opened == 1
 
 
-def test_a_large_transfer_is_the_lanes(resting: Region, ends: Ends, register: Any) -> None:
+def test_a_large_transfer_is_the_lanes(resting: RegisteredBuffer, ends: Ends, register: Any) -> None:
     size = tcp.AT_ONCE + 1
     outcome = begin(register(bytearray(size)), bytearray(size), False)
     assert outcome.wait() is None
@@ -632,13 +639,13 @@ class Slow:
         self._free = free
 
     def __call__(self, sock: socket.socket) -> None:
-        real, slow = stream_server._Server(sock), self
+        real, slow = stream_server._StreamServer(sock), self
 
         def read(*args: int) -> None:
             slow._free -= 1
             if slow._free < 0:
                 assert slow.go.wait(TIMEOUT)
-            stream_server._Server._read(real, *args)
+            stream_server._StreamServer._read(real, *args)
 
         real._read = read  # type: ignore[method-assign]
         with sock:
@@ -673,7 +680,7 @@ def test_an_answer_that_does_not_come_times_out_in_the_lane(
 
 
 def test_after_a_slow_answer_nobody_waits_for_a_while(
-    resting: Region, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    resting: RegisteredBuffer, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp, "SLOW", 0.0)
     monkeypatch.setattr(tcp, "SHARE", 1e9)
@@ -702,7 +709,7 @@ def test_a_stream_that_breaks_at_once_is_like_any_other(
 
 
 def test_ctrl_c_while_an_answer_is_waited_for_costs_the_stream(
-    resting: Region, ends: Ends, by_actors: list[Transfer], monkeypatch: pytest.MonkeyPatch
+    resting: RegisteredBuffer, ends: Ends, by_actors: list[Transfer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> int:
         raise KeyboardInterrupt
@@ -721,28 +728,30 @@ def test_ctrl_c_while_an_answer_is_waited_for_costs_the_stream(
 # --- many parts together
 
 
-def gather(parts: list[batched_reads.Part], elsewhere: Callable[[], None] = lambda: None) -> Outcome:
-    gathering = batched_reads.Gathering(batched_reads.batches(parts), None, TIMEOUT, elsewhere)
+def gather(parts: list[batched_reads.ReadPart], elsewhere: Callable[[], None] = lambda: None) -> Outcome:
+    gathering = batched_reads.StreamedGather(batched_reads.batches(parts), None, TIMEOUT, elsewhere)
     outcome = Outcome(gathering)
     gathering.begin()
     return outcome
 
 
-def parts_of(regions: list[Region], target: bytearray, wanted: list[tuple[int, int, int]]) -> list[batched_reads.Part]:
+def parts_of(
+    regions: list[RegisteredBuffer], target: bytearray, wanted: list[tuple[int, int, int]]
+) -> list[batched_reads.ReadPart]:
     """(region, offset, size) one behind the other."""
     at, result = memory_of(target).address, []
     for number, offset, size in wanted:
-        result.append(batched_reads.Part(handle_of(regions[number]), offset, at, size))
+        result.append(batched_reads.ReadPart(handle_of(regions[number]), offset, at, size))
         at += size
     return result
 
 
 @given(st.lists(st.one_of(st.integers(0, 50), st.integers(CHUNK - 2, 2 * CHUNK + 2)), max_size=2000))
 def test_batches_hold_every_byte_once_and_not_too_much(sizes: list[int]) -> None:
-    handle, at = Handle(*[None] * len(Handle._fields))._replace(number=1, token=2), 0
+    handle, at = BufferHandle(*[None] * len(BufferHandle._fields))._replace(number=1, token=2), 0
     parts = []
     for size in sizes:
-        parts.append(batched_reads.Part(handle, 10 * at, at, size))
+        parts.append(batched_reads.ReadPart(handle, 10 * at, at, size))
         at += size
     made = batched_reads.batches(parts)
     assert all(0 < len(batch.parts) <= PARTS and 0 < batch.size <= CHUNK for batch in made)
@@ -814,7 +823,7 @@ def test_without_streams_parts_go_elsewhere(ends: Ends, register: Any) -> None:
 
 def test_parts_that_are_late_are_not_asked_for(ends: Ends, register: Any) -> None:
     batches = batched_reads.batches(parts_of([register(bytearray(3))], bytearray(3), [(0, 0, 3)]))
-    gathering = batched_reads.Gathering(batches, None, 0.0, lambda: None)
+    gathering = batched_reads.StreamedGather(batches, None, 0.0, lambda: None)
     outcome = Outcome(gathering)
     gathering.begin()
     assert isinstance(outcome.wait(), RDMATimeoutError)
@@ -840,9 +849,17 @@ class FakeAgent:
         return "owner"
 
     def move(
-        self, name: str, write: bool, memory: Memory, here: int, there: int, remote: Segment, size: int, pause: Any
+        self,
+        name: str,
+        write: bool,
+        memory: LocalMemory,
+        here: int,
+        there: int,
+        remote: NixlSegment,
+        size: int,
+        pause: Any,
     ) -> None:
-        assert remote == Segment("DRAM", 0)
+        assert remote == NixlSegment("DRAM", 0)
         self.moves.append((write, size))
         looks = 0
         while self.fails == "never done":

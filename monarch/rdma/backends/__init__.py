@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from monarch.rdma.handle import Handle
+from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.transfer import Transfer
 
 
@@ -17,7 +17,7 @@ class Backend(Protocol):
     name: str  # what `buffer.path` says
     far: bool  # whether the bytes leave memory for sockets: the user is warned
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         """Why the buffer cannot be reached this way from this process; "" when it can. Cheap the second time.
 
         An owner that has ended counts as reached: the transfer says so better than a longer way round would.

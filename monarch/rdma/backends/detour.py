@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from monarch._errors import RDMAUnavailableError
 from monarch.rdma.backends import Backend
-from monarch.rdma.handle import Handle
+from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.transfer import Transfer
 
 AVOIDED = 1024  # of which a way is known to fail; the one met first is forgotten
@@ -17,7 +17,7 @@ AVOIDED = 1024  # of which a way is known to fail; the one met first is forgotte
 K = TypeVar("K")
 
 
-def first_usable(backends: Iterable[Backend], handle: Handle, obstacles: Iterable[str] = ()) -> Backend:
+def first_usable(backends: Iterable[Backend], handle: BufferHandle, obstacles: Iterable[str] = ()) -> Backend:
     """The first that nothing stands in the way of. RDMAUnavailableError when there is none, with what does, after
     `obstacles`, which are known already."""
     met = list(obstacles)
@@ -34,7 +34,7 @@ def _start(backend: Backend, transfer: Transfer) -> None:
 
 
 def reroute(
-    transfer: Transfer, choose: Callable[[Handle], Backend], begin: Callable[[Backend, Transfer], None] = _start
+    transfer: Transfer, choose: Callable[[BufferHandle], Backend], begin: Callable[[Backend, Transfer], None] = _start
 ) -> None:
     """Begins it by the backend that `choose` gives. Whatever that raises, or beginning it, is how it ends."""
     try:
@@ -45,7 +45,7 @@ def reroute(
         transfer.finish(exc)
 
 
-class Avoided(Generic[K]):
+class AvoidedRoutes(Generic[K]):
     """What a way has failed with (an owner, or some of its memory), why, and until when it is not tried again. Any thread."""
 
     def __init__(self) -> None:

@@ -27,11 +27,11 @@ from monarch._errors import RDMAError
 from monarch.actor import bind_context
 from monarch.rdma import device_copies, manager
 from monarch.rdma.backends import through_actors
-from monarch.rdma.backends.detour import Avoided
+from monarch.rdma.backends.detour import AvoidedRoutes
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.lending import Borrowed, borrowing
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer
 
@@ -65,9 +65,9 @@ class DeviceIpc:
 
     def __init__(self, elsewhere: Callable[[Transfer], None]) -> None:
         self._elsewhere = elsewhere
-        self._refused: Avoided[tuple[Owner, Card | int]] = Avoided()
+        self._refused: AvoidedRoutes[tuple[Owner, Card | int]] = AvoidedRoutes()
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if handle.device is None:
             return "it is not memory of a device"
         owner, card, storage = handle.owner, handle.device.card, handle.device.storage
@@ -113,7 +113,7 @@ class DeviceIpc:
             transfer.finish(exc)
             raise
 
-    async def borrow(self, handle: Handle, seconds: float) -> tuple[Any, str]:
+    async def borrow(self, handle: BufferHandle, seconds: float) -> tuple[Any, str]:
         """The bytes of the buffer's storage, open here as long as somebody has them, and what this process calls the card:
         let go of them there. On the Mover's loop.
 
@@ -136,7 +136,7 @@ class DeviceIpc:
             self._refuse(handle, exc)
             raise
 
-    def _refuse(self, handle: Handle, error: Exception) -> None:
+    def _refuse(self, handle: BufferHandle, error: Exception) -> None:
         assert handle.device is not None
         if isinstance(error, _RefusedError):
             self._refused.add((handle.owner, handle.device.storage), f"its storage is not lent: {error}", AVOID)
@@ -145,7 +145,7 @@ class DeviceIpc:
             self._refused.add((handle.owner, handle.device.card), why, AVOID)
 
 
-def _ask_once(handle: Handle) -> asyncio.Task[Borrowed]:
+def _ask_once(handle: BufferHandle) -> asyncio.Task[Borrowed]:
     """Transfers that want the same storage wait for one answer."""
     import asyncio
 
@@ -164,7 +164,7 @@ def _ask_once(handle: Handle) -> asyncio.Task[Borrowed]:
     return task
 
 
-async def _ask(handle: Handle) -> Borrowed:
+async def _ask(handle: BufferHandle) -> Borrowed:
     """The buffer's storage, from its owner. RDMAError when buffer or owner are gone, _RefusedError when it is not lent, and
     what torch raises when it cannot be opened.
     """
@@ -181,7 +181,7 @@ async def _ask(handle: Handle) -> Borrowed:
 
 
 @contextmanager
-def _lend(transfer: Transfer, flat: Any) -> Iterator[Memory]:
+def _lend(transfer: Transfer, flat: Any) -> Iterator[LocalMemory]:
     """The buffer's bytes, in the storage as it is open here."""
     handle = transfer.handle
     place, owner = handle.device, view_of_owner(handle)
@@ -189,7 +189,7 @@ def _lend(transfer: Transfer, flat: Any) -> Iterator[Memory]:
     owner.enter(handle)
     try:
         mine = flat[place.offset : place.offset + handle.size]
-        yield Memory(0, handle.size, handle.writable, mine, "borrowed memory", device=place.card)
+        yield LocalMemory(0, handle.size, handle.writable, mine, "borrowed memory", device=place.card)
     finally:
         owner.leave(handle.slot)
 

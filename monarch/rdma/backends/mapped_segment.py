@@ -12,18 +12,18 @@ import mmap
 from monarch._errors import BufferDroppedError
 from monarch.rdma import copying, shared
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory, memmove, memory_of
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import LocalMemory, memmove, memory_of
 from monarch.rdma.transfer import Transfer
 
 
-class Segment:
+class MappedSegment:
     """Copies to and from shared memory."""
 
     name = "segment"
     far = False
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if handle.place is None:
             return "its memory was not allocated by monarch.rdma.empty"
         return why_unreachable(handle)
@@ -39,7 +39,7 @@ class Segment:
         copying.run(transfer, lambda transfer, at, count: copy(mapped, transfer, at, count))
 
 
-def copy(mapped: Memory | None, transfer: Transfer, at: int, count: int) -> None:
+def copy(mapped: LocalMemory | None, transfer: Transfer, at: int, count: int) -> None:
     handle = transfer.handle
     owner = view_of_owner(handle)
     try:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from monarch._linux import procfs
 from monarch._linux.procfs import start_of
 from monarch.actor.host_agent import agent_pid
-from monarch.rdma.handle import Handle, Owner, buffer_dropped, owner_ended, this_host
+from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped, owner_ended, this_host
 from monarch.rdma.registry import WORD, lock
 
 VIEWS = 64  # owners whose descriptors are kept; the one met first is forgotten
@@ -92,7 +92,7 @@ def _tracer() -> int:
 class OwnerView:
     """An owner seen from here: may we look into it, and by which descriptors do we know it. Any thread."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: BufferHandle) -> None:
         self.owner = handle.owner
         self.file = -1
         self.process = -1
@@ -101,7 +101,7 @@ class OwnerView:
         self._writing: dict[int, int] = {}
         self.obstacle = self._probe(handle)
 
-    def _probe(self, handle: Handle) -> str:
+    def _probe(self, handle: BufferHandle) -> str:
         assert CALLS is not None
         pid = self.owner.pid
         word = ctypes.create_string_buffer(WORD.size)
@@ -124,7 +124,7 @@ class OwnerView:
             self.file = -1
         return ""
 
-    def enter(self, handle: Handle) -> None:
+    def enter(self, handle: BufferHandle) -> None:
         """Takes the buffer's lock, or raises why it cannot be written to."""
         slot = handle.slot
         with self._lock:
@@ -163,7 +163,7 @@ _views: OrderedDict[Owner, OwnerView] = OrderedDict()
 _finding = threading.Lock()
 
 
-def view_of_owner(handle: Handle) -> OwnerView:
+def view_of_owner(handle: BufferHandle) -> OwnerView:
     owner = handle.owner
     known = _views.get(owner)
     if known is None:
@@ -186,7 +186,7 @@ def _forget_views() -> None:
 os.register_at_fork(after_in_child=_forget_views)
 
 
-def why_unreachable(handle: Handle) -> str:
+def why_unreachable(handle: BufferHandle) -> str:
     """Why this process cannot look into the buffer's owner; "" when it can, or when that has ended."""
     here = this_host()
     if not here or handle.owner.host != here:

@@ -21,14 +21,14 @@ from monarch._linux.procfs import start_of
 from monarch.rdma import copying
 from monarch.rdma.backends import owner_view
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
-from monarch.rdma.handle import Handle, buffer_dropped, owner_ended
+from monarch.rdma.buffer_handle import BufferHandle, buffer_dropped, owner_ended
 from monarch.rdma.transfer import Transfer
 
 _VECTORS = struct.Struct("=12Q")  # three local struct iovec, three remote ones
 _WORDS = struct.Struct("=2Q")
 
 
-class _Scratch(threading.local):
+class _Vectors(threading.local):
     """Vectors and two words, a thread's own, so that a call allocates nothing."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Scratch(threading.local):
         self.words = self.vectors + _VECTORS.size
 
 
-_scratch = _Scratch()
+_scratch = _Vectors()
 
 
 class ProcessVm:
@@ -47,7 +47,7 @@ class ProcessVm:
     name = "process_vm"
     far = False
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if handle.device is not None:
             return "it is memory of a device, which the kernel cannot copy"
         return why_unreachable(handle)
@@ -102,7 +102,7 @@ def write(transfer: Transfer, at: int, count: int) -> None:
         raise unmapped(handle)
 
 
-def failed(handle: Handle, code: int) -> RDMAError:
+def failed(handle: BufferHandle, code: int) -> RDMAError:
     if code == errno.ESRCH or start_of(handle.owner.pid) != handle.owner.started:
         return owner_ended(handle)
     if code == errno.EFAULT:
@@ -110,7 +110,7 @@ def failed(handle: Handle, code: int) -> RDMAError:
     return RDMAError(f"buffer {handle.number}: {os.strerror(code)}")
 
 
-def unmapped(handle: Handle) -> RDMAError:
+def unmapped(handle: BufferHandle) -> RDMAError:
     return RDMAError(
         f"buffer {handle.number}: memory of one side is gone or read-only although it is registered (a mapping that was "
         "closed, or a storage that was resized)"

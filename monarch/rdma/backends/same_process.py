@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from monarch.rdma import copying, device_copies
-from monarch.rdma.handle import Handle, this_host
-from monarch.rdma.memory import Memory, memmove
+from monarch.rdma.buffer_handle import BufferHandle, this_host
+from monarch.rdma.local_memory import LocalMemory, memmove
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer
 
 
-class Local:
+class SameProcess:
     """Copies within the process. A chunk whose buffer is dropped meanwhile is finished before the memory is let go of."""
 
     name = "local"
     far = False
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         owner = handle.owner
         if owner.pid != os.getpid() or owner.host != this_host():
             return "the buffer belongs to another process"
@@ -44,6 +44,6 @@ def copy(transfer: Transfer, at: int, count: int) -> None:
 
 
 @contextmanager
-def _lend(handle: Handle) -> Iterator[Memory]:
+def _lend(handle: BufferHandle) -> Iterator[LocalMemory]:
     with registry().using(handle.number, handle.token) as region:
         yield region.memory

@@ -14,8 +14,8 @@ from monarch._errors import OwnerEndedError, RDMAError
 from monarch.actor import ActorError, SupervisionError
 from monarch.config import settings
 from monarch.rdma import manager
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import memmove, memory_of
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import memmove, memory_of
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ThroughActors:
     name = "actor"
     far = True
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         return ""
@@ -97,7 +97,7 @@ def _turns() -> asyncio.Semaphore:
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(IN_FLIGHT))
 
 
-def reason(error: BaseException, handle: Handle) -> BaseException:
+def reason(error: BaseException, handle: BufferHandle) -> BaseException:
     """What went wrong, as whoever asked for the transfer should hear it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -110,7 +110,7 @@ def reason(error: BaseException, handle: Handle) -> BaseException:
     return error
 
 
-async def drop(handle: Handle) -> None:
+async def drop(handle: BufferHandle) -> None:
     """Has the owner drop it; done when no write is under way there any more, or when the owner has ended."""
     import asyncio
 

@@ -30,15 +30,15 @@ from typing import NamedTuple
 from monarch._errors import RDMAError
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import through_actors
-from monarch.rdma.backends.detour import Avoided, first_usable, reroute
+from monarch.rdma.backends.detour import AvoidedRoutes, first_usable, reroute
 from monarch.rdma.backends.ibverbs import plaintext
 from monarch.rdma.backends.ibverbs.devices import NoDevicesError, devices
-from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError
-from monarch.rdma.backends.ibverbs.registered_memory import Held
-from monarch.rdma.backends.ibverbs.requester import Engine, Route, UnreachableError, Word, engine
-from monarch.rdma.backends.ibverbs.send_queue import Fault, Request, split
+from monarch.rdma.backends.ibverbs.queue_pair_link import LinkGoneError, QueuePairLink
+from monarch.rdma.backends.ibverbs.registration_cache import HeldRegistration
+from monarch.rdma.backends.ibverbs.requester import ConnectedStripe, ControlWord, Requester, UnreachableError, engine
+from monarch.rdma.backends.ibverbs.send_queue import TransferFault, WorkRequest, split
 from monarch.rdma.backends.tcp import backend as tcp
-from monarch.rdma.handle import Handle, Owner, buffer_dropped
+from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped
 from monarch.rdma.registry import WORD
 from monarch.rdma.transfer import Transfer
 
@@ -54,7 +54,7 @@ class Ibverbs:
     name = "ibverbs"
     far = False
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         try:
             devices()
         except NoDevicesError as exc:
@@ -80,33 +80,33 @@ def begin(transfer: Transfer) -> None:
     if why:
         elsewhere(transfer, why)
     else:
-        Errand(mine, transfer).begin()
+        StripedTransfer(mine, transfer).begin()
 
 
 def elsewhere(transfer: Transfer, why: str) -> None:
     """The transfer goes by the next path. Needs a context."""
-    ways = (tcp.Streams(), through_actors.ThroughActors())
+    ways = (tcp.TcpStreams(), through_actors.ThroughActors())
     reroute(transfer, lambda handle: first_usable(ways, handle, [f"ibverbs: {why}"]))
 
 
 # --- owners that cannot be reached
 
 
-class Whose(NamedTuple):
+class KeyOwner(NamedTuple):
     """An owner's memory of one kind: on a GPU, or the host's. That one cannot be registered says nothing of the other."""
 
     owner: Owner
     gpu: bool
 
 
-def memory_at(handle: Handle) -> Whose:
-    return Whose(handle.owner, handle.device is not None)
+def memory_at(handle: BufferHandle) -> KeyOwner:
+    return KeyOwner(handle.owner, handle.device is not None)
 
 
-unreachable: Avoided[Whose] = Avoided()
+unreachable: AvoidedRoutes[KeyOwner] = AvoidedRoutes()
 
 
-def avoid(handle: Handle, why: str) -> None:
+def avoid(handle: BufferHandle, why: str) -> None:
     if unreachable.add(memory_at(handle), why, AVOID):
         what = "memory of a GPU of " if handle.device is not None else ""
         logging.getLogger("monarch").warning("transfers to %s%s do not use RDMA devices: %s", what, handle.owner, why)
@@ -115,10 +115,10 @@ def avoid(handle: Handle, why: str) -> None:
 # --- transfers
 
 
-class Errand:
+class StripedTransfer:
     """A transfer on its way: its parts, and what becomes of it when they have ended."""
 
-    def __init__(self, engine: Engine, transfer: Transfer) -> None:
+    def __init__(self, engine: Requester, transfer: Transfer) -> None:
         self.transfer = transfer
         self._engine = engine
         self._context = contextvars.copy_context()  # it may go on on another's thread
@@ -127,11 +127,11 @@ class Errand:
         self._disturbed = 0
         self._over = False  # or it goes on on another thread
         self._left = 0
-        self._faults: list[Fault] = []
-        self._held: list[Held] = []
-        self._routes: list[Route] = []
-        self._word: Word | None = None
-        self._pushed: list[Word] = []  # what is read back of a GPU's memory lands here
+        self._faults: list[TransferFault] = []
+        self._held: list[HeldRegistration] = []
+        self._routes: list[ConnectedStripe] = []
+        self._word: ControlWord | None = None
+        self._pushed: list[ControlWord] = []  # what is read back of a GPU's memory lands here
 
     def begin(self) -> None:
         """Now, when all is known and connected and the transfer is small; else once it is."""
@@ -173,7 +173,7 @@ class Errand:
         avoid(self.transfer.handle, why)
         self._context.copy().run(elsewhere, self.transfer, why)
 
-    def _launch(self, routes: list[Route]) -> None:
+    def _launch(self, routes: list[ConnectedStripe]) -> None:
         """Registers the local memory and posts the requests."""
         transfer = self.transfer
         if transfer.late():
@@ -191,9 +191,9 @@ class Errand:
         else:
             self._post(parts)
 
-    def _parts(self, routes: list[Route]) -> list[tuple[Link, Part]]:
+    def _parts(self, routes: list[ConnectedStripe]) -> list[tuple[QueuePairLink, StripeJob]]:
         transfer, handle = self.transfer, self.transfer.handle
-        held: dict[str, Held] = {}
+        held: dict[str, HeldRegistration] = {}
         parts = []
         for route in routes:
             if route.here not in held:
@@ -202,26 +202,26 @@ class Errand:
             _, at, size = route.stripe
             local, remote = transfer.memory.address + at, handle.address + transfer.offset + at
             requests = split(local, remote, size, self._engine.devices.device(route.here).limits.message)
-            part = Part(self, route.link, requests, transfer.write, held[route.here].key, route.key.memory)
+            part = StripeJob(self, route.link, requests, transfer.write, held[route.here].key, route.key.memory)
             parts.append((route.link, part))
         return parts
 
-    def _post(self, parts: list[tuple[Link, Part]]) -> None:
+    def _post(self, parts: list[tuple[QueuePairLink, StripeJob]]) -> None:
         self._left = len(parts)
         for link, part in parts:
             try:
                 link.begin(part)
             except LinkGoneError:
-                part.ended(Fault.FLUSHED)
+                part.ended(TransferFault.FLUSHED)
 
-    def _spin(self, routes: list[Route]) -> None:
+    def _spin(self, routes: list[ConnectedStripe]) -> None:
         """Looks for completions without a pause for a moment: no other thread has to wake up for a small transfer."""
         end = perf_counter() + SPIN
         while not self._over and perf_counter() < end:
             for route in routes:
                 route.link.look()
 
-    def ended(self, fault: Fault | None) -> None:
+    def ended(self, fault: TransferFault | None) -> None:
         """A part has."""
         with self._lock:
             if fault is not None:
@@ -253,25 +253,25 @@ class Errand:
             if not true:
                 self._engine.forget(transfer.handle)
             transfer.finish(None if true else buffer_dropped(transfer.handle))
-        elif Fault.LATE in faults:
+        elif TransferFault.LATE in faults:
             transfer.finish(transfer.timed_out())
         else:
-            self._failed(next((fault for fault in faults if fault is not Fault.FLUSHED), Fault.FLUSHED))
+            self._failed(next((fault for fault in faults if fault is not TransferFault.FLUSHED), TransferFault.FLUSHED))
 
     def _look_at_word(self) -> None:
         route = self._routes[0]
         try:
             word = self._word = self._engine.word(route.here)
         except OSError:
-            self._faults.append(Fault.LOCAL)
+            self._faults.append(TransferFault.LOCAL)
             self._left = 0
             self._let_go()
-            self._failed(Fault.LOCAL)
+            self._failed(TransferFault.LOCAL)
             return
-        request = Request(word.address, self.transfer.handle.word, WORD.size)
-        self._post([(route.link, Part(self, route.link, [request], False, word.key, route.key.word))])
+        request = WorkRequest(word.address, self.transfer.handle.word, WORD.size)
+        self._post([(route.link, StripeJob(self, route.link, [request], False, word.key, route.key.word))])
 
-    def quiet(self, link: Link) -> None:
+    def quiet(self, link: QueuePairLink) -> None:
         """Nothing has come over that link for a while: the owner is asked whether its end is there."""
         handle = self.transfer.handle
         try:
@@ -288,18 +288,18 @@ class Errand:
             for route in self._routes:
                 self._pushed.append(self._engine.word(route.here))
                 word = self._pushed[-1]
-                request = Request(word.address, remote, count)
-                parts.append((route.link, Part(self, route.link, [request], False, word.key, route.key.memory)))
+                request = WorkRequest(word.address, remote, count)
+                parts.append((route.link, StripeJob(self, route.link, [request], False, word.key, route.key.memory)))
         except OSError:
-            self._faults.append(Fault.LOCAL)
+            self._faults.append(TransferFault.LOCAL)
             self._all_ended()
             return
         self._post(parts)
 
-    def _failed(self, fault: Fault) -> None:
+    def _failed(self, fault: TransferFault) -> None:
         """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""
         transfer = self.transfer
-        if fault is Fault.FLUSHED:
+        if fault is TransferFault.FLUSHED:
             self._disturbed += 1
         else:
             self._attempts += 1
@@ -309,7 +309,7 @@ class Errand:
         elif self._attempts < ATTEMPTS and self._disturbed < DISTURBED:
             self._context.copy().run(self._prepare)
         else:
-            if fault is Fault.UNREACHABLE:
+            if fault is TransferFault.UNREACHABLE:
                 avoid(transfer.handle, fault.value)
             more = "; part of the write may have arrived" if transfer.write else ""
             transfer.finish(
@@ -322,11 +322,17 @@ class Errand:
             one.release()
 
 
-class Part:
+class StripeJob:
     """What one link does of a transfer."""
 
     def __init__(
-        self, errand: Errand, link: Link, requests: list[Request], write: bool, key: int, remote_key: int
+        self,
+        errand: StripedTransfer,
+        link: QueuePairLink,
+        requests: list[WorkRequest],
+        write: bool,
+        key: int,
+        remote_key: int,
     ) -> None:
         self._errand = errand
         self._link = link
@@ -336,7 +342,7 @@ class Part:
         self.remote_key = remote_key
         self.deadline = errand.transfer.deadline
 
-    def ended(self, fault: Fault | None) -> None:
+    def ended(self, fault: TransferFault | None) -> None:
         self._errand.ended(fault)
 
     def quiet(self) -> None:

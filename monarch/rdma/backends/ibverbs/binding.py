@@ -1,7 +1,7 @@
 """The way to libibverbs: what is used of it here, and the PyPI package `ibverbs` behind it.
 
 The package (https://github.com/d4l3k/rdma4py, BSD-3-Clause, extra `rdma-verbs`) calls libibverbs' inline functions from
-compiled code and releases the interpreter lock; it loads libibverbs.so.1 when it is imported. `Package` has never run on
+compiled code and releases the interpreter lock; it loads libibverbs.so.1 when it is imported. `VerbsPackage` has never run on
 hardware. It has moved bytes over soft RoCE; `register_dmabuf` has never run at all.
 
 Everything else here works with whatever has these methods, so that tests can put an imitation in their place. All of them
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch._devices import DmaBuf
 from monarch.config import settings
-from monarch.rdma.backends.ibverbs.control_messages import End
+from monarch.rdma.backends.ibverbs.control_messages import QueuePairEnd
 from monarch.rdma.backends.ibverbs.pairing import Gid
-from monarch.rdma.backends.ibverbs.send_queue import MESSAGE, WINDOW, Request
+from monarch.rdma.backends.ibverbs.send_queue import MESSAGE, WINDOW, WorkRequest
 from monarch.rdma.backends.ibverbs.sysfs import PORT
 
 # enum ibv_access_flags of libibverbs' verbs.h
@@ -36,7 +36,7 @@ class NoVerbsError(Exception):
     """There is no binding to libibverbs here; the text says what to do."""
 
 
-class Limits(NamedTuple):
+class DeviceLimits(NamedTuple):
     """What a device allows: requests posted to a queue pair, bytes of a request, reads under way."""
 
     work: int = WINDOW
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     reads: int = READS
 
 
-class Path(NamedTuple):
+class PacketPath(NamedTuple):
     """How the packets of a queue pair go: its own address, and what they carry. `pkey_index`: a slot of the port's partition
     table.
 
@@ -64,9 +64,9 @@ class Path(NamedTuple):
     retries: int = 7
 
 
-def path_of(gid: Gid) -> Path:
+def packet_path(gid: Gid) -> PacketPath:
     """As the settings are now."""
-    return Path(
+    return PacketPath(
         gid,
         settings.rdma_ib_pkey_index(),
         settings.rdma_ib_traffic_class(),
@@ -87,20 +87,20 @@ class Registration(Protocol):
         ...
 
 
-class Pair(Protocol):
+class QueuePair(Protocol):
     """A queue pair with a completion queue of its own, in state RESET."""
 
-    def end(self) -> End:
+    def end(self) -> QueuePairEnd:
         """What the other side needs to know of it."""
         ...
 
     def to_init(self, access: int) -> None: ...
 
-    def to_rtr(self, peer: End) -> None: ...
+    def to_rtr(self, peer: QueuePairEnd) -> None: ...
 
-    def to_rts(self, peer: End) -> None: ...
+    def to_rts(self, peer: QueuePairEnd) -> None: ...
 
-    def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
+    def post(self, work: Sequence[tuple[int, WorkRequest]], write: bool, key: int, remote_key: int) -> None:
         """Requests under their numbers; `key` and `remote_key` are those of the memory at either side."""
         ...
 
@@ -122,16 +122,16 @@ class Pair(Protocol):
         ...
 
 
-class Device(Protocol):
+class VerbsDevice(Protocol):
     """An open device."""
 
-    limits: Limits
+    limits: DeviceLimits
 
     def register(self, address: int, size: int, access: int) -> Registration: ...
 
     def register_dmabuf(self, buffer: DmaBuf, address: int, size: int, access: int) -> Registration: ...
 
-    def pair(self, work: int, path: Path) -> Pair: ...
+    def pair(self, work: int, path: PacketPath) -> QueuePair: ...
 
     def close(self) -> None: ...
 
@@ -141,10 +141,10 @@ class Binding(Protocol):
         """Devices that can be opened."""
         ...
 
-    def open(self, name: str) -> Device: ...
+    def open(self, name: str) -> VerbsDevice: ...
 
 
-class Package:
+class VerbsPackage:
     """The package `ibverbs`. NoVerbsError when it, or libibverbs, is not there."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Package:
         except OSError:  # the kernel has no RDMA
             return []
 
-    def open(self, name: str) -> Device:
+    def open(self, name: str) -> VerbsDevice:
         for device in self._ib.get_device_list():
             if device.name == name:
                 return _Device(self._ib, device.open(), name)
@@ -179,7 +179,7 @@ class _Device:
         self.context = context
         self.name = name
         has, self.port = context.query_device(), context.query_port(PORT)
-        self.limits = Limits(
+        self.limits = DeviceLimits(
             max(1, min(WINDOW, has.max_qp_wr, has.max_cqe)),
             max(1, min(MESSAGE, self.port.max_msg_sz)),
             max(1, min(READS, has.max_qp_rd_atom)),
@@ -195,7 +195,7 @@ class _Device:
         except RuntimeError as exc:  # libibverbs is older than rdma-core 34
             raise OSError(errno.EOPNOTSUPP, str(exc)) from exc
 
-    def pair(self, work: int, path: Path) -> Pair:
+    def pair(self, work: int, path: PacketPath) -> QueuePair:
         return _Pair(self, work, path)
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class _Registered:
 
 
 class _Pair:
-    def __init__(self, device: _Device, work: int, path: Path) -> None:
+    def __init__(self, device: _Device, work: int, path: PacketPath) -> None:
         ib = self._ib = device.ib
         self._path = path
         self._channel = device.context.create_comp_channel()
@@ -225,15 +225,15 @@ class _Pair:
             ib.QPInitAttr(send_cq=queues, recv_cq=queues, max_send_wr=work, max_recv_wr=1, max_send_sge=1)
         )
         port, gid = device.port, path.gid.raw
-        self._end = End.of(device.name, self._pair.qp_num, port.lid, gid, port.active_mtu, device.limits.reads)
+        self._end = QueuePairEnd.of(device.name, self._pair.qp_num, port.lid, gid, port.active_mtu, device.limits.reads)
 
-    def end(self) -> End:
+    def end(self) -> QueuePairEnd:
         return self._end
 
     def to_init(self, access: int) -> None:
         self._pair.to_init(PORT, access, self._path.pkey_index)
 
-    def to_rtr(self, peer: End) -> None:
+    def to_rtr(self, peer: QueuePairEnd) -> None:
         mtu = min(MTU_4096, self._end.mtu, peer.mtu)
         other = self._ib.QPInfo(peer.number, peer.sequence, peer.lid, peer.gid, PORT, mtu)
         reads = min(self._end.reads, peer.reads)
@@ -248,12 +248,12 @@ class _Pair:
             traffic_class=path.traffic_class,
         )
 
-    def to_rts(self, peer: End) -> None:
+    def to_rts(self, peer: QueuePairEnd) -> None:
         reads = min(self._end.reads, peer.reads)
         path = self._path
         self._pair.to_rts(self._end.sequence, timeout=path.timeout, retry_cnt=path.retries, max_rd_atomic=reads)
 
-    def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
+    def post(self, work: Sequence[tuple[int, WorkRequest]], write: bool, key: int, remote_key: int) -> None:
         self._pair.post_send(send_requests(self._ib, work, write, key, remote_key))
 
     def poll(self) -> list[tuple[int, int]]:
@@ -272,7 +272,9 @@ class _Pair:
         self._channel.close()
 
 
-def send_requests(ib: Any, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> list[Any]:
+def send_requests(
+    ib: Any, work: Sequence[tuple[int, WorkRequest]], write: bool, key: int, remote_key: int
+) -> list[Any]:
     """The package's own form of them. Each says when it is done."""
     opcode = ib.WROpcode.RDMA_WRITE if write else ib.WROpcode.RDMA_READ
     return [

@@ -4,11 +4,11 @@ All of it goes over the actors' messages (`Manager.verbs`) and nowhere else, so 
 here shows a key. The fabric itself asks nobody who he is and encrypts nothing: whoever can put packets on it and guesses a
 queue pair's number, its sequence number and a key of 32 bits reaches what that key is for.
 
-    Lend   of a buffer, to read or to write             answered by Lent, or by why not (a str)
-    Meet   a queue pair here, for a device there         answered by the End there, or by why not (a str)
-    Check  which queue pairs are there still             answered by Opened, or by why none (a str)
+    KeyRequest        for a buffer, to read or to write      answered by a KeyReply, or by why not (a str)
+    ConnectRequest    a queue pair here, for a device there  answered by the QueuePairEnd there, or by why not (a str)
+    OpenPairsRequest  which queue pairs are still there      answered by an OpenPairsReply, or by why none (a str)
 
-Whoever asks chooses for both ends: Lent says what the owner has, Meet which of its addresses to use.
+The side that asks chooses for both ends: a KeyReply says what the owner has, a ConnectRequest which of its addresses to use.
 
 All come from another process: `check` raises ValueError for what no process of ours would send.
 """
@@ -18,13 +18,13 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from monarch.rdma.backends.ibverbs.pairing import TOLD, Gid, Port
+from monarch.rdma.backends.ibverbs.pairing import TOLD, Gid, NicPort
 
 MOST = 64  # devices in a message
 NAME = 64  # characters of a device's name (IB_DEVICE_NAME_MAX)
 
 
-class End(NamedTuple):
+class QueuePairEnd(NamedTuple):
     """A queue pair, as the other side needs it: `sequence` is the number of the first packet it sends, `lid` its place in an
     InfiniBand subnet (0 on Ethernet), `mtu` by its number in verbs, `reads` how many RDMA reads at a time it can serve."""
 
@@ -37,11 +37,11 @@ class End(NamedTuple):
     reads: int
 
     @classmethod
-    def of(cls, nic: str, number: int, lid: int, gid: bytes, mtu: int, reads: int) -> End:
+    def of(cls, nic: str, number: int, lid: int, gid: bytes, mtu: int, reads: int) -> QueuePairEnd:
         """Of a new one: where it begins to count is random."""
         return cls(nic, number, int.from_bytes(os.urandom(3), "little"), lid, gid, mtu, reads)
 
-    def check(self) -> End:
+    def check(self) -> QueuePairEnd:
         _name(self.nic)
         _number("queue pair", self.number, 0, 2**24 - 1)
         _number("sequence", self.sequence, 0, 2**24 - 1)
@@ -53,10 +53,10 @@ class End(NamedTuple):
         return self
 
     def __repr__(self) -> str:
-        return f"<End at {self.nic}>"
+        return f"<QueuePairEnd at {self.nic}>"
 
 
-class Key(NamedTuple):
+class RemoteKeys(NamedTuple):
     """How a buffer is reached by one of its owner's devices: the key of its memory, and that of its control word."""
 
     nic: str
@@ -64,10 +64,10 @@ class Key(NamedTuple):
     word: int
 
     def __repr__(self) -> str:
-        return f"<Key for {self.nic}>"
+        return f"<RemoteKeys for {self.nic}>"
 
 
-class Lend(NamedTuple):
+class KeyRequest(NamedTuple):
     """`encrypted`: their messages go by TLS, the bytes would not. `nics`: devices to lend by beside those near the memory."""
 
     reader: bytes  # who asks: 16 random bytes of that process
@@ -77,7 +77,7 @@ class Lend(NamedTuple):
     encrypted: bool = False
     nics: tuple[str, ...] = ()
 
-    def check(self) -> Lend:
+    def check(self) -> KeyRequest:
         _reader(self.reader)
         _number("buffer", self.number, 0, 2**64 - 1)
         _number("token", self.token, 0, 2**64 - 1)
@@ -88,56 +88,60 @@ class Lend(NamedTuple):
         return self
 
     def __repr__(self) -> str:
-        return f"<Lend of buffer {self.number}>"
+        return f"<KeyRequest for buffer {self.number}>"
 
 
-class Lent(NamedTuple):
+class KeyReply(NamedTuple):
     """`open`: the numbers of the queue pairs that the owner has for whoever asked; others it had are closed. `ports`: all the
     devices by which it could be reached, those that have no key yet as well."""
 
-    keys: tuple[Key, ...]
+    keys: tuple[RemoteKeys, ...]
     open: tuple[int, ...]
-    ports: tuple[Port, ...] = ()
+    ports: tuple[NicPort, ...] = ()
 
 
-class Check(NamedTuple):
+class OpenPairsRequest(NamedTuple):
     reader: bytes
 
-    def check(self) -> Check:
+    def check(self) -> OpenPairsRequest:
         _reader(self.reader)
         return self
 
 
-class Opened(NamedTuple):
+class OpenPairsReply(NamedTuple):
     """The numbers of the queue pairs that the owner has for whoever asked."""
 
     open: tuple[int, ...]
 
 
-class Meet(NamedTuple):
+class ConnectRequest(NamedTuple):
     """`slot`: which of the port's addresses the owner's queue pair is to use."""
 
     reader: bytes
     nic: str
-    end: End
+    end: QueuePairEnd
     slot: int = 0
 
-    def check(self) -> Meet:
+    def check(self) -> ConnectRequest:
         _reader(self.reader)
         _name(self.nic)
         _number("GID", self.slot, 0, 255)
-        if type(self.end) is not End:
+        if type(self.end) is not QueuePairEnd:
             raise ValueError("a queue pair meets a queue pair")
         self.end.check()
         return self
 
     def __repr__(self) -> str:
-        return f"<Meet of {self.end!r} and {self.nic}>"
+        return f"<ConnectRequest of {self.end!r} and {self.nic}>"
 
 
-def checked(answer: Any) -> Lent:
-    """An owner's answer to Lend. ValueError."""
-    if type(answer) is not Lent or max(len(answer.keys), len(answer.ports)) > MOST or len(answer.open) > MOST * MOST:
+def checked(answer: Any) -> KeyReply:
+    """Returns an owner's answer to a KeyRequest, checked. ValueError."""
+    if (
+        type(answer) is not KeyReply
+        or max(len(answer.keys), len(answer.ports)) > MOST
+        or len(answer.open) > MOST * MOST
+    ):
         raise ValueError("it sent an answer that this version does not know")
     for key in answer.keys:
         _name(key.nic)
@@ -148,8 +152,8 @@ def checked(answer: Any) -> Lent:
     return answer
 
 
-def _port(port: Port) -> None:
-    if type(port) is not Port or type(port.gids) is not tuple or not 0 < len(port.gids) <= TOLD:
+def _port(port: NicPort) -> None:
+    if type(port) is not NicPort or type(port.gids) is not tuple or not 0 < len(port.gids) <= TOLD:
         raise ValueError("not a device with its addresses")
     _name(port.nic)
     _number("rate", port.rate, 0, 2**40)

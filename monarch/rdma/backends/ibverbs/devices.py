@@ -28,14 +28,14 @@ from monarch.rdma.backends.ibverbs.binding import (
     LOCAL_WRITE,
     RELAXED_ORDERING,
     Binding,
-    Device,
     NoVerbsError,
-    Package,
     Registration,
+    VerbsDevice,
+    VerbsPackage,
 )
-from monarch.rdma.backends.ibverbs.nic_choice import Nic, Place, nearest, node_of, place_of_target
-from monarch.rdma.backends.ibverbs.pairing import ChoiceError, Port, offered
-from monarch.rdma.memory import Memory
+from monarch.rdma.backends.ibverbs.nic_choice import Locality, Nic, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs.pairing import ChoiceError, NicPort, offered
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.once import OncePerProcess
 
 FULL_MEMBER = 0xFFFF  # the partition that every port is in unless a subnet manager says otherwise
@@ -62,7 +62,7 @@ def gpu_address(ordinal: int) -> str:
         return ""
 
 
-class Devices:
+class RDMADevices:
     """Any thread. `export(address, size, ordinal)` gives a GPU's memory as a dma-buf, of which a device makes a region as it
     does of the host's memory; `gpu_address(ordinal)` says where a GPU is.
     """
@@ -75,10 +75,10 @@ class Devices:
         self._export = export
         self._gpu_address = gpu_address
         self._lock = threading.Lock()
-        self._open: dict[str, Device] = {}
+        self._open: dict[str, VerbsDevice] = {}
         nics, why = sysfs.usable(root)
         self._unusable = why
-        self._ports: dict[tuple[object, ...], tuple[Port, ...]] = {}
+        self._ports: dict[tuple[object, ...], tuple[NicPort, ...]] = {}
         known = set(binding.names()) if nics else set()
         self.nics: dict[str, Nic] = {nic.name: nic for nic in nics if nic.name in known and nic.gids}
         if not self.nics:
@@ -87,7 +87,7 @@ class Devices:
         self._distances = sysfs.distances(root)
         self._node = node_of(os.sched_getaffinity(0), sysfs.processors(root))
 
-    def near(self, memory: Memory) -> list[str]:
+    def near(self, memory: LocalMemory) -> list[str]:
         """Names of the devices for that memory, at least one. ChoiceError, which names the setting that is wrong."""
         place = place_of_target(settings.rdma_ibverbs_target(), self._gpu) or self._place(memory)
         spread = memory.address // SPREAD
@@ -95,7 +95,7 @@ class Devices:
         nics = list(self.nics.values())
         return [nic.name for nic in nearest(nics, place, self._distances, spread, most, self._unusable)]
 
-    def ports(self, near: Sequence[str]) -> tuple[Port, ...]:
+    def ports(self, near: Sequence[str]) -> tuple[NicPort, ...]:
         """What the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target` names one device.
         ChoiceError when a near one has not what a setting names; a far one is left out then.
         """
@@ -115,10 +115,10 @@ class Devices:
             known = self._ports[name] = tuple(ports)
         return known
 
-    def _port(self, name: str, near: bool) -> Port:
+    def _port(self, name: str, near: bool) -> NicPort:
         nic = self.nics[name]
         gids = offered(name, nic.gids, nic.ethernet, settings.rdma_ib_gid_index())
-        return Port(name, near, nic.ethernet, nic.rate, self._pkey(nic), gids)
+        return NicPort(name, near, nic.ethernet, nic.rate, self._pkey(nic), gids)
 
     def _pkey(self, nic: Nic) -> int:
         index = settings.rdma_ib_pkey_index()
@@ -133,7 +133,7 @@ class Devices:
             )
         return key
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> VerbsDevice:
         """Opened by the first use, for good. OSError; ChoiceError for a name that is not usable here."""
         with self._lock:
             device = self._open.get(name)
@@ -144,7 +144,7 @@ class Devices:
                 device = self._open[name] = self._binding.open(name)
             return device
 
-    def up(self, name: str) -> Device:
+    def up(self, name: str) -> VerbsDevice:
         """The same, of a device that is to be connected now. ChoiceError also when its port has gone down."""
         device = self.device(name)
         down = sysfs.port_down(name, self._root)
@@ -152,7 +152,7 @@ class Devices:
             raise ChoiceError(f"{down}: its cable, its switch or `ip link set ... up`")
         return device
 
-    def register(self, name: str, memory: Memory, address: int, size: int, access: int) -> Registration:
+    def register(self, name: str, memory: LocalMemory, address: int, size: int, access: int) -> Registration:
         """`size` bytes at `address`, which belong to `memory`. OSError."""
         if memory.device is None and access & LOCAL_WRITE and settings.rdma_ib_relaxed_ordering():
             access |= RELAXED_ORDERING
@@ -175,13 +175,13 @@ class Devices:
                 device.close()
             self._open.clear()
 
-    def _place(self, memory: Memory) -> Place:
+    def _place(self, memory: LocalMemory) -> Locality:
         if memory.device is None:
-            return Place(self._node)
+            return Locality(self._node)
         address = self._gpu_address(memory.keep.device.index or 0)
-        return sysfs.pci_place(address, self._root) if address else Place()
+        return sysfs.pci_place(address, self._root) if address else Locality()
 
-    def _gpu(self, ordinal: int) -> Place:
+    def _gpu(self, ordinal: int) -> Locality:
         address = self._gpu_address(ordinal)
         if not address:
             raise ChoiceError(
@@ -190,24 +190,24 @@ class Devices:
         return sysfs.pci_place(address, self._root)
 
 
-def _register(device: Device, name: str, address: int, size: int, access: int) -> Registration:
+def _register(device: VerbsDevice, name: str, address: int, size: int, access: int) -> Registration:
     try:
         return device.register(address, size, access)
     except OSError as exc:
         raise not_registered(name, size, exc) from exc
 
 
-_made: OncePerProcess[Devices | NoDevicesError] = OncePerProcess()
+_made: OncePerProcess[RDMADevices | NoDevicesError] = OncePerProcess()
 
 
-def devices() -> Devices:
+def devices() -> RDMADevices:
     """This process's, looked for by the first call. NoDevicesError, also while `rdma_disable_ibverbs` is on."""
     if settings.rdma_disable_ibverbs():
         raise NoDevicesError("the setting rdma_disable_ibverbs is on")
     return found()
 
 
-def found() -> Devices:
+def found() -> RDMADevices:
     """The same, whatever the setting."""
     known = _made.get(_find)
     if isinstance(known, NoDevicesError):
@@ -215,12 +215,12 @@ def found() -> Devices:
     return known
 
 
-def _find() -> Devices | NoDevicesError:
+def _find() -> RDMADevices | NoDevicesError:
     nics, why = sysfs.usable()
     if not nics:
         return NoDevicesError(why)
     try:
-        return Devices(Package())
+        return RDMADevices(VerbsPackage())
     except NoVerbsError as exc:
         logging.getLogger("monarch").warning("RDMA devices are not used: %s", exc)
         return NoDevicesError(str(exc))

@@ -28,7 +28,7 @@ class Nic(NamedTuple):
     pkeys: tuple[int, ...] = ()
 
 
-class Place(NamedTuple):
+class Locality(NamedTuple):
     """Where memory is: a NUMA node (-1: anywhere), or a PCI device. `name`: only the device with this name will do."""
 
     node: int = -1
@@ -39,15 +39,15 @@ class Place(NamedTuple):
 Distances = dict[int, tuple[int, ...]]  # of NUMA nodes: that of node n to node i is [n][i]
 
 
-def place_of_target(target: str, gpu: Callable[[int], Place]) -> Place | None:
+def place_of_target(target: str, gpu: Callable[[int], Locality]) -> Locality | None:
     """What `rdma_ibverbs_target` means: `cpu:<numa>`, `gpu:<ordinal>`, `nic:<name>`; None for "". ChoiceError."""
     if not target:
         return None
     kind, _, what = target.partition(":")
     if kind == "nic" and what:
-        return Place(name=what)
+        return Locality(name=what)
     if kind in ("cpu", "gpu") and what.isascii() and what.isdigit():
-        return Place(node=int(what)) if kind == "cpu" else gpu(int(what))
+        return Locality(node=int(what)) if kind == "cpu" else gpu(int(what))
     raise ChoiceError(
         f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) is {target!r}: expected cpu:<numa node>, gpu:<ordinal>, "
         "nic:<name>, or nothing for the nearest device"
@@ -55,7 +55,7 @@ def place_of_target(target: str, gpu: Callable[[int], Place]) -> Place | None:
 
 
 def nearest(
-    nics: Sequence[Nic], place: Place, distances: Distances, spread: int, most: int | None, unusable: str = ""
+    nics: Sequence[Nic], place: Locality, distances: Distances, spread: int, most: int | None, unusable: str = ""
 ) -> list[Nic]:
     """The devices that are equally near and none of which is farther than another; at most `most`, from `spread` on in turn.
 
@@ -77,7 +77,7 @@ def nearest(
     return turned[:most]
 
 
-def _rank(nic: Nic, place: Place, distances: Distances) -> tuple[int, int]:
+def _rank(nic: Nic, place: Locality, distances: Distances) -> tuple[int, int]:
     if place.pci:
         shared = _shared(nic.pci, place.pci)
         if nic.pci == place.pci:

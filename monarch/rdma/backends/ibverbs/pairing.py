@@ -43,7 +43,7 @@ class Gid(NamedTuple):
         return f"{self.slot}: {address.ipv4_mapped or address} {self.kind}".strip()
 
 
-class Port(NamedTuple):
+class NicPort(NamedTuple):
     """A device as the other side needs it to choose. `near`: to the memory; `rate`: Mb/s, 0 when unknown; `pkey`: the
     partition key that it uses; `gids`: what it offers, one at least."""
 
@@ -100,7 +100,7 @@ def _no_affinity(text: str, why: str) -> ChoiceError:
     )
 
 
-def pairings(here: Sequence[Port], there: Sequence[Port], allowed: Allowed) -> list[Pairing]:
+def pairings(here: Sequence[NicPort], there: Sequence[NicPort], allowed: Allowed) -> list[Pairing]:
     """The nearest devices that can reach each other. Empty when none can: `why_none` says why.
 
     First both ends' near ones; then any here with the near ones there, whose owner has them ready; then the near ones
@@ -123,7 +123,7 @@ def pairings(here: Sequence[Port], there: Sequence[Port], allowed: Allowed) -> l
     return []
 
 
-def _meet(one: Port, other: Port) -> tuple[Gid, Gid] | None:
+def _meet(one: NicPort, other: NicPort) -> tuple[Gid, Gid] | None:
     """How two ports reach each other; None when they cannot."""
     if one.ethernet != other.ethernet or not same_partition(one.pkey, other.pkey):
         return None
@@ -147,7 +147,7 @@ def _rated(
     return result
 
 
-def why_none(here: Sequence[Port], there: Sequence[Port], allowed: Allowed) -> str:
+def why_none(here: Sequence[NicPort], there: Sequence[NicPort], allowed: Allowed) -> str:
     """Of two ends that have no pairing: what stands in the way, and which setting may help."""
     may = [(one, other) for one in here for other in there if allowed(one.nic, other.nic)]
     names = f"no device here ({_names(here)}) may pair with one there ({_names(there)})"
@@ -170,7 +170,7 @@ def why_none(here: Sequence[Port], there: Sequence[Port], allowed: Allowed) -> s
     )
 
 
-def _names(ports: Sequence[Port]) -> str:
+def _names(ports: Sequence[NicPort]) -> str:
     return ", ".join(port.nic for port in ports)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from monarch.actor import stream_encrypted, stream_obstacle
 from monarch.config import settings
-from monarch.rdma.handle import Handle
+from monarch.rdma.buffer_handle import BufferHandle
 
 
-def encrypted(handle: Handle) -> bool:
+def encrypted(handle: BufferHandle) -> bool:
     """Whether messages to the owner go by TLS. Asks this host's agent, once a host."""
     return stream_encrypted(handle.service)
 
@@ -25,6 +25,6 @@ def forbidden() -> str:
     )
 
 
-def obstacle(handle: Handle) -> str:
+def obstacle(handle: BufferHandle) -> str:
     """Why devices may not move bytes between this process and the owner, as far as networks go; "" when they may."""
     return forbidden() if encrypted(handle) else stream_obstacle(handle.service)

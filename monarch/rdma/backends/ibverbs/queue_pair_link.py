@@ -8,7 +8,7 @@ nothing has completed for QUIET seconds says so to one of its jobs, which asks t
 long, and so on up to QUIET_MOST. The thread looks when it wakes up anyway, so the first time is after QUIET to QUIET + IDLE.
 
 A link that fails, or that has requests of a job whose time is over, is closed at once: that is the one way to be sure that
-nothing of it moves any more. Jobs of others on it hear Fault.FLUSHED; they have to go another link.
+nothing of it moves any more. Jobs of others on it hear TransferFault.FLUSHED; they have to go another link.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from time import monotonic
 from typing import Protocol
 
 from monarch.actor import start_thread
-from monarch.rdma.backends.ibverbs.binding import Pair
-from monarch.rdma.backends.ibverbs.send_queue import Broken, Fault, Queue, Request, State
+from monarch.rdma.backends.ibverbs.binding import QueuePair
+from monarch.rdma.backends.ibverbs.send_queue import (
+    QueuePairFailure,
+    QueuePairState,
+    SendQueue,
+    TransferFault,
+    WorkRequest,
+)
 
 IDLE = 5.0
 QUIET = 1.0
@@ -34,16 +40,16 @@ class LinkGoneError(Exception):
     """The link has been closed."""
 
 
-class Job(Protocol):
+class LinkJob(Protocol):
     """What a link moves: requests with the keys of both sides' memory."""
 
-    requests: list[Request]
+    requests: list[WorkRequest]
     write: bool
     key: int
     remote_key: int
     deadline: float
 
-    def ended(self, fault: Fault | None) -> None:
+    def ended(self, fault: TransferFault | None) -> None:
         """Nothing of it moves any more; None: all is done. Called once, on any thread, without locks. Does not raise."""
         ...
 
@@ -52,23 +58,23 @@ class Job(Protocol):
         ...
 
 
-_Ended = list[tuple[Job, "Fault | None"]]
+_Ended = list[tuple[LinkJob, "TransferFault | None"]]
 
 
-class Link:
+class QueuePairLink:
     """Any thread. `pair` is ready to send; the link closes it."""
 
-    def __init__(self, pair: Pair, window: int, watch: Watch, peer: int, made: int) -> None:
+    def __init__(self, pair: QueuePair, window: int, watch: CompletionWatcher, peer: int, made: int) -> None:
         """`peer`: the number of the owner's queue pair; `made`: when, by its user's own clock."""
         self.peer = peer
         self.made = made
         self._pair = pair
         self._watch = watch
         self._lock = threading.Lock()
-        self._queue = Queue(window)
-        for state in (State.INIT, State.RTR, State.RTS):
+        self._queue = SendQueue(window)
+        for state in (QueuePairState.INIT, QueuePairState.RTR, QueuePairState.RTS):
             self._queue.advance(state)
-        self._jobs: dict[Hashable, Job] = {}
+        self._jobs: dict[Hashable, LinkJob] = {}
         self._moved = 0.0  # when the last completion came, or work to a link that had none
         self._patience = QUIET
         self._file = pair.fileno()
@@ -76,13 +82,13 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        return self._queue.state is State.ERROR
+        return self._queue.state is QueuePairState.ERROR
 
     @property
     def busy(self) -> bool:
         return self._queue.busy
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: LinkJob) -> None:
         """Posts what there is room for; the rest follows. LinkGoneError: nothing was begun, and the job hears nothing."""
         with self._lock:
             if self.closed:
@@ -116,21 +122,21 @@ class Link:
                 self._pair.acknowledge()
                 ended = self._collect()
             except OSError:
-                ended = self._end(None, Fault.DEVICE)
+                ended = self._end(None, TransferFault.DEVICE)
         _tell(ended)
 
     def late(self, now: float) -> float:
         """Ends jobs whose time is over, and says when nothing moves. When to look again: infinity when there is no work."""
         ended: _Ended = []
-        quiet: Job | None = None
+        quiet: LinkJob | None = None
         with self._lock:
             for name, job in list(self._jobs.items()):
                 if job.deadline <= now and name in self._jobs:
                     if self._queue.withdraw(name):
                         del self._jobs[name]
-                        ended.append((job, Fault.LATE))
+                        ended.append((job, TransferFault.LATE))
                     else:
-                        ended += self._end(name, Fault.LATE)
+                        ended += self._end(name, TransferFault.LATE)
             if self._jobs and now >= self._moved + self._patience:
                 quiet = next(iter(self._jobs.values()))
                 self._moved, self._patience = now, min(2 * self._patience, QUIET_MOST)
@@ -143,9 +149,9 @@ class Link:
         return earliest
 
     def close(self) -> None:
-        """Jobs that are under way hear Fault.FLUSHED."""
+        """Jobs that are under way hear TransferFault.FLUSHED."""
         with self._lock:
-            ended = [] if self.closed else self._end(None, Fault.FLUSHED)
+            ended = [] if self.closed else self._end(None, TransferFault.FLUSHED)
         _tell(ended)
 
     def _pump(self) -> _Ended:
@@ -161,7 +167,7 @@ class Link:
                 self._pair.post(work, job.write, job.key, job.remote_key)
                 at = end
         except OSError:
-            return self._end(posts[at].job, Fault.DEVICE)
+            return self._end(posts[at].job, TransferFault.DEVICE)
         return []
 
     def _collect(self) -> _Ended:
@@ -170,20 +176,20 @@ class Link:
             try:
                 completions = self._pair.poll()
             except OSError:
-                return ended + self._end(None, Fault.DEVICE)
+                return ended + self._end(None, TransferFault.DEVICE)
             if not completions:
                 break
             self._stir()
             for number, status in completions:
                 outcome = self._queue.complete(number, status)
-                if isinstance(outcome, Broken):
+                if isinstance(outcome, QueuePairFailure):
                     return ended + self._end(outcome.job, outcome.fault)
                 if outcome is not None:
                     ended.append((self._jobs.pop(outcome), None))
             ended += self._pump()
         return ended
 
-    def _end(self, guilty: Hashable | None, fault: Fault) -> _Ended:
+    def _end(self, guilty: Hashable | None, fault: TransferFault) -> _Ended:
         """Closes the pair. `guilty` hears the fault, or everybody when it is None."""
         self._queue.fail()
         self._watch.forget(self._file)
@@ -192,7 +198,7 @@ class Link:
         except OSError:  # the device is gone, and with it whatever it did
             pass
         jobs, self._jobs = self._jobs, {}
-        return [(job, fault if guilty in (None, name) else Fault.FLUSHED) for name, job in jobs.items()]
+        return [(job, fault if guilty in (None, name) else TransferFault.FLUSHED) for name, job in jobs.items()]
 
 
 def _tell(ended: _Ended) -> None:
@@ -200,7 +206,7 @@ def _tell(ended: _Ended) -> None:
         job.ended(fault)
 
 
-class Watch:
+class CompletionWatcher:
     """The thread, and the descriptors it waits at."""
 
     def __init__(self) -> None:
@@ -208,12 +214,12 @@ class Watch:
         self._files = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._files.register(self._wake, select.EPOLLIN)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, QueuePairLink] = {}
         self._thread: threading.Thread | None = None
         self._until = 0.0  # when the thread looks again by itself
         self._closed = False
 
-    def add(self, file: int, link: Link) -> None:
+    def add(self, file: int, link: QueuePairLink) -> None:
         with self._lock:
             self._links[file] = link
             self._files.register(file, select.EPOLLIN)

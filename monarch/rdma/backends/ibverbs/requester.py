@@ -19,25 +19,34 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch.config import settings
-from monarch.rdma.backends.ibverbs import registered_memory as memories
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Pair, Registration, path_of
-from monarch.rdma.backends.ibverbs.control_messages import Check, End, Key, Lend, Lent, Meet, Opened, checked
-from monarch.rdma.backends.ibverbs.devices import Devices, devices
+from monarch.rdma.backends.ibverbs import registration_cache as memories
+from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, QueuePair, Registration, packet_path
+from monarch.rdma.backends.ibverbs.control_messages import (
+    ConnectRequest,
+    KeyReply,
+    KeyRequest,
+    OpenPairsReply,
+    OpenPairsRequest,
+    QueuePairEnd,
+    RemoteKeys,
+    checked,
+)
+from monarch.rdma.backends.ibverbs.devices import RDMADevices, devices
 from monarch.rdma.backends.ibverbs.pairing import (
     ChoiceError,
     Gid,
+    NicPort,
     Pairing,
-    Port,
     Stripe,
     affinity,
     pairings,
     stripes,
     why_none,
 )
-from monarch.rdma.backends.ibverbs.queue_pair_link import Link, LinkGoneError, Watch
-from monarch.rdma.backends.ibverbs.registered_memory import LocalMemory
-from monarch.rdma.backends.ibverbs.send_queue import Fault, Request
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.backends.ibverbs.queue_pair_link import CompletionWatcher, LinkGoneError, QueuePairLink
+from monarch.rdma.backends.ibverbs.registration_cache import RegistrationCache
+from monarch.rdma.backends.ibverbs.send_queue import TransferFault, WorkRequest
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD
 from monarch.rdma.transfer import Transfer
@@ -58,21 +67,21 @@ class UnreachableError(Exception):
     """The owner cannot be reached by devices; the text says why."""
 
 
-class Route(NamedTuple):
+class ConnectedStripe(NamedTuple):
     """A pair of devices that is connected, the owner's keys for its side, and what it carries of the transfer."""
 
     here: str
-    link: Link
-    key: Key
+    link: QueuePairLink
+    key: RemoteKeys
     stripe: Stripe
 
 
-class Probe:
+class ProbeJob:
     """The first request over a link; on an event loop's thread."""
 
     write = False
 
-    def __init__(self, request: Request, key: int, remote_key: int) -> None:
+    def __init__(self, request: WorkRequest, key: int, remote_key: int) -> None:
         import asyncio
 
         self.requests = [request]
@@ -80,15 +89,15 @@ class Probe:
         self.remote_key = remote_key
         self.deadline = monotonic() + PROBE
         self._loop = asyncio.get_running_loop()
-        self.over: asyncio.Future[Fault | None] = self._loop.create_future()
+        self.over: asyncio.Future[TransferFault | None] = self._loop.create_future()
 
-    def ended(self, fault: Fault | None) -> None:
+    def ended(self, fault: TransferFault | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self._tell, fault)
         except RuntimeError:  # the loop is closed: this process is ending
             pass
 
-    def _tell(self, fault: Fault | None) -> None:
+    def _tell(self, fault: TransferFault | None) -> None:
         if not self.over.done():
             self.over.set_result(fault)
 
@@ -96,10 +105,10 @@ class Probe:
         """Its deadline comes soon."""
 
 
-class Word:
+class ControlWord:
     """Eight bytes that a device may write to."""
 
-    def __init__(self, words: Words, address: int) -> None:
+    def __init__(self, words: ControlWordPage, address: int) -> None:
         self._words = words
         self.address = address
         self.key = words.registration.key
@@ -111,7 +120,7 @@ class Word:
         self._words.free.append(self.address)
 
 
-class Words:
+class ControlWordPage:
     """A page of them, registered for good."""
 
     def __init__(self, page: mmap.mmap, address: int, registration: Registration) -> None:
@@ -124,38 +133,38 @@ class Words:
 Ask = Callable[[Any], Awaitable[Any]]
 
 
-class Known(NamedTuple):
-    """Keys, when they were asked for, and by which of them memory here is served: see `Engine._plan`."""
+class KnownKeys(NamedTuple):
+    """Keys, when they were asked for, and by which of them memory here is served: see `Requester._plan`."""
 
     asked: int
-    lent: Lent
-    plans: dict[tuple[int, str], tuple[tuple[Port, ...], list[Pairing]]]
+    lent: KeyReply
+    plans: dict[tuple[int, str], tuple[tuple[NicPort, ...], list[Pairing]]]
 
 
-class Way(NamedTuple):
+class PlannedStripe(NamedTuple):
     """A pairing, and what it carries of a transfer. `key` is None where the owner has not lent it yet."""
 
     pairing: Pairing
     stripe: Stripe
-    key: Key | None
+    key: RemoteKeys | None
 
 
-class Engine:
+class Requester:
     """This process's side of all transfers. Any thread; `connect` on one event loop."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: RDMADevices) -> None:
         self.devices = devices
-        self.memory = LocalMemory(devices.register)
+        self.memory = RegistrationCache(devices.register)
         self._me = os.urandom(16)
-        self._watch = Watch()
+        self._watch = CompletionWatcher()
         self._lock = threading.Lock()
-        self._links: OrderedDict[tuple[Owner, str, str], Link] = OrderedDict()
-        self._known: OrderedDict[tuple[Owner, int, bool], Known] = OrderedDict()
+        self._links: OrderedDict[tuple[Owner, str, str], QueuePairLink] = OrderedDict()
+        self._known: OrderedDict[tuple[Owner, int, bool], KnownKeys] = OrderedDict()
         self._clock = itertools.count()
-        self._words: dict[str, list[Words]] = {}
+        self._words: dict[str, list[ControlWordPage]] = {}
         self._turns: weakref.WeakValueDictionary[tuple[Owner, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
 
-    def routes(self, transfer: Transfer) -> list[Route] | None:
+    def routes(self, transfer: Transfer) -> list[ConnectedStripe] | None:
         """All that the transfer is to be spread over; None when the owner has to be asked first."""
         handle = transfer.handle
         with self._lock:
@@ -174,15 +183,15 @@ class Engine:
                 if link is None or link.closed or key is None:
                     return None
                 self._links.move_to_end(name)
-                routes.append(Route(pairing.here, link, key, stripe))
+                routes.append(ConnectedStripe(pairing.here, link, key, stripe))
         return routes if self._safe(transfer, known, routes) else None
 
-    async def connect(self, transfer: Transfer, ask: Ask, encrypted: bool = False) -> list[Route]:
+    async def connect(self, transfer: Transfer, ask: Ask, encrypted: bool = False) -> list[ConnectedStripe]:
         """The same, whatever it takes. UnreachableError, and what the owner raises."""
         handle, old = transfer.handle, None
         wanted: tuple[str, ...] = ()
         while True:
-            request = Lend(self._me, handle.number, handle.token, transfer.write, encrypted, wanted)
+            request = KeyRequest(self._me, handle.number, handle.token, transfer.write, encrypted, wanted)
             known = await self._lend(handle, request, ask, old)
             ways = self._ways(transfer, known)
             missing = tuple(sorted({way.pairing.there for way in ways if way.key is None}))
@@ -195,39 +204,39 @@ class Engine:
             for pairing, stripe, key in ways:
                 assert key is not None
                 link = await self._link(handle, pairing, key, ask)
-                routes.append(Route(pairing.here, link, key, stripe))
+                routes.append(ConnectedStripe(pairing.here, link, key, stripe))
             if self._safe(transfer, known, routes):
                 return routes
 
-    async def check(self, handle: Handle, link: Link) -> None:
+    async def check(self, handle: BufferHandle, link: QueuePairLink) -> None:
         """Closes a link whose other end the owner has not got any more, or whose owner has ended: those who use it then ask
         for new keys, and hear what has become of it. A device finds out only when it has tried again for long."""
         import asyncio
 
         try:
             async with asyncio.timeout(CHECK):
-                answer = await handle.service.verbs.call_one(Check(self._me))
+                answer = await handle.service.verbs.call_one(OpenPairsRequest(self._me))
         except TimeoutError:
             return  # its process is stopped, or its host slow; the device may be well
         except Exception as exc:
             logging.getLogger("monarch").debug("RDMA: %s does not answer: %r", handle.owner, exc)
             link.close()
             return
-        if type(answer) is not Opened or link.peer not in answer.open:
+        if type(answer) is not OpenPairsReply or link.peer not in answer.open:
             link.close()
 
-    def _safe(self, transfer: Transfer, known: Known, routes: list[Route]) -> bool:
+    def _safe(self, transfer: Transfer, known: KnownKeys, routes: list[ConnectedStripe]) -> bool:
         """A drop closes the queue pairs that writers have at the time: over one that was made later, a key that was lent
         before would reach whatever has that key now."""
         return not transfer.write or all(route.link.made < known.asked for route in routes)
 
-    def forget(self, handle: Handle) -> None:
+    def forget(self, handle: BufferHandle) -> None:
         """Keys of that owner's buffers may have changed, and queue pairs it had may be closed."""
         with self._lock:
             for name in [name for name in self._known if name[0] == handle.owner]:
                 del self._known[name]
 
-    def word(self, nic: str) -> Word:
+    def word(self, nic: str) -> ControlWord:
         """OSError when there is no room for more."""
         with self._lock:
             pages = self._words.setdefault(nic, [])
@@ -235,7 +244,7 @@ class Engine:
             if page is None:
                 page = self._more_words(nic)
                 pages.append(page)
-            return Word(page, page.free.pop())
+            return ControlWord(page, page.free.pop())
 
     def close(self) -> None:
         """Of tests."""
@@ -245,7 +254,7 @@ class Engine:
             for page in pages:
                 memories.close(page.registration)
 
-    async def _lend(self, handle: Handle, request: Lend, ask: Ask, old: Known | None) -> Known:
+    async def _lend(self, handle: BufferHandle, request: KeyRequest, ask: Ask, old: KnownKeys | None) -> KnownKeys:
         """What is known, other than `old`, or what the owner says now."""
         name = (handle.owner, handle.token, request.write)
         with self._lock:
@@ -261,7 +270,7 @@ class Engine:
         except ValueError as exc:
             raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
         with self._lock:
-            known = self._known[name] = Known(asked, lent, {})
+            known = self._known[name] = KnownKeys(asked, lent, {})
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
             links = [link for (owner, _, _), link in self._links.items() if owner == handle.owner and link.made < asked]
@@ -270,7 +279,7 @@ class Engine:
                 link.close()
         return known
 
-    def _ways(self, transfer: Transfer, known: Known) -> list[Way]:
+    def _ways(self, transfer: Transfer, known: KnownKeys) -> list[PlannedStripe]:
         """As many as the transfer is to be spread over. Who pairs with whom is always the same; who comes first is not."""
         try:
             near = self.devices.near(transfer.memory)
@@ -282,11 +291,11 @@ class Engine:
         least = settings.rdma_min_stripe_size_kb() * _KIB
         keys = {key.nic: key for key in known.lent.keys}
         return [
-            Way(turned[stripe.way], stripe, keys.get(turned[stripe.way].there))
+            PlannedStripe(turned[stripe.way], stripe, keys.get(turned[stripe.way].there))
             for stripe in stripes(transfer.size, [pairing.rate for pairing in turned], least)
         ]
 
-    def _plan(self, near: list[str], known: Known) -> list[Pairing]:
+    def _plan(self, near: list[str], known: KnownKeys) -> list[Pairing]:
         """Pairs of devices for memory that these are near to: one at least. UnreachableError, ChoiceError."""
         text = settings.rdma_peer_device_affinity()
         here = self.devices.ports(near)
@@ -302,7 +311,7 @@ class Engine:
             known.plans[name] = here, found  # which keeps `here`, and so its id
         return found
 
-    async def _link(self, handle: Handle, pairing: Pairing, key: Key, ask: Ask) -> Link:
+    async def _link(self, handle: BufferHandle, pairing: Pairing, key: RemoteKeys, ask: Ask) -> QueuePairLink:
         import asyncio
 
         name = (handle.owner, pairing.here, pairing.there)
@@ -319,13 +328,13 @@ class Engine:
                 self._keep(name, link)
             return link
 
-    async def _probe(self, handle: Handle, link: Link, pairing: Pairing, key: Key) -> None:
+    async def _probe(self, handle: BufferHandle, link: QueuePairLink, pairing: Pairing, key: RemoteKeys) -> None:
         """Reads the buffer's control word over a new link: whether packets pass at all between the two. UnreachableError."""
         try:
             word = self.word(pairing.here)
         except (OSError, ChoiceError) as exc:
             raise UnreachableError(str(exc)) from None
-        probe = Probe(Request(word.address, handle.word, WORD.size), word.key, key.word)
+        probe = ProbeJob(WorkRequest(word.address, handle.word, WORD.size), word.key, key.word)
         try:
             link.begin(probe)
         except LinkGoneError:
@@ -333,7 +342,7 @@ class Engine:
             return
         fault = await probe.over
         word.close()
-        if fault in (Fault.LATE, Fault.UNREACHABLE):
+        if fault in (TransferFault.LATE, TransferFault.UNREACHABLE):
             raise UnreachableError(
                 f"nothing passes between {pairing.here} here ({pairing.gid}) and {pairing.there} of the owner "
                 f"({pairing.peer}) since they were connected: see rdma_peer_device_affinity (rails), rdma_ib_gid_index "
@@ -341,12 +350,12 @@ class Engine:
             )
         # Any other fault is the transfer's to find out about: the link is closed.
 
-    async def _meet(self, pairing: Pairing, ask: Ask) -> Link:
+    async def _meet(self, pairing: Pairing, ask: Ask) -> QueuePairLink:
         """A new queue pair, connected to a new one of the owner's."""
         here, there = pairing.here, pairing.there
         try:
             device = self.devices.up(here)
-            pair = device.pair(device.limits.work, path_of(pairing.gid))
+            pair = device.pair(device.limits.work, packet_path(pairing.gid))
         except (OSError, ChoiceError) as exc:
             raise UnreachableError(f"{here} makes no queue pair: {exc}") from None
         try:
@@ -354,7 +363,7 @@ class Engine:
             peer = await self._shake_hands(pair, there, pairing.peer, ask)
             pair.to_rtr(peer)
             pair.to_rts(peer)
-            return Link(pair, device.limits.work, self._watch, peer.number, next(self._clock))
+            return QueuePairLink(pair, device.limits.work, self._watch, peer.number, next(self._clock))
         except OSError as exc:
             pair.close()
             raise UnreachableError(f"{here} cannot be connected to {there} of the owner: {exc}") from None
@@ -362,23 +371,23 @@ class Engine:
             pair.close()
             raise
 
-    async def _shake_hands(self, pair: Pair, there: str, peer: Gid, ask: Ask) -> End:
+    async def _shake_hands(self, pair: QueuePair, there: str, peer: Gid, ask: Ask) -> QueuePairEnd:
         import asyncio
 
         limit = settings.rdma_qp_init_timeout()
         try:
             async with asyncio.timeout(limit):
-                answer = await ask(Meet(self._me, there, pair.end(), peer.slot))
+                answer = await ask(ConnectRequest(self._me, there, pair.end(), peer.slot))
         except TimeoutError:
             raise UnreachableError(f"the owner made no queue pair within {limit:g} s (rdma_qp_init_timeout)") from None
-        if type(answer) is not End:
+        if type(answer) is not QueuePairEnd:
             raise UnreachableError(f"the owner says: {str(answer)[:SAID]}")
         try:
             return answer.check()
         except ValueError as exc:
             raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
 
-    def _keep(self, name: tuple[Owner, str, str], link: Link) -> None:
+    def _keep(self, name: tuple[Owner, str, str], link: QueuePairLink) -> None:
         with self._lock:
             self._links[name] = link
             self._links.move_to_end(name)
@@ -388,18 +397,18 @@ class Engine:
         for one in gone:
             one.close()
 
-    def _more_words(self, nic: str) -> Words:
+    def _more_words(self, nic: str) -> ControlWordPage:
         import ctypes
 
         page = mmap.mmap(-1, mmap.PAGESIZE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-        return Words(page, address, self.devices.register_words(nic, address, len(page), LOCAL_WRITE))
+        return ControlWordPage(page, address, self.devices.register_words(nic, address, len(page), LOCAL_WRITE))
 
 
-_made: OncePerProcess[Engine] = OncePerProcess()
+_made: OncePerProcess[Requester] = OncePerProcess()
 
 
-def engine() -> Engine:
+def engine() -> Requester:
     """This process's. NoDevicesError."""
     has = devices()
-    return _made.get(lambda: Engine(has))
+    return _made.get(lambda: Requester(has))

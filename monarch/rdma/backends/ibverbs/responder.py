@@ -20,22 +20,37 @@ from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
 from monarch.rdma.backends.ibverbs import pairing, plaintext
-from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration, path_of
-from monarch.rdma.backends.ibverbs.control_messages import Check, End, Key, Lend, Lent, Meet, Opened
-from monarch.rdma.backends.ibverbs.devices import Devices, NoDevicesError, devices
+from monarch.rdma.backends.ibverbs.binding import (
+    LOCAL_WRITE,
+    REMOTE_READ,
+    REMOTE_WRITE,
+    QueuePair,
+    Registration,
+    packet_path,
+)
+from monarch.rdma.backends.ibverbs.control_messages import (
+    ConnectRequest,
+    KeyReply,
+    KeyRequest,
+    OpenPairsReply,
+    OpenPairsRequest,
+    QueuePairEnd,
+    RemoteKeys,
+)
+from monarch.rdma.backends.ibverbs.devices import NoDevicesError, RDMADevices, devices
 from monarch.rdma.backends.ibverbs.pairing import ChoiceError
-from monarch.rdma.backends.ibverbs.registered_memory import close
+from monarch.rdma.backends.ibverbs.registration_cache import close
 from monarch.rdma.once import OncePerProcess
-from monarch.rdma.registry import WORD, Region, Registry, registry
+from monarch.rdma.registry import WORD, RegisteredBuffer, Registry, registry
 
 MET = 4096  # queue pairs for others; the one made first is closed when another comes
 NAME = "ibverbs"
 
 
 class LentKeys:
-    """What devices may do with a buffer. Changed only by the Owner that made it."""
+    """What devices may do with a buffer. Changed only by the Responder that made it."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Responder) -> None:
         self._owner = owner
         self.read: dict[str, tuple[Registration, Registration]] = {}
         self.write: dict[str, tuple[Registration, Registration]] = {}
@@ -51,15 +66,15 @@ class LentKeys:
             self._owner.part(reader)
 
 
-class Owner:
+class Responder:
     """Any thread."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: RDMADevices) -> None:
         self._devices = devices
         self._lock = threading.Lock()
-        self._met: OrderedDict[tuple[bytes, str, str], Pair] = OrderedDict()  # reader, device here, device there
+        self._met: OrderedDict[tuple[bytes, str, str], QueuePair] = OrderedDict()  # reader, device here, device there
 
-    def lend(self, region: Region, reader: bytes, write: bool, nics: tuple[str, ...] = ()) -> Lent:
+    def lend(self, region: RegisteredBuffer, reader: bytes, write: bool, nics: tuple[str, ...] = ()) -> KeyReply:
         """How that process reaches the buffer, by the devices near it and by `nics`. OSError, ChoiceError,
         RDMAReadOnlyError.
         """
@@ -79,11 +94,11 @@ class Owner:
                 lent.writers.add(reader)
                 if len(lent.writers) > MET:  # those without a queue pair cannot write
                     lent.writers = {reader, *(other for other, _, _ in self._met)} & lent.writers
-            shown = [Key(nic, memory.remote_key, word.remote_key) for nic, (memory, word) in keys.items()]
+            shown = [RemoteKeys(nic, memory.remote_key, word.remote_key) for nic, (memory, word) in keys.items()]
             known = self._open_to(reader)
             # A near one that could not register is not to be asked for again.
             offered = tuple(port for port in ports if not port.near or port.nic in keys)
-        return Lent(tuple(shown), known, offered)
+        return KeyReply(tuple(shown), known, offered)
 
     def open_to(self, reader: bytes) -> tuple[int, ...]:
         """The numbers of the queue pairs that serve that process."""
@@ -93,20 +108,20 @@ class Owner:
     def _open_to(self, reader: bytes) -> tuple[int, ...]:
         return tuple(pair.end().number for (other, _, _), pair in self._met.items() if other == reader)
 
-    def meet(self, meet: Meet) -> End:
+    def connect(self, request: ConnectRequest) -> QueuePairEnd:
         """A queue pair that serves that one, at the device that was named. OSError, ChoiceError."""
-        device = self._devices.up(meet.nic)
-        nic = self._devices.nics[meet.nic]
-        (gid,) = pairing.offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
-        pair = device.pair(1, path_of(gid))
+        device = self._devices.up(request.nic)
+        nic = self._devices.nics[request.nic]
+        (gid,) = pairing.offered(request.nic, nic.gids, nic.ethernet, request.slot)
+        pair = device.pair(1, packet_path(gid))
         try:
             pair.to_init(REMOTE_READ | REMOTE_WRITE)
-            pair.to_rtr(meet.end)  # it asks for nothing itself, so it need not get further
+            pair.to_rtr(request.end)  # it asks for nothing itself, so it need not get further
         except BaseException:
             pair.close()
             raise
         with self._lock:
-            name = (meet.reader, meet.nic, meet.end.nic)
+            name = (request.reader, request.nic, request.end.nic)
             gone = [self._met.pop(name, None)]
             self._met[name] = pair
             if len(self._met) > MET:
@@ -131,7 +146,11 @@ class Owner:
         return len(self._met)
 
     def _register(
-        self, region: Region, keys: dict[str, tuple[Registration, Registration]], write: bool, nics: Sequence[str]
+        self,
+        region: RegisteredBuffer,
+        keys: dict[str, tuple[Registration, Registration]],
+        write: bool,
+        nics: Sequence[str],
     ) -> None:
         """With each of these devices; one that cannot is left out, unless none can. OSError, ChoiceError."""
         memory, refused, done = region.memory, None, False
@@ -154,7 +173,7 @@ class Owner:
             raise refused
 
 
-def _close(pair: Pair | None) -> None:
+def _close(pair: QueuePair | None) -> None:
     if pair is None:
         return
     try:
@@ -163,19 +182,20 @@ def _close(pair: Pair | None) -> None:
         logging.getLogger("monarch").warning("an RDMA device cannot close a queue pair: %s", exc)
 
 
-def answer(request: Any, mine: Owner | None = None, known: Registry | None = None) -> Any:
-    """What `Manager.verbs` answers: Lent, End or Opened, or why there is none. BufferDroppedError, RDMAReadOnlyError;
-    ValueError for what is no request.
+def answer(request: Any, mine: Responder | None = None, known: Registry | None = None) -> Any:
+    """Returns what `Manager.verbs` answers: a KeyReply, QueuePairEnd or OpenPairsReply, or why there is none.
+
+    BufferDroppedError, RDMAReadOnlyError; ValueError for what is no request.
     """
-    if type(request) not in (Lend, Meet, Check):
-        raise ValueError("neither Lend, Meet nor Check")
+    if type(request) not in (KeyRequest, ConnectRequest, OpenPairsRequest):
+        raise ValueError("neither KeyRequest, ConnectRequest nor OpenPairsRequest")
     request.check()
     try:
         mine = owner() if mine is None else mine
-        if isinstance(request, Meet):
-            return mine.meet(request)
-        if isinstance(request, Check):
-            return Opened(mine.open_to(request.reader))
+        if isinstance(request, ConnectRequest):
+            return mine.connect(request)
+        if isinstance(request, OpenPairsRequest):
+            return OpenPairsReply(mine.open_to(request.reader))
         if request.encrypted and (why := plaintext.forbidden()):
             return why
         with (registry() if known is None else known).using(request.number, request.token) as region:
@@ -184,10 +204,10 @@ def answer(request: Any, mine: Owner | None = None, known: Registry | None = Non
         return str(exc)
 
 
-_made: OncePerProcess[Owner] = OncePerProcess()
+_made: OncePerProcess[Responder] = OncePerProcess()
 
 
-def owner() -> Owner:
+def owner() -> Responder:
     """This process's. NoDevicesError."""
     has = devices()
-    return _made.get(lambda: Owner(has))
+    return _made.get(lambda: Responder(has))

@@ -18,7 +18,7 @@ MESSAGE = 1 << 30  # bytes of a request, at most
 WINDOW = 128  # requests posted and not completed, at most; a device has memory for so many of each queue pair
 
 
-class State(Enum):
+class QueuePairState(Enum):
     RESET = "reset"
     INIT = "init"
     RTR = "ready to receive"
@@ -26,10 +26,14 @@ class State(Enum):
     ERROR = "error"
 
 
-_NEXT = {State.RESET: State.INIT, State.INIT: State.RTR, State.RTR: State.RTS}
+_NEXT = {
+    QueuePairState.RESET: QueuePairState.INIT,
+    QueuePairState.INIT: QueuePairState.RTR,
+    QueuePairState.RTR: QueuePairState.RTS,
+}
 
 
-class Fault(Enum):
+class TransferFault(Enum):
     """What a failed completion says of whom."""
 
     REFUSED = "the owner's device refused the access: the key is not valid there (any more)"
@@ -45,20 +49,20 @@ class Fault(Enum):
 
 # enum ibv_wc_status of libibverbs' verbs.h
 _FAULTS = {
-    1: Fault.LOCAL, 2: Fault.LOCAL, 4: Fault.LOCAL, 8: Fault.LOCAL,
-    5: Fault.FLUSHED,
-    9: Fault.REFUSED, 10: Fault.REFUSED, 11: Fault.REFUSED, 15: Fault.REFUSED,
-    12: Fault.UNREACHABLE, 13: Fault.UNREACHABLE, 16: Fault.UNREACHABLE, 20: Fault.UNREACHABLE,
-}  # fmt: skip
+    **dict.fromkeys((1, 2, 4, 8), TransferFault.LOCAL),
+    5: TransferFault.FLUSHED,
+    **dict.fromkeys((9, 10, 11, 15), TransferFault.REFUSED),
+    **dict.fromkeys((12, 13, 16, 20), TransferFault.UNREACHABLE),
+}
 SUCCESS = 0
 
 
-def fault_of(status: int) -> Fault:
+def fault_of(status: int) -> TransferFault:
     """Of `status`, which is not SUCCESS."""
-    return _FAULTS.get(status, Fault.DEVICE)
+    return _FAULTS.get(status, TransferFault.DEVICE)
 
 
-class Request(NamedTuple):
+class WorkRequest(NamedTuple):
     """One work request: `size` bytes at `local`, to or from `remote`. One piece of memory at either end, so every device can
     do it, whatever it allows for lists of pieces (max_sge, max_sge_rd)."""
 
@@ -67,77 +71,77 @@ class Request(NamedTuple):
     size: int
 
 
-def split(local: int, remote: int, size: int, message: int = MESSAGE) -> list[Request]:
+def split(local: int, remote: int, size: int, message: int = MESSAGE) -> list[WorkRequest]:
     """As few requests as move `size` bytes, none with more than `message`. ValueError when that is not positive."""
     if message < 1:
         raise ValueError(f"a request of at most {message} bytes moves nothing")
-    return [Request(local + at, remote + at, min(message, size - at)) for at in range(0, size, message)]
+    return [WorkRequest(local + at, remote + at, min(message, size - at)) for at in range(0, size, message)]
 
 
-class Post(NamedTuple):
+class PostedRequest(NamedTuple):
     """A request to be posted, under a number that its completion gives back."""
 
     number: int
     job: Hashable
-    request: Request
+    request: WorkRequest
 
 
-class Broken(NamedTuple):
+class QueuePairFailure(NamedTuple):
     """The queue pair failed. `job`'s request was the first that did; `others` were not done either, by no fault of theirs."""
 
     job: Hashable
-    fault: Fault
+    fault: TransferFault
     others: list[Hashable]
 
 
-class Queue:
+class SendQueue:
     """Requests of many jobs, in the order in which they came."""
 
     def __init__(self, window: int = WINDOW) -> None:
         if window < 1:
             raise ValueError(f"a window of {window} requests lets nothing through")
-        self.state = State.RESET
+        self.state = QueuePairState.RESET
         self._window = window
         self._numbers = itertools.count(1)
-        self._waiting: deque[tuple[Hashable, Request]] = deque()
+        self._waiting: deque[tuple[Hashable, WorkRequest]] = deque()
         self._posted: dict[int, Hashable] = {}
         self._left: dict[Hashable, int] = {}
 
-    def advance(self, state: State) -> None:
+    def advance(self, state: QueuePairState) -> None:
         """One step towards RTS, or to ERROR from anywhere. ValueError for any other."""
-        if state is not State.ERROR and _NEXT.get(self.state) is not state:
+        if state is not QueuePairState.ERROR and _NEXT.get(self.state) is not state:
             raise ValueError(f"a queue pair cannot go from {self.state.value} to {state.value}")
         self.state = state
 
-    def submit(self, job: Hashable, requests: list[Request]) -> None:
+    def submit(self, job: Hashable, requests: list[WorkRequest]) -> None:
         """At least one request; a job submits once. ValueError, also when the queue pair is not ready to send."""
-        if self.state is not State.RTS:
+        if self.state is not QueuePairState.RTS:
             raise ValueError(f"a queue pair in state {self.state.value} takes no requests")
         if job in self._left or not requests:
             raise ValueError("a job submits its requests at once, and at least one")
         self._left[job] = len(requests)
         self._waiting.extend((job, request) for request in requests)
 
-    def post(self) -> list[Post]:
+    def post(self) -> list[PostedRequest]:
         """What there is room for now; it counts as posted from here on."""
-        if self.state is not State.RTS:
+        if self.state is not QueuePairState.RTS:
             return []
         result = []
         while self._waiting and len(self._posted) < self._window:
             job, request = self._waiting.popleft()
             number = next(self._numbers)
             self._posted[number] = job
-            result.append(Post(number, job, request))
+            result.append(PostedRequest(number, job, request))
         return result
 
-    def complete(self, number: int, status: int) -> Hashable | Broken | None:
+    def complete(self, number: int, status: int) -> Hashable | QueuePairFailure | None:
         """A job that is done with this completion, or what has failed. Numbers that nobody waits for are ignored."""
         job = self._posted.pop(number, None)
         if job is None:
             return None
         if status != SUCCESS:
             others = [other for other in self.fail() if other != job]
-            return Broken(job, fault_of(status), others)
+            return QueuePairFailure(job, fault_of(status), others)
         self._left[job] -= 1
         if self._left[job]:
             return None
@@ -159,7 +163,7 @@ class Queue:
 
     def fail(self) -> list[Hashable]:
         """The end: all jobs that are not done, in the order in which they came."""
-        self.state = State.ERROR
+        self.state = QueuePairState.ERROR
         left = list(self._left)
         self._left.clear()
         self._posted.clear()

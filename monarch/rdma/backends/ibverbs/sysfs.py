@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from monarch.rdma.backends.ibverbs.nic_choice import Distances, Nic, Place
+from monarch.rdma.backends.ibverbs.nic_choice import Distances, Locality, Nic
 from monarch.rdma.backends.ibverbs.pairing import Gid
 
 ROOT = Path("/sys")
@@ -63,10 +63,10 @@ def port_down(name: str, root: Path = ROOT) -> str:
     )
 
 
-def pci_place(address: str, root: Path = ROOT) -> Place:
+def pci_place(address: str, root: Path = ROOT) -> Locality:
     """Of the PCI device with that address, such as 0000:17:00.0."""
     device = root / "bus/pci/devices" / address.lower()
-    return Place(node=_number(device / "numa_node"), pci=_pci_of(device))
+    return Locality(node=_number(device / "numa_node"), pci=_pci_of(device))
 
 
 def distances(root: Path = ROOT) -> Distances:

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from monarch._devices.memory import interface
 from monarch.actor import bind_context, stream_obstacle
 from monarch.rdma import staging
-from monarch.rdma.backends.detour import Avoided, reroute
+from monarch.rdma.backends.detour import AvoidedRoutes, reroute
 from monarch.rdma.backends.nixl import nixl_agent
 from monarch.rdma.backends.nixl.nixl_agent import MemoryRefusedError, NixlError, NoAgentError
 from monarch.rdma.backends.tcp import backend as tcp
-from monarch.rdma.backends.tcp.protocol import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.backends.tcp.protocol import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, PolledStream
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.transfer import Transfer
 
 PART = 256 << 20  # bytes for which a buffer is lent at a time
@@ -41,7 +41,7 @@ class Nixl:
     name = "nixl"
     far = False
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if handle.device is not None and handle.device.card.type not in nixl_agent.GPUS:
             return f"NIXL knows no devices of type {handle.device.card.type}"
         try:
@@ -59,28 +59,28 @@ class Nixl:
             tcp.lanes_to(transfer.handle.owner).begin(_NixlJob(transfer))
 
 
-class Between(NamedTuple):
+class NixlRoute(NamedTuple):
     """An owner, and whether memory of a GPU is at either end: what fails with that may do without."""
 
     owner: Owner
     gpu: bool
 
 
-def _between(transfer: Transfer) -> Between:
-    return Between(transfer.handle.owner, transfer.handle.device is not None or transfer.memory.device is not None)
+def _between(transfer: Transfer) -> NixlRoute:
+    return NixlRoute(transfer.handle.owner, transfer.handle.device is not None or transfer.memory.device is not None)
 
 
 def _elsewhere(transfer: Transfer) -> None:
     """By NIXL through pinned memory where only this end is a GPU's; else by streams."""
     handle = transfer.handle
     staged = transfer.memory.device is not None and handle.device is None
-    if staged and not unreachable.why(Between(handle.owner, False)):
+    if staged and not unreachable.why(NixlRoute(handle.owner, False)):
         reroute(transfer, lambda handle: Nixl(), staging.start)
     else:
         _by_tcp(transfer)
 
 
-class _NixlJob(tcp.Job):
+class _NixlJob(tcp.StreamJob):
     """A transfer whose chunks are parts for which the buffer is lent."""
 
     depth = 1
@@ -98,12 +98,12 @@ class _NixlJob(tcp.Job):
     def chunk_bytes(self) -> int:
         return PART
 
-    def ask(self, way: Way, at: int, count: int) -> None:
+    def ask(self, way: PolledStream, at: int, count: int) -> None:
         transfer, handle = self.transfer, self.transfer.handle
         operation = LEND_WRITABLE if transfer.write else LEND
         way.send([REQUEST.pack(operation, handle.number, handle.token, transfer.offset + at, count)])
 
-    def answer(self, way: Way, at: int, count: int) -> int:
+    def answer(self, way: PolledStream, at: int, count: int) -> int:
         status = memoryview(bytearray(1))
         way.receive(status)
         if status[0] != OK:
@@ -142,7 +142,7 @@ class _NixlJob(tcp.Job):
 
     def _pause(self, looks: int) -> None:
         if self.transfer.late():
-            raise tcp.Late
+            raise tcp.DeadlineExceededError
         if looks >= _SPIN:
             _nap.wait(min(1e-3, 1e-5 * looks))
 
@@ -161,10 +161,10 @@ class _NixlJob(tcp.Job):
 
 
 _nap = threading.Event()  # never set
-unreachable: Avoided[Between] = Avoided()
+unreachable: AvoidedRoutes[NixlRoute] = AvoidedRoutes()
 
 
-def _agent() -> nixl_agent.Agent:
+def _agent() -> nixl_agent.NixlAgent:
     try:
         return nixl_agent.agent()
     except NoAgentError as exc:
@@ -174,6 +174,6 @@ def _agent() -> nixl_agent.Agent:
 def _by_tcp(transfer: Transfer) -> None:
     """Through pinned memory where this end is a GPU's."""
     if transfer.memory.device is None:
-        reroute(transfer, lambda handle: tcp.Streams())
+        reroute(transfer, lambda handle: tcp.TcpStreams())
     else:
-        reroute(transfer, lambda handle: tcp.Streams(), staging.start)
+        reroute(transfer, lambda handle: tcp.TcpStreams(), staging.start)

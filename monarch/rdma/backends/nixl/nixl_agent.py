@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 from monarch._devices.memory import interface
 from monarch.config import settings
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.once import OncePerProcess
-from monarch.rdma.registry import Region
+from monarch.rdma.registry import RegisteredBuffer
 
 MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
 CALL_OFF = 5.0
@@ -50,46 +50,46 @@ class MemoryRefusedError(NixlError):
     """NIXL cannot register memory of this process."""
 
 
-class Segment(NamedTuple):
+class NixlSegment(NamedTuple):
     """How NIXL calls memory: "DRAM", or "VRAM" with the number of a GPU in the process that registered it."""
 
     kind: str
     device: int
 
 
-_Piece = tuple[int, int, Segment]  # address, size, where
+_Piece = tuple[int, int, NixlSegment]  # address, size, where
 _SEGMENT = struct.Struct("!4sI")
 GPUS = ("cuda",)  # torch's name for those of both vendors; UCX knows no others
 
 
-def segment_of(memory: Memory) -> Segment:
+def segment_of(memory: LocalMemory) -> NixlSegment:
     """MemoryRefusedError for a device that NIXL does not know."""
     if memory.device is None:
-        return Segment("DRAM", 0)
+        return NixlSegment("DRAM", 0)
     if memory.device.type not in GPUS:
         raise MemoryRefusedError(f"NIXL knows no devices of type {memory.device.type}")
-    return Segment("VRAM", memory.keep.device.index or 0)
+    return NixlSegment("VRAM", memory.keep.device.index or 0)
 
 
-def on(memory: Memory) -> AbstractContextManager[None]:
+def on(memory: LocalMemory) -> AbstractContextManager[None]:
     """The memory's GPU is this thread's, as UCX needs it to register or copy."""
     return nullcontext() if memory.device is None else interface().on(str(memory.keep.device))
 
 
-def parsed(shown: bytes) -> tuple[Segment, bytes]:
+def parsed(shown: bytes) -> tuple[NixlSegment, bytes]:
     """What an owner says of a buffer: where it is, and how NIXL reaches it. NixlError."""
     if len(shown) < _SEGMENT.size:
         raise NixlError("the owner does not say where its memory is")
     kind, device = _SEGMENT.unpack_from(shown)
     if kind not in (b"DRAM", b"VRAM"):
         raise NixlError(f"the owner's memory is of an unknown kind, {kind!r}")
-    return Segment(kind.decode(), device), shown[_SEGMENT.size :]
+    return NixlSegment(kind.decode(), device), shown[_SEGMENT.size :]
 
 
-class Lent:
+class NixlRegistration:
     """A registered buffer as others reach it."""
 
-    def __init__(self, agent: Agent, memory: Memory) -> None:
+    def __init__(self, agent: NixlAgent, memory: LocalMemory) -> None:
         self._agent = agent
         self._memory = memory
         segment = segment_of(memory)
@@ -100,17 +100,17 @@ class Lent:
         self._agent.forget(self._memory, self._descriptors)
 
 
-class _Scratch:
+class _ScratchPage:
     """A page that is registered for good: what is read there is of no interest."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: NixlAgent) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        self.memory = Memory(self.address, len(self._page), True, self._page, "a page of NIXL's")
+        self.memory = LocalMemory(self.address, len(self._page), True, self._page, "a page of NIXL's")
         agent.register(self.memory, self.address, len(self._page))
 
 
-class Agent:
+class NixlAgent:
     """Any thread."""
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Agent:
         self._lock = threading.Lock()
         self._known: OrderedDict[int, str] = OrderedDict()  # token of a remote buffer -> name of its agent
         self._stuck: list[Any] = []  # transfers that may still move bytes, and their memory
-        self._scratch: _Scratch | None = None
+        self._scratch: _ScratchPage | None = None
 
-    def register(self, memory: Memory, address: int, size: int) -> Any:
+    def register(self, memory: LocalMemory, address: int, size: int) -> Any:
         """`size` bytes at `address`, which belong to `memory`. MemoryRefusedError."""
         segment = segment_of(memory)
         try:
@@ -141,7 +141,7 @@ class Agent:
         shown: bytes = self._agent.get_partial_agent_metadata(descriptors, inc_conn_info=True, backends=["UCX"])
         return shown
 
-    def forget(self, memory: Memory, descriptors: Any) -> None:
+    def forget(self, memory: LocalMemory, descriptors: Any) -> None:
         try:
             with on(memory):
                 self._agent.deregister_memory(descriptors)
@@ -173,7 +173,15 @@ class Agent:
                 logging.getLogger("monarch").debug("NIXL cannot forget %s: %r", name, exc)
 
     def move(
-        self, name: str, write: bool, memory: Memory, here: int, there: int, remote: Segment, size: int, pause: Pause
+        self,
+        name: str,
+        write: bool,
+        memory: LocalMemory,
+        here: int,
+        there: int,
+        remote: NixlSegment,
+        size: int,
+        pause: Pause,
     ) -> None:
         """Between `size` bytes at `here`, which `memory` keeps alive, and registered memory of that agent.
 
@@ -198,12 +206,12 @@ class Agent:
         if write and remote.kind != "DRAM":
             self._read_behind(name, there + size - 1, remote, pause)
 
-    def _read_behind(self, name: str, there: int, remote: Segment, pause: Pause) -> None:
+    def _read_behind(self, name: str, there: int, remote: NixlSegment, pause: Pause) -> None:
         """A byte of what has been written to a GPU: once it has come, everything is there."""
         with self._lock:
             if self._scratch is None:
-                self._scratch = _Scratch(self)
-        transfer = self._prepare(False, name, (self._scratch.address, 1, Segment("DRAM", 0)), (there, 1, remote))
+                self._scratch = _ScratchPage(self)
+        transfer = self._prepare(False, name, (self._scratch.address, 1, NixlSegment("DRAM", 0)), (there, 1, remote))
         try:
             self._wait(transfer, pause)
         finally:
@@ -250,10 +258,10 @@ class Agent:
 
 
 _nap = threading.Event()  # never set
-_made: OncePerProcess[Agent | NoAgentError] = OncePerProcess()
+_made: OncePerProcess[NixlAgent | NoAgentError] = OncePerProcess()
 
 
-def agent() -> Agent:
+def agent() -> NixlAgent:
     """This process's, made by the first call, which takes about half a second. NoAgentError."""
     if not settings.rdma_nixl():
         raise NoAgentError("the setting rdma_nixl is off")
@@ -263,20 +271,20 @@ def agent() -> Agent:
     return known
 
 
-def _agent() -> Agent | NoAgentError:
+def _agent() -> NixlAgent | NoAgentError:
     try:
-        return Agent()
+        return NixlAgent()
     except NoAgentError as exc:
         return exc
 
 
-def lend(region: Region) -> bytes:
+def lend(region: RegisteredBuffer) -> bytes:
     """In the owner: how others reach the buffer. It stays registered with NIXL until it is dropped. NoAgentError."""
     lender = agent()
     with _made.lock:
         if "nixl" not in region.lent:
             try:
-                region.lent["nixl"] = Lent(lender, region.memory)
+                region.lent["nixl"] = NixlRegistration(lender, region.memory)
             except NixlError as exc:
                 raise NoAgentError(str(exc)) from exc
         shown: bytes = region.lent["nixl"].shown

@@ -41,10 +41,10 @@ from monarch.rdma.backends.tcp.protocol import (
     REQUEST,
     WRITE,
     Exchange,
-    Way,
+    PolledStream,
     view_of,
 )
-from monarch.rdma.handle import Handle, Owner, buffer_dropped
+from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped
 from monarch.rdma.transfer import Transfer
 
 PER_OWNER = 16
@@ -66,13 +66,13 @@ _MIB = 1 << 20
 T = TypeVar("T")
 
 
-class Streams:
+class TcpStreams:
     """Copies over sockets of their own. The owner's interpreter takes part, none of its actors does."""
 
     name = "tcp"
     far = True
 
-    def obstacle(self, handle: Handle) -> str:
+    def obstacle(self, handle: BufferHandle) -> str:
         if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         known = _lanes.get(handle.owner)
@@ -82,18 +82,18 @@ class Streams:
         if transfer.late():
             transfer.finish(transfer.timed_out())
         else:
-            lanes_to(transfer.handle.owner).begin(Job(transfer))
+            lanes_to(transfer.handle.owner).begin(StreamJob(transfer))
 
 
-class Broken(Exception):
+class ConnectionBrokenError(Exception):
     """A stream broke in the middle."""
 
 
-class Late(Exception):
+class DeadlineExceededError(Exception):
     """The transfer's time is over."""
 
 
-class Job:
+class StreamJob:
     """A transfer whose chunks several lanes take. `shares`: lanes that work at it or have been asked to."""
 
     depth = DEPTH
@@ -168,16 +168,16 @@ class Job:
             if self.shares:
                 return
         transfer, error = self.transfer, self._error
-        if isinstance(error, Late):
+        if isinstance(error, DeadlineExceededError):
             transfer.finish(transfer.timed_out())
-        elif isinstance(error, Broken) and transfer.write:
+        elif isinstance(error, ConnectionBrokenError) and transfer.write:
             self._bound(self._ask_owner)
-        elif isinstance(error, Broken) or (error is None and self._done < self.chunks):
+        elif isinstance(error, ConnectionBrokenError) or (error is None and self._done < self.chunks):
             self._elsewhere()
         else:
             transfer.finish(error)
 
-    def ask(self, way: Way, at: int, count: int) -> None:
+    def ask(self, way: PolledStream, at: int, count: int) -> None:
         transfer, request = self.transfer, self._request(at, count)
         way.send([request, view_of(transfer.memory.address + at, count)] if transfer.write else [request])
 
@@ -186,7 +186,7 @@ class Job:
         operation = WRITE if transfer.write else READ
         return REQUEST.pack(operation, handle.number, handle.token, transfer.offset + at, count)
 
-    def answer(self, way: Way, at: int, count: int) -> int:
+    def answer(self, way: PolledStream, at: int, count: int) -> int:
         """The status of the first chunk that was asked for and not answered yet."""
         status = memoryview(bytearray(1))
         way.receive(status)
@@ -225,13 +225,13 @@ class Job:
         transfer.finish(error)
 
 
-class Lanes:
+class OwnerLanes:
     """All lanes to one owner, and the transfers that wait for them. Any thread."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._condition = threading.Condition()
-        self._queue: deque[Job] = deque()
+        self._queue: deque[StreamJob] = deque()
         self._count = 0
         self._resting: list[_Lane] = []  # with nothing to do
         self._lent = 0  # whose streams others use
@@ -248,7 +248,7 @@ class Lanes:
     def avoid(self, why: str) -> None:
         self._avoid = (why, monotonic() + AVOID)
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: StreamJob) -> None:
         if job.at_once and self._at_once(job):
             return
         limit = streams_for(job.transfer.size)
@@ -267,7 +267,7 @@ class Lanes:
         for job in waiting:
             job.leave()
 
-    def _at_once(self, job: Job) -> bool:
+    def _at_once(self, job: StreamJob) -> bool:
         """Whether there was a lane with nothing to do. Then its stream has been used, and it sees to what is left."""
         lane = self._borrow()
         if lane is None:
@@ -283,7 +283,7 @@ class Lanes:
                 job.leave()
         return True
 
-    def _take_back(self, lane: _Lane, job: Job | None, took: float) -> None:
+    def _take_back(self, lane: _Lane, job: StreamJob | None, took: float) -> None:
         """The lane that was lent; with a transfer for it to finish, or None."""
         with self._condition:
             lane.used = monotonic()
@@ -323,7 +323,7 @@ class Lanes:
             self._count -= 1
         return False
 
-    def next(self, lane: _Lane) -> Job | None:
+    def next(self, lane: _Lane) -> StreamJob | None:
         """What a lane is to work at; None when nothing came for IDLE seconds: then the lane has ended."""
         with self._condition:
             self._resting.append(lane)
@@ -354,7 +354,7 @@ class Lanes:
         for job in waiting:
             job.leave()
 
-    def wait_again(self, job: Job) -> bool:
+    def wait_again(self, job: StreamJob) -> bool:
         """Behind the others, if there are any."""
         with self._condition:
             if not self._queue:
@@ -371,10 +371,10 @@ class Lanes:
             for job in late:
                 self._queue.remove(job)
         for job in late:
-            job.fail(Late())
+            job.fail(DeadlineExceededError())
             job.leave()
 
-    def patience(self, job: Job) -> float:
+    def patience(self, job: StreamJob) -> float:
         """Seconds until the first transfer wants to hear of its end."""
         with self._condition:
             return min(other.transfer.left() for other in [job, *self._queue])
@@ -383,21 +383,21 @@ class Lanes:
 class _Lane:
     """A thread and its stream."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: OwnerLanes) -> None:
         self.lent = False  # whoever asks for a transfer uses the stream
-        self.given: Job | None = None  # the transfer that came of that, to be finished
+        self.given: StreamJob | None = None  # the transfer that came of that, to be finished
         self.used = 0.0  # when there was something to do last
         self._lanes = lanes
         self._sock: socket.socket | None = None
-        self._way: Way
-        self._job: Job
+        self._way: PolledStream
+        self._job: StreamJob
         self._exchange: Exchange | None = None  # under way when the lane got its job
 
     @property
     def has_stream(self) -> bool:
         return self._sock is not None
 
-    def at_once(self, job: Job) -> bool:
+    def at_once(self, job: StreamJob) -> bool:
         """On the thread of whoever asks. False when it is not done, which the lane's own thread is to see to."""
         sock = self._sock
         assert sock is not None
@@ -413,7 +413,7 @@ class _Lane:
                     return False
             job.answered(exchange.status)
         except BaseException as exc:  # Ctrl-C as well: nobody knows how far it got
-            job.fail(Broken(f"the connection to the owner broke: {exc or type(exc).__name__}"))
+            job.fail(ConnectionBrokenError(f"the connection to the owner broke: {exc or type(exc).__name__}"))
             self._close()
             if not isinstance(exc, Exception):
                 raise
@@ -430,29 +430,29 @@ class _Lane:
             self._close()
             _threads.give_back()
 
-    def _work(self, job: Job) -> bool:
+    def _work(self, job: StreamJob) -> bool:
         """False when there is no stream to be had."""
         if not self._ready(job):
             late = job.transfer.late()
             if late:
-                job.fail(Late())
+                job.fail(DeadlineExceededError())
             job.leave()
             return late
         waits = False
         try:
             waits = self._move(job)
-        except Late as exc:
+        except DeadlineExceededError as exc:
             job.fail(exc)
             self._close()
         except Exception as exc:
-            job.fail(Broken(f"the connection to the owner broke: {exc}"))
+            job.fail(ConnectionBrokenError(f"the connection to the owner broke: {exc}"))
             self._close()
         if not waits:
             job.leave()
         self._lanes.look()
         return True
 
-    def _ready(self, job: Job) -> bool:
+    def _ready(self, job: StreamJob) -> bool:
         """Whether there is a stream, an old one or a new one."""
         if self._exchange is not None:
             return True
@@ -465,7 +465,7 @@ class _Lane:
                 if not job.transfer.late():
                     self._lanes.avoid(f"no connection to the owner: {exc}")
                 return False
-            self._sock, self._way = sock, Way(sock, self._wait)
+            self._sock, self._way = sock, PolledStream(sock, self._wait)
         return True
 
     def _close(self) -> None:
@@ -479,12 +479,12 @@ class _Lane:
         while True:
             left = self._job.transfer.left()
             if left <= 0:
-                raise Late
+                raise DeadlineExceededError
             if poll.poll(min(left, _LOOK) * 1000):
                 return
             self._lanes.look()
 
-    def _move(self, job: Job) -> bool:
+    def _move(self, job: StreamJob) -> bool:
         """Chunk after chunk. True when it was put behind others that wait."""
         way = self._way
         self._finish_exchange(job)
@@ -501,12 +501,12 @@ class _Lane:
                 taken = 0
                 continue
             if job.transfer.late():
-                raise Late
+                raise DeadlineExceededError
             job.answered(job.answer(way, *under_way.popleft()))
             if taken >= TURN and not self._lanes._queue:
                 taken = 0
 
-    def _finish_exchange(self, job: Job) -> None:
+    def _finish_exchange(self, job: StreamJob) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is None or self._sock is None:
             return
@@ -529,7 +529,7 @@ def streams_for(size: int) -> int:
     return min(told, PER_OWNER)
 
 
-def error_of(transfer: Transfer, status: int, handle: Handle | None = None) -> Exception:
+def error_of(transfer: Transfer, status: int, handle: BufferHandle | None = None) -> Exception:
     """What a status other than OK says; of the transfer's buffer, or of one of several."""
     handle = handle or transfer.handle
     if status == DROPPED:
@@ -561,15 +561,15 @@ class _Room:
 
 
 _threads = _Room(MOST)
-_lanes: dict[Owner, Lanes] = {}
+_lanes: dict[Owner, OwnerLanes] = {}
 _finding = threading.Lock()
 
 
-def lanes_to(owner: Owner) -> Lanes:
+def lanes_to(owner: Owner) -> OwnerLanes:
     with _finding:
         known = _lanes.get(owner)
         if known is None:
-            known = _lanes[owner] = Lanes(owner)
+            known = _lanes[owner] = OwnerLanes(owner)
             if len(_lanes) > _OWNERS:
                 _forget_some()
         return known

@@ -6,36 +6,36 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch.rdma.backends.tcp import backend as tcp
-from monarch.rdma.backends.tcp.protocol import CHUNK, ENDING, GATHER, OK, PART, PARTS, REQUEST, Way, view_of
-from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory
+from monarch.rdma.backends.tcp.protocol import CHUNK, ENDING, GATHER, OK, PART, PARTS, REQUEST, PolledStream, view_of
+from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """`size` bytes of a buffer from `offset` on, and where they go."""
 
-    handle: Handle
+    handle: BufferHandle
     offset: int
     address: int
     size: int
 
 
-class Batch:
+class GatherRequest:
     """One request and where its answer goes: at most PARTS parts, of CHUNK bytes together."""
 
     __slots__ = ("parts", "request", "size")
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[ReadPart]) -> None:
         self.parts = parts
         self.size = sum(part.size for part in parts)
         listed = (PART.pack(part.handle.number, part.handle.token, part.offset, part.size) for part in parts)
         self.request = REQUEST.pack(GATHER, len(parts), 0, 0, self.size) + b"".join(listed)
 
 
-def batches(parts: Sequence[Part]) -> list[Batch]:
+def batches(parts: Sequence[ReadPart]) -> list[GatherRequest]:
     """All of them, in order; large ones are cut."""
-    result: list[list[Part]] = []
+    result: list[list[ReadPart]] = []
     room = 0
     for handle, offset, address, total in parts:
         done = 0
@@ -44,23 +44,23 @@ def batches(parts: Sequence[Part]) -> list[Batch]:
                 result.append([])
                 room = CHUNK
             size = min(total - done, room)
-            result[-1].append(Part(handle, offset + done, address + done, size))
+            result[-1].append(ReadPart(handle, offset + done, address + done, size))
             done += size
             room -= size
-    return [Batch(one) for one in result]
+    return [GatherRequest(one) for one in result]
 
 
-class Gathering(Transfer):
+class StreamedGather(Transfer):
     """All batches as one transfer. `keep` keeps the memory they go to; `elsewhere` is called, in the context of whoever
     made this, when there is no stream or it broke."""
 
     __slots__ = ("batches", "elsewhere")
 
-    def __init__(self, batches: list[Batch], keep: Any, timeout: float, elsewhere: Callable[[], None]) -> None:
+    def __init__(self, batches: list[GatherRequest], keep: Any, timeout: float, elsewhere: Callable[[], None]) -> None:
         size = sum(batch.size for batch in batches)
         handle = batches[0].parts[0].handle
-        super().__init__(handle, Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
-        self.path = tcp.Streams.name
+        super().__init__(handle, LocalMemory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
+        self.path = tcp.TcpStreams.name
         self.batches = batches
         self.elsewhere = elsewhere
 
@@ -75,12 +75,12 @@ class Gathering(Transfer):
         return f"read of {self.size} bytes, in pieces, from buffer {self.handle.number} and others"
 
 
-class _Job(tcp.Job):
+class _Job(tcp.StreamJob):
     """Its chunks are batches."""
 
     at_once = False
 
-    def __init__(self, gathering: Gathering) -> None:
+    def __init__(self, gathering: StreamedGather) -> None:
         super().__init__(gathering)
         self._gathering = gathering
         self.chunks = len(gathering.batches)
@@ -94,10 +94,10 @@ class _Job(tcp.Job):
             self._next += 1
         return index, 0
 
-    def ask(self, way: Way, at: int, count: int) -> None:
+    def ask(self, way: PolledStream, at: int, count: int) -> None:
         way.send([self._gathering.batches[at].request])
 
-    def answer(self, way: Way, at: int, count: int) -> int:
+    def answer(self, way: PolledStream, at: int, count: int) -> int:
         batch = self._gathering.batches[at]
         ending = bytearray(ENDING.size)
         way.scatter([*(view_of(part.address, part.size) for part in batch.parts), memoryview(ending)])

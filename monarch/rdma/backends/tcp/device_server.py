@@ -14,18 +14,18 @@ from typing import Any
 from monarch._devices.memory import interface
 from monarch._devices.pinned import two
 from monarch._errors import RDMAReadOnlyError, RDMASizeError
-from monarch.rdma.backends.tcp.protocol import OK, Closed, Way, rest, view_of
+from monarch.rdma.backends.tcp.protocol import OK, PolledStream, StreamClosedError, rest, view_of
 from monarch.rdma.registry import registry
 
 STEP = 1 << 20  # bytes of one copy
 
 
-class Served:
+class DeviceRequest:
     """A READ or WRITE of a buffer on a device. After an error `left` says how many bytes are still to be sent, or received,
     before the stream can go on; -1 when nothing has been sent yet.
     """
 
-    def __init__(self, way: Way, number: int, token: int, offset: int, size: int) -> None:
+    def __init__(self, way: PolledStream, number: int, token: int, offset: int, size: int) -> None:
         self.left = -1
         self._way = way
         self._buffer = number, token
@@ -113,6 +113,6 @@ class Served:
         except (BlockingIOError, InterruptedError):
             return 0
         if not have:
-            raise Closed("the other side has closed the stream")
+            raise StreamClosedError("the other side has closed the stream")
         self.left -= have
         return have

@@ -43,11 +43,11 @@ def view_of(address: int, size: int) -> memoryview:
     return view
 
 
-class Closed(Exception):
+class StreamClosedError(Exception):
     """The other side is gone, or its side of the stream is."""
 
 
-class Way:
+class PolledStream:
     """A stream whose waits its user has in his hands: `wait(poll)` returns when the socket can go on, or raises."""
 
     def __init__(self, sock: socket.socket, wait: Callable[[select.poll], None]) -> None:
@@ -82,7 +82,7 @@ class Way:
                 self.writable()
 
     def receive(self, into: memoryview) -> None:
-        """Fills `into`. Closed when the stream ends before."""
+        """Fills `into`. StreamClosedError when the stream ends before."""
         while into:
             try:
                 count = self.sock.recv_into(into, 0, socket.MSG_DONTWAIT)
@@ -90,11 +90,11 @@ class Way:
                 self.readable()
                 continue
             if not count:
-                raise Closed("the other side has closed the stream")
+                raise StreamClosedError("the other side has closed the stream")
             into = into[count:]
 
     def scatter(self, into: Sequence[memoryview]) -> None:
-        """Fills one piece of memory after the other. Closed when the stream ends before."""
+        """Fills one piece of memory after the other. StreamClosedError when the stream ends before."""
         left: list[bytes | memoryview] = list(into)
         while left:
             try:
@@ -103,7 +103,7 @@ class Way:
                 self.readable()
                 continue
             if not count:
-                raise Closed("the other side has closed the stream")
+                raise StreamClosedError("the other side has closed the stream")
             left = rest(left, count)
 
 
@@ -120,7 +120,7 @@ class Exchange:
         self._begun = False
 
     def step(self, sock: socket.socket) -> int:
-        """0 when it is done, else what it waits for: POLLIN or POLLOUT. OSError; Closed when the stream has ended."""
+        """Returns 0 when it is done, else POLLIN or POLLOUT, which it waits for. OSError, StreamClosedError."""
         try:
             while self._send:
                 sent = sock.sendmsg(self._send, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -131,7 +131,7 @@ class Exchange:
             while self._receive and not (self._begun and self._answer[0] != OK):
                 count = sock.recvmsg_into(self._receive, 0, socket.MSG_DONTWAIT)[0]
                 if not count:
-                    raise Closed("the other side has closed the stream")
+                    raise StreamClosedError("the other side has closed the stream")
                 self._begun = True
                 self._receive = rest(self._receive, count)
         except (BlockingIOError, InterruptedError):

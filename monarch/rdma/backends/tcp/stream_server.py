@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import serve_streams
 from monarch.rdma.backends.nixl import nixl_agent as nixl
-from monarch.rdma.backends.tcp.device_server import Served
+from monarch.rdma.backends.tcp.device_server import DeviceRequest
 from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
@@ -34,8 +34,8 @@ from monarch.rdma.backends.tcp.protocol import (
     UNMAPPED,
     UNSUPPORTED,
     WRITE,
-    Closed,
-    Way,
+    PolledStream,
+    StreamClosedError,
     rest,
     view_of,
 )
@@ -55,12 +55,12 @@ def listen() -> None:
 
 def serve(sock: socket.socket) -> None:
     """Until the other side closes the stream, breaks the protocol or stalls."""
-    _Server(sock).run()
+    _StreamServer(sock).run()
 
 
-class _Server:
+class _StreamServer:
     def __init__(self, sock: socket.socket) -> None:
-        self._way = Way(sock, _wait)
+        self._way = PolledStream(sock, _wait)
         self._sock = sock
         self._scratch = memoryview(bytearray(64 * 1024))
         self._idle = select.poll()
@@ -78,7 +78,7 @@ class _Server:
                 if operation in (LEND, LEND_WRITABLE):
                     self._lend(number, token, offset, size, operation == LEND_WRITABLE)
                 elif operation in (READ, WRITE) and size <= CHUNK and registry().on_device(number):
-                    self._serve_device(Served(self._way, number, token, offset, size), operation == WRITE)
+                    self._serve_device(DeviceRequest(self._way, number, token, offset, size), operation == WRITE)
                 elif operation == READ and size <= CHUNK:
                     self._read(number, token, offset, size)
                 elif operation == WRITE and size <= CHUNK:
@@ -87,7 +87,7 @@ class _Server:
                     self._gather(number, size)
                 else:
                     return
-            except (Closed, TimeoutError, ConnectionError):
+            except (StreamClosedError, TimeoutError, ConnectionError):
                 return
 
     def _read(self, number: int, token: int, offset: int, size: int) -> None:
@@ -116,7 +116,7 @@ class _Server:
         self._way.receive(listed)
         parts = list(PART.iter_unpack(listed))
         if sum(part[3] for part in parts) != size:
-            raise Closed
+            raise StreamClosedError
         index, skip, status = 0, 0, OK
         while index < count:
             failed = index
@@ -174,12 +174,12 @@ class _Server:
                 status = _status(exc)
                 break
             if not count:
-                raise Closed
+                raise StreamClosedError
             taken += count
         self._discard(size - taken)
         self._way.send([_STATUS[status]])
 
-    def _serve_device(self, served: Served, write: bool) -> None:
+    def _serve_device(self, served: DeviceRequest, write: bool) -> None:
         status = OK
         try:
             (served.write if write else served.read)()

@@ -24,14 +24,14 @@ from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
 from monarch.rdma.backends.nixl.backend import Nixl
-from monarch.rdma.backends.same_process import Local
+from monarch.rdma.backends.same_process import SameProcess
 from monarch.rdma.backends.tcp import batched_reads
-from monarch.rdma.backends.tcp.backend import Streams
+from monarch.rdma.backends.tcp.backend import TcpStreams
 from monarch.rdma.buffer import RDMABuffer
-from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
-from monarch.rdma.handle import Handle, buffer_dropped, owner_ended
+from monarch.rdma.buffer_handle import BufferHandle, buffer_dropped, owner_ended
+from monarch.rdma.device_gather import LentBatch, LentBuffers, NotLentHereError, ThroughPinned
 from monarch.rdma.layout import Block
-from monarch.rdma.memory import Memory, memmove
+from monarch.rdma.local_memory import LocalMemory, memmove
 from monarch.rdma.registry import registry
 from monarch.rdma.shards import Piece, Span, joined, spans
 from monarch.rdma.transfer import Transfer
@@ -47,7 +47,7 @@ Read = tuple[RDMABuffer, Sequence[Target]]
 _Placed = tuple[RDMABuffer, Span, int]
 
 
-class Gather:
+class BlockGather:
     """All blocks of all buffers of one owner, to be read as often as you like, one time after the other.
 
     `keep` keeps the local memory alive, of which blocks must not overlap. A block's `here` is an address, or counts from the
@@ -70,7 +70,7 @@ class Gather:
             if not targets:
                 continue
             backend = buffer._way()
-            if buffer._handle.device is not None and backend.name in (Local.name, DeviceIpc.name):
+            if buffer._handle.device is not None and backend.name in (SameProcess.name, DeviceIpc.name):
                 lent.append((buffer, list(targets)))
                 continue
             passing += [(buffer, block, flat) for block, flat in targets if flat is not None]
@@ -79,17 +79,19 @@ class Gather:
                 continue
             if backend.name == process_vm.ProcessVm.name:
                 near.append((buffer, pieces))
-            elif backend.name == Local.name:
+            elif backend.name == SameProcess.name:
                 own.append((buffer, pieces))
-            elif backend.name == Streams.name and buffer._handle.device is None:
+            elif backend.name == TcpStreams.name and buffer._handle.device is None:
                 self._parts += [(buffer, span) for span in spans(pieces, PART_GAP, SPAN)]
             else:
                 gap = GAP if backend.far or backend.name in (Ibverbs.name, Nixl.name) else 0
                 self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
         self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
-        self._lent = Lent(lent) if lent else None
-        self._passing = Passing(passing, Gather) if passing else None
-        self._planned: tuple[list[_Placed], list[batched_reads.Batch]] | None = None  # where it is the same each time
+        self._lent = LentBuffers(lent) if lent else None
+        self._passing = ThroughPinned(passing, BlockGather) if passing else None
+        self._planned: tuple[list[_Placed], list[batched_reads.GatherRequest]] | None = (
+            None  # where it is the same each time
+        )
 
     async def read(self, timeout: float, after: Sequence[Any] = ()) -> None:
         """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop.
@@ -101,7 +103,7 @@ class Gather:
             try:
                 await self._read(deadline, timeout, after)
                 return
-            except ElsewhereError as exc:  # from now on these buffers are reached by another path
+            except NotLentHereError as exc:  # from now on these buffers are reached by another path
                 if not left:
                     raise RDMAError(f"memory of a device cannot be reached: {exc}") from exc
                 self._plan()
@@ -139,7 +141,7 @@ class Gather:
             placed = spare.placed(self._parts)
             batches = batched_reads.batches(
                 [
-                    batched_reads.Part(buffer._handle, span.offset, address, span.size)
+                    batched_reads.ReadPart(buffer._handle, span.offset, address, span.size)
                     for buffer, span, address in placed
                 ]
             )
@@ -162,11 +164,13 @@ async def _first_error(futures: Sequence[Awaitable[None]]) -> RDMAError | None:
 class _Streamed:
     """Parts on their way over streams. `to_be_moved`: what has to go another way, once it has ended."""
 
-    def __init__(self, placed: list[_Placed], batches: list[batched_reads.Batch], keep: Any, timeout: float) -> None:
+    def __init__(
+        self, placed: list[_Placed], batches: list[batched_reads.GatherRequest], keep: Any, timeout: float
+    ) -> None:
         self.to_be_moved: list[_Placed] = []
         self._placed = placed
         self._promise: Promise[None] = Promise()
-        self._transfer = batched_reads.Gathering(batches, keep, timeout, self._elsewhere)
+        self._transfer = batched_reads.StreamedGather(batches, keep, timeout, self._elsewhere)
         self._transfer.ended = self._promise.settle
 
     def begin(self) -> Future[None]:
@@ -228,17 +232,17 @@ class _Batch:
     wanted: bytes
 
     def __init__(self) -> None:
-        self.handles: list[Handle] = []
+        self.handles: list[BufferHandle] = []
         self.pieces: list[tuple[int, int, int]] = []  # their address, ours, size
         self.total = 0
 
-    def full(self, handle: Handle) -> bool:
+    def full(self, handle: BufferHandle) -> bool:
         """Whether there is no room for a piece of that buffer."""
         if self.handles and self.handles[0].owner != handle.owner:
             return True
         return len(self.pieces) + 2 * len(self.handles) + 3 > VECTORS or self.total >= copying.CHUNK
 
-    def add(self, handle: Handle, piece: Piece) -> int:
+    def add(self, handle: BufferHandle, piece: Piece) -> int:
         """How many bytes of the piece there was room for."""
         if not self.handles or self.handles[-1] is not handle:
             self.handles.append(handle)
@@ -260,7 +264,7 @@ class _Batch:
         self.wanted = struct.pack(f"={count}Q", *(handle.token for handle in self.handles)) * 2
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> BufferHandle:
         return self.handles[0]
 
     def read(self, after: Sequence[Any]) -> None:
@@ -311,10 +315,10 @@ def _vectors(vectors: list[tuple[int, int]]) -> ctypes.Array[Any]:
 class _OwnBatch:
     """Pieces of a buffer of this process."""
 
-    path = Local.name
+    path = SameProcess.name
     __slots__ = ("handle", "pieces", "total")
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: BufferHandle) -> None:
         self.handle = handle
         self.pieces: list[Piece] = []
         self.total = 0
@@ -353,7 +357,7 @@ class _Gathering(Transfer):
         first = batches[0]
         small = len(batches) == 1 and not isinstance(first, LentBatch) and first.total <= copying.INLINE
         size = first.total if small else len(batches) * copying.CHUNK
-        super().__init__(first.handle, Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
+        super().__init__(first.handle, LocalMemory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
         self.path = first.path
         self._batches = batches
         self._marks = marks

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Registration
-from monarch.rdma.memory import Memory
+from monarch.rdma.local_memory import LocalMemory
 
 CACHED = 1024  # registrations that nobody uses and that are kept
 
-Register = Callable[[str, Memory, int, int, int], Registration]
+Register = Callable[[str, LocalMemory, int, int, int], Registration]
 
 
-class Storage(NamedTuple):
+class WholeStorage(NamedTuple):
     """What owns memory, and all of it."""
 
     owner: Any
@@ -35,28 +35,28 @@ class Storage(NamedTuple):
     size: int
 
 
-def storage_of(memory: Memory) -> Storage | None:
+def storage_of(memory: LocalMemory) -> WholeStorage | None:
     """What to register so that later transfers find it; None when nobody would say when the memory is freed."""
     keep = memory.keep
     if memory.device is not None:
         return None
     if hasattr(keep, "data_ptr") and hasattr(keep, "nbytes"):
-        found = Storage(keep, keep.data_ptr(), keep.nbytes())
+        found = WholeStorage(keep, keep.data_ptr(), keep.nbytes())
     elif hasattr(keep, "__array_interface__"):
         while hasattr(keep.base, "__array_interface__"):
             keep = keep.base
         if keep.base is not None or not keep.flags.forc:
             return None
-        found = Storage(keep, keep.__array_interface__["data"][0], keep.nbytes)
+        found = WholeStorage(keep, keep.__array_interface__["data"][0], keep.nbytes)
     elif isinstance(keep, memoryview) and isinstance(keep.obj, mmap.mmap):
-        found = Storage(keep.obj, memory.address, memory.size)
+        found = WholeStorage(keep.obj, memory.address, memory.size)
     else:
         return None
     inside = found.address <= memory.address and memory.address + memory.size <= found.address + found.size
     return found if inside else None
 
 
-class Held:
+class HeldRegistration:
     """A registration in use; `release` it once."""
 
     def __init__(self, registration: Registration, release: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class Held:
 _Name = tuple[str, int, int, int]  # device, address, size, access
 
 
-class _Kept:
+class _CachedRegistration:
     __slots__ = ("registration", "storage", "users")
 
     def __init__(self, registration: Registration, storage: weakref.ref[Any]) -> None:
@@ -76,22 +76,22 @@ class _Kept:
         self.users = 0
 
 
-class LocalMemory:
+class RegistrationCache:
     """Any thread. Storages may be freed on any, at any time."""
 
     def __init__(self, register: Register) -> None:
         self._register = register
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
+        self._kept: OrderedDict[_Name, _CachedRegistration] = OrderedDict()
         self._freed: deque[tuple[_Name, weakref.ref[Any]]] = deque()
 
-    def hold(self, nic: str, memory: Memory, write: bool) -> Held:
+    def hold(self, nic: str, memory: LocalMemory, write: bool) -> HeldRegistration:
         """Registers `memory`, or finds it registered; `write`: the device may write to it. OSError."""
         access = LOCAL_WRITE if write else 0
         storage = storage_of(memory)
         if storage is None:
             registration = self._try(nic, memory, memory.address, memory.size, access)
-            return Held(registration, lambda: close(registration))
+            return HeldRegistration(registration, lambda: close(registration))
         name = (nic, storage.address, storage.size, access)
         try:
             with self._lock:
@@ -103,7 +103,7 @@ class LocalMemory:
                     self._kept.move_to_end(name)
             if kept is None:
                 kept = self._add(name, memory, storage)
-            return Held(kept.registration, lambda kept=kept: self._release(kept))  # type: ignore[misc]
+            return HeldRegistration(kept.registration, lambda kept=kept: self._release(kept))  # type: ignore[misc]
         finally:
             self._tidy()
 
@@ -114,10 +114,10 @@ class LocalMemory:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _add(self, name: _Name, memory: Memory, storage: Storage) -> _Kept:
+    def _add(self, name: _Name, memory: LocalMemory, storage: WholeStorage) -> _CachedRegistration:
         nic, address, size, access = name
         registration = self._try(nic, memory, address, size, access)
-        kept = _Kept(registration, weakref.ref(storage.owner, lambda ref: self._gone(name, ref)))
+        kept = _CachedRegistration(registration, weakref.ref(storage.owner, lambda ref: self._gone(name, ref)))
         kept.users = 1
         with self._lock:
             before = self._kept.get(name)
@@ -128,7 +128,7 @@ class LocalMemory:
         self._evict(CACHED)
         return kept
 
-    def _try(self, nic: str, memory: Memory, address: int, size: int, access: int) -> Registration:
+    def _try(self, nic: str, memory: LocalMemory, address: int, size: int, access: int) -> Registration:
         try:
             return self._register(nic, memory, address, size, access)
         except OSError:
@@ -136,7 +136,7 @@ class LocalMemory:
                 raise
         return self._register(nic, memory, address, size, access)
 
-    def _release(self, kept: _Kept) -> None:
+    def _release(self, kept: _CachedRegistration) -> None:
         with self._lock:
             kept.users -= 1
             unknown = not kept.users and not any(other is kept for other in self._kept.values())

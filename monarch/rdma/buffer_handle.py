@@ -10,7 +10,7 @@ from monarch._errors import BufferDroppedError, OwnerEndedError
 from monarch._linux import procfs
 
 
-class Handle(NamedTuple):
+class BufferHandle(NamedTuple):
     """A registered piece of memory, as any process may hold it.
 
     `owner` is the process on its host. A buffer is registered as long as the 8 bytes at `word` in that process hold
@@ -58,11 +58,11 @@ class Owner(NamedTuple):
         return f"process {self.pid} on {self.name}"
 
 
-def buffer_dropped(handle: Handle) -> BufferDroppedError:
+def buffer_dropped(handle: BufferHandle) -> BufferDroppedError:
     return BufferDroppedError(f"buffer {handle.number} not found: it was dropped")
 
 
-def owner_ended(handle: Handle) -> OwnerEndedError:
+def owner_ended(handle: BufferHandle) -> OwnerEndedError:
     return OwnerEndedError(f"the owner of buffer {handle.number} has ended, its memory is gone")
 
 

@@ -20,7 +20,7 @@ memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 memmove.restype = None
 
 
-class Memory:
+class LocalMemory:
     """`size` bytes from `address` on. `keep` is what must stay alive so that they stay there; `shown` says what it is.
 
     `dtype` and `shape` are a tensor's; "" and the number of bytes for everything else. `device` is None for the host's
@@ -54,7 +54,7 @@ class Memory:
 
 
 @locally
-def memory_of(data: Any) -> Memory:
+def memory_of(data: Any) -> LocalMemory:
     """The memory of a tensor, on the CPU or a device, a numpy array, or any object with the buffer protocol (bytearray,
     memoryview, mmap, ...).
 
@@ -88,7 +88,7 @@ def _short(data: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _of_tensor(torch: Any, data: Any) -> Memory:
+def _of_tensor(torch: Any, data: Any) -> LocalMemory:
     if data.layout is not torch.strided or data.is_quantized:
         raise _refused(data, f"a tensor with layout {data.layout} has no plain memory")
     kind = data.device.type
@@ -104,26 +104,26 @@ def _of_tensor(torch: Any, data: Any) -> Memory:
     dtype, shape = str(data.dtype)[6:], tuple(data.shape)
     if kind != "cpu":
         flat = interface().flat(data)
-        return Memory(address, size, True, flat, f"tensor on {data.device}", dtype, shape, interface().card(flat))
-    return Memory(address, size, True, data.untyped_storage(), "tensor", dtype, shape)
+        return LocalMemory(address, size, True, flat, f"tensor on {data.device}", dtype, shape, interface().card(flat))
+    return LocalMemory(address, size, True, data.untyped_storage(), "tensor", dtype, shape)
 
 
-def _of_array(data: Any) -> Memory:
+def _of_array(data: Any) -> LocalMemory:
     interface = data.__array_interface__
     if data.dtype.hasobject:
         raise _refused(data, "an array of Python objects holds pointers, which mean nothing in another process")
     if not data.flags.c_contiguous:
         raise _refused(data, f"it is not contiguous (shape {data.shape}, strides {data.strides})")
     address, read_only = interface["data"]
-    return Memory(address, data.nbytes, not read_only, data, "array")
+    return LocalMemory(address, data.nbytes, not read_only, data, "array")
 
 
-def _of_view(data: Any, view: memoryview) -> Memory:
+def _of_view(data: Any, view: memoryview) -> LocalMemory:
     if "O" in view.format:
         raise _refused(data, "Python objects are pointers, which mean nothing in another process")
     if not view.c_contiguous:
         raise _refused(data, f"it is not c-contiguous (shape {view.shape}, strides {view.strides})")
-    return Memory(_address(view), view.nbytes, not view.readonly, view, type(data).__name__)
+    return LocalMemory(_address(view), view.nbytes, not view.readonly, view, type(data).__name__)
 
 
 def _address(view: memoryview) -> int:
