@@ -85,7 +85,7 @@ def _serve(options: argparse.Namespace) -> int:
     from monarch.dashboard.pages.api import Api
     from monarch.dashboard.process.http import HttpServer, Site
     from monarch.dashboard.routes.page_routes import routes_of
-    from monarch.dashboard.routes.telemetry_routes import routes as telemetry_routes
+    from monarch.dashboard.routes.telemetry_routes import query_routes
 
     saved = options.db or ("" if options.simulate else os.environ.get(_SAVED, ""))
     store, simulation = _saved(saved) if saved else _simulated(options)
@@ -94,7 +94,7 @@ def _serve(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     try:
         api = Api(store, simulation, **({} if simulation is not None else {"now": None}))
-        site = Site([*routes_of(api), *telemetry_routes(store)], options.host, options.port, secrets.token_urlsafe(24))
+        site = Site([*routes_of(api), *query_routes(store)], options.host, options.port, secrets.token_urlsafe(24))
         served = server.serve(site)
         if served.note:
             print(f"monarch-dashboard: {served.note}", file=sys.stderr)
@@ -109,9 +109,9 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _saved(path: str) -> tuple[Any, None]:
-    from monarch.dashboard.pages.saved import SavedStore
+    from monarch.telemetry.store import Store
 
-    return SavedStore(path), None
+    return Store.open(path), None
 
 
 def _simulated(options: argparse.Namespace) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from monarch.dashboard.process.http import HttpServer, Site
 from monarch.dashboard.routes import page_routes
+from monarch.dashboard.routes.answering import LARGEST_BODY
 from monarch.dashboard.routes.page_routes import PAGES, STATIC, routes_of
 
 
@@ -113,7 +114,7 @@ def test_a_form_of_another_site_is_no_query(client: httpx.Client) -> None:
     assert response.status_code == 400
     assert "content-type application/json" in response.json()["error"]
     assert client.post("/api/sql", content="{", headers={"content-type": "application/json"}).status_code == 400
-    large = client.post("/api/sql", json={"sql": "x" * (page_routes.LARGEST_REQUEST + 1)})
+    large = client.post("/api/sql", json={"sql": "x" * (LARGEST_BODY + 1)})
     assert (large.status_code, "at most" in large.json()["error"]) == (400, True)
 
 

@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 from monarch.dashboard.pages.api import Api
-from monarch.dashboard.pages.saved import SavedStore
 from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.store import Store
 from monarch.telemetry.tables import TABLES
 from tests.support.tiers import full
 
@@ -30,7 +30,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, recorded: Any) -> str:
 
 
 def test_the_pages_of_a_file(saved: str) -> None:
-    store = SavedStore(saved)
+    store = Store.open(saved)
     try:
         api = Api(store, None, None)
         assert api.summary()["actor_counts"]["total"] > 70
@@ -41,7 +41,7 @@ def test_the_pages_of_a_file(saved: str) -> None:
 
 
 def test_it_is_read_only(saved: str, tmp_path: Path) -> None:
-    store = SavedStore(saved)
+    store = Store.open(saved)
     try:
         for sql in ("DELETE FROM actors", f"COPY actors TO '{tmp_path}/x'", "SELECT * FROM read_csv('/etc/passwd')"):
             with pytest.raises(QueryError):
@@ -54,11 +54,11 @@ def test_it_is_read_only(saved: str, tmp_path: Path) -> None:
 
 def test_what_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
-        SavedStore(str(tmp_path / "none"))
+        Store.open(str(tmp_path / "none"))
     (tmp_path / "text").write_text("hello" * 1000)
     with pytest.raises(ValueError, match="is no DuckDB file"):
-        SavedStore(str(tmp_path / "text"))
+        Store.open(str(tmp_path / "text"))
     with duckdb.connect(str(tmp_path / "other")) as connection:
         connection.execute("CREATE TABLE actors (id INTEGER)")
     with pytest.raises(ValueError, match="tables meshes, messages are missing"):
-        SavedStore(str(tmp_path / "other"))
+        Store.open(str(tmp_path / "other"))

@@ -24,9 +24,8 @@ from monarch.admin.payloads import (
     Properties,
     Root,
 )
-from monarch.telemetry.dumps import dump_rows
 from monarch.telemetry.snapshots import micros, snapshot_rows
-from monarch.telemetry.store import Store
+from monarch.telemetry.store import Store, dump_rows
 from monarch.telemetry.tables import TABLES
 
 AT = "2026-11-22T03:20:55.502Z"

@@ -1,4 +1,4 @@
-"""What each route answers: a query, and the shape of its rows. Aggregates are kept for two seconds (cache.py)."""
+"""What each route answers: a query, and the shape of its rows. Aggregates are kept for two seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
-from monarch.dashboard.pages.cache import Cache
 from monarch.dashboard.pages.live_data import Living
 from monarch.dashboard.pages.profiles import LONGEST, Busy, Profiles
-from monarch.dashboard.pages.store import Store, records, tuples
+from monarch.dashboard.shared_answers import SharedAnswers
+from monarch.telemetry.result import Result
+from monarch.telemetry.store import Store
 
 T = TypeVar("T")
 
@@ -20,6 +21,7 @@ RATE_DELAY = 2.0  # seconds that rows may take to arrive
 LONG = 30.0  # seconds after which a running endpoint is a concern
 SLOW_WINDOW = 120.0  # seconds over which actors of a mesh are compared
 POINTS = 120  # of a line over time
+FRESH = 2.0  # seconds for which an answer serves those who ask the same; pages ask every two to three
 QUERY_SECONDS = 10.0  # for the dashboard's own queries
 SQL_SECONDS = 30.0  # for those that people type, unless they say less
 SQL_LONGEST = 300.0
@@ -42,7 +44,7 @@ class Api:
         self._store = store
         self._living = living
         self._now = now
-        self._cache = Cache()
+        self._answers = SharedAnswers(FRESH)
         self._profiles = Profiles(self._profile)
         self._sql_places = threading.BoundedSemaphore(SQL_AT_ONCE)
 
@@ -56,7 +58,7 @@ class Api:
         statuses = self._query(queries.statuses())
         made = shapes.summary(
             meshes=self._rows(queries.mesh_counts())[0],
-            statuses=records(statuses),
+            statuses=statuses.dicts(),
             failed=failed,
             stopped=self._rows(queries.ended_actors("stopped")),
             message_states=self._message_states(),
@@ -242,11 +244,11 @@ class Api:
             result = self._store.query(text, timeout=seconds, limit=most, running=running)
         finally:
             self._sql_places.release()
-        rows = [shapes.exact(row) for row in tuples(result)]
+        rows = [shapes.exact(row) for row in result.rows]
         return {
             "columns": list(result.columns),
             "rows": rows,
-            "truncated": bool(getattr(result, "truncated", False)),
+            "truncated": result.truncated,
             "limit": most,
             "missing_hosts": [str(host) for host in result.missing_hosts or ()],
             "elapsed_ms": round((time.monotonic() - began) * 1e3, 1),
@@ -360,14 +362,14 @@ class Api:
     def _lost(self) -> int:
         return int(self._rows(queries.lost())[0]["lost"] or 0)
 
-    def _query(self, sql: str) -> Any:
+    def _query(self, sql: str) -> Result:
         return self._store.query(sql, timeout=QUERY_SECONDS)
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
-        return records(self._query(sql))
+        return self._query(sql).dicts()
 
     def _texts(self, sql: str) -> list[dict[str, Any]]:
         return [shapes.with_text_ids(row) for row in self._rows(sql)]
 
     def _kept(self, key: Any, make: Callable[[], T]) -> T:
-        return self._cache.get(key, make)
+        return self._answers.get(key, make)

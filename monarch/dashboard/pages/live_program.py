@@ -16,7 +16,7 @@ from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.query import Look, LookFailed
 from monarch.dashboard.pages.icicle import Stack
 from monarch.dashboard.pages.live_data import Stacks
-from monarch.dashboard.pages.store import Store, records
+from monarch.telemetry.store import Store
 from monarch.trace.profiling import profile_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Client:
         self._store = store
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
-        return {"rows": records(self._store.query(sql, timeout=timeout))}
+        return {"rows": self._store.query(sql, timeout=timeout).dicts()}
 
 
 def folded(process: ProcessStacks) -> Iterator[Stack]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._wire.loopback_peer import is_loopback
 from monarch.dashboard.process.gate import LocalGate, TokenGate
-from monarch.dashboard.routes.telemetry_routes import bringing, routes
+from monarch.dashboard.routes.telemetry_routes import query_routes, upload_routes
 
 if TYPE_CHECKING:
     from monarch.dashboard.process.config import ObserverConfig
@@ -168,7 +168,7 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
 
 def api_site(store: Store, program: Any) -> Site:
     """For programs of this machine: SQL, what the dashboard shows, and what may be brought in."""
-    return Site([*routes(store), *bringing(store), *_dashboard(store, program)])
+    return Site([*query_routes(store), *upload_routes(store), *_dashboard(store, program)])
 
 
 def dashboard_site(config: ObserverConfig, store: Store, program: Any, token: str) -> Site:

@@ -1,7 +1,7 @@
 """The routes of the admin API, for whoever serves them: `monarch.dashboard.process.http` does. See docs/admin.md.
 
 Who may ask, ports and TLS are the server's. Questions to the program run on threads; equal ones that come together are asked
-once (`coalescing`), so any number of readers costs the program a few questions a second.
+once (`shared_answers`), so any number of readers costs the program a few questions a second.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import Asked, Look, LookFailed
 from monarch.admin.references import BadReference
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
-from monarch.dashboard.routes.coalescing import Coalesced
-from monarch.telemetry.json_rows import encode
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.dashboard.routes.answering import BadRequest, answer, body_of, on_thread
+from monarch.dashboard.shared_answers import SharedAnswers
+from monarch.telemetry.result import QueryError, QueryTimeout, encode
 
-LARGEST_BODY = 1 << 20
+FRESH = 0.2  # seconds for which an answer serves those who ask the same
 PROFILES = 2  # flame graphs made at a time; a further one is refused
 _NO_TELEMETRY = "dashboard not configured (no telemetry_url provided): start with monarch.telemetry.start()"
 
@@ -40,7 +40,7 @@ class _Api:
         self._program = program
         self._look = Look(program)
         self._store = store
-        self._asked = Coalesced()
+        self._answers = SharedAnswers(FRESH)
         self._profiles = 0
 
     def routes(self) -> list[Any]:
@@ -86,24 +86,20 @@ class _Api:
     # --- the tree
 
     async def _tree(self) -> Tree:
-        tree: Tree = await self._asked.get("tree", lambda: _on_thread(self._look.tree))
-        return tree
+        return await self._answers.ask("tree", self._look.tree)
 
     async def _node(self, request: Any) -> Any:
         reference = _reference(request, "/v1/")
         tree = await self._tree()
-        return _json(await self._asked.get(("node", reference), lambda: _on_thread(self._look.node, tree, reference)))
+        return answer(await self._answers.ask(("node", reference), lambda: self._look.node(tree, reference)))
 
     async def _nodes(self, request: Any) -> Any:
-        from starlette.responses import Response
+        return answer(await self._answers.ask("nodes", self._encoded))
 
-        return Response(await self._asked.get("nodes", self._encoded), media_type="application/json")
-
-    async def _encoded(self) -> bytes:
-        """The whole tree as JSON: a megabyte for a thousand actors, so once for all who ask."""
-        nodes = Nodes(list((await self._tree()).nodes.values()))
-        encoded: bytes = await _on_thread(msgspec.json.encode, nodes)
-        return encoded
+    def _encoded(self) -> bytes:
+        """Returns the whole tree as JSON: a megabyte for a thousand actors, so once for all who ask."""
+        nodes = self._answers.get("tree", self._look.tree).nodes
+        return msgspec.json.encode(Nodes(list(nodes.values())))
 
     async def _tree_page(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
@@ -115,23 +111,19 @@ class _Api:
     async def _config(self, request: Any) -> Any:
         reference = _reference(request, "/v1/config/")
         tree = await self._tree()
-        entries = await self._asked.get(("config", reference), lambda: _on_thread(self._look.config, tree, reference))
-        return _json(entries)
+        return answer(await self._answers.ask(("config", reference), lambda: self._look.config(tree, reference)))
 
     async def _stacks(self, request: Any) -> Any:
-        return _json(await self._captured(request, "/v1/pyspy/"))
+        return answer(await self._captured(request, "/v1/pyspy/"))
 
     async def _captured(self, request: Any, prefix: str) -> dict[str, Any]:
         reference = _reference(request, prefix)
         native, locals, program = (_flag(request, name) for name in ("native", "locals", "program"))
         tree = await self._tree()
-        found: dict[str, Any] = await self._asked.get(
+        return await self._answers.ask(
             ("stacks", reference, native, locals, program),
-            lambda: _on_thread(
-                lambda: self._look.stacks(tree, reference, native=native, locals=locals, runtime=not program)
-            ),
+            lambda: self._look.stacks(tree, reference, native=native, locals=locals, runtime=not program),
         )
-        return found
 
     async def _dump(self, request: Any) -> Any:
         if self._store is None:
@@ -140,10 +132,10 @@ class _Api:
         captured = await self._captured(request, "/v1/pyspy_dump/")
         dump_id = str(uuid.uuid4())
         try:
-            await _on_thread(self._store.store_pyspy_dump, dump_id, reference, msgspec.json.encode(captured).decode())
+            await on_thread(self._store.store_pyspy_dump, dump_id, reference, msgspec.json.encode(captured).decode())
         except Exception as exc:
             raise LookFailed(500, "proxy_error", f"the stacks could not be stored: {exc}") from None
-        return _json({"dump_id": dump_id})
+        return answer({"dump_id": dump_id})
 
     async def _profile(self, request: Any) -> Any:
         from starlette.responses import Response
@@ -166,7 +158,7 @@ class _Api:
             raise LookFailed(503, "service_unavailable", f"{PROFILES} profiles are being made already; ask again later")
         self._profiles += 1
         try:
-            svg = await _on_thread(self._look.flame, tree, reference, wanted)
+            svg = await on_thread(self._look.flame, tree, reference, wanted)
         except LookFailed as exc:
             raise exc if exc.status != 500 else LookFailed(500, "profile_failed", str(exc)) from None
         finally:
@@ -177,17 +169,17 @@ class _Api:
 
     async def _admin(self, request: Any) -> Any:
         own = f"observer.{os.getpid()}@{socket.gethostname()}"
-        return _json(AdminInfo(f"admin.{own}", own, socket.gethostname(), _base(request)))
+        return answer(AdminInfo(f"admin.{own}", own, socket.gethostname(), _base(request)))
 
     async def _schema(self, request: Any) -> Any:
         name = request.path_params.get("name", "node_payload")
         schema = admin_schemas.schema(name)
         if schema is None:
             raise LookFailed(404, "not_found", f"no schema {name!r}: /v1/schema, /v1/schema/admin and /v1/schema/error")
-        return _json(schema)
+        return answer(schema)
 
     async def _openapi(self, request: Any) -> Any:
-        return _json(admin_schemas.openapi())
+        return answer(admin_schemas.openapi())
 
     async def _guide(self, request: Any) -> Any:
         from starlette.responses import Response
@@ -195,41 +187,30 @@ class _Api:
         return Response(admin_guide.text(_base(request)), media_type="text/markdown; charset=utf-8")
 
     async def _query(self, request: Any) -> Any:
-        from starlette.responses import Response
-
         asked = await _body(request, _Query)
         if self._store is None:
             raise LookFailed(404, "not_found", _NO_TELEMETRY)
         try:
-            result = await _on_thread(self._store.query, asked.sql)
+            result = await on_thread(self._store.query, asked.sql)
         except QueryTimeout as exc:
             raise LookFailed(504, "gateway_timeout", str(exc)) from None
         except QueryError as exc:
             raise LookFailed(400, "bad_request", str(exc)) from None
         except Exception as exc:
             raise LookFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
-        return Response(await _on_thread(encode, result), media_type="application/json")
+        return answer(await on_thread(encode, result))
 
 
 class _Query(msgspec.Struct):
     sql: str
 
 
-async def _on_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    from starlette.concurrency import run_in_threadpool
-
-    return await run_in_threadpool(function, *arguments)
-
-
 async def _body(request: Any, type: Any) -> Any:
-    """What was posted, as JSON. Nothing at all is an empty object."""
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LARGEST_BODY:
-            raise LookFailed(400, "bad_request", f"a body has at most {LARGEST_BODY:,} bytes")
+    """Returns what was posted, as JSON. Nothing at all is an empty object."""
     try:
-        return msgspec.json.decode(bytes(data) or b"{}", type=type)
+        return msgspec.json.decode(await body_of(request) or b"{}", type=type)
+    except BadRequest as exc:
+        raise LookFailed(400, "bad_request", str(exc)) from None
     except msgspec.MsgspecError as exc:
         raise LookFailed(400, "bad_request", f"the body is not what is expected: {exc}") from None
     except UnicodeDecodeError as exc:
@@ -252,11 +233,5 @@ def _base(request: Any) -> str:
     return f"{scheme if scheme in ('http', 'https') else 'http'}://{request.url.netloc}"
 
 
-def _json(value: Any, status: int = 200) -> Any:
-    from starlette.responses import Response
-
-    return Response(msgspec.json.encode(value, enc_hook=str), status, media_type="application/json")
-
-
 def _error(status: int, code: str, text: str) -> Any:
-    return _json(ApiErrorEnvelope(ApiError(code, text)), status)
+    return answer(ApiErrorEnvelope(ApiError(code, text)), status)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch.dashboard.pages.api import Api, NotFound, NotThere
-from monarch.dashboard.routes.request import Ask, BadRequest
+from monarch.dashboard.routes import answering
+from monarch.dashboard.routes.answering import BadRequest
+from monarch.dashboard.routes.request import Ask
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -22,9 +22,7 @@ logger = logging.getLogger("monarch.dashboard")
 
 STATIC = Path(__file__).parents[1] / "static"
 PAGES = ("overview", "topology", "actors", "sql", "hardware", "stacks", "traces")
-LARGEST_REQUEST = 1 << 20  # bytes
 SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
-GONE_AFTER = 0.5  # seconds between two looks at whether a browser still waits for its query
 
 # Nothing from other sites, no script within a page, and no other page may frame this one.
 HEADERS = {
@@ -97,18 +95,11 @@ def routes_of(api: Api) -> list[Any]:
             methods=["POST"],
         ),
         Route("/api/pyspy/capture", _answering(lambda ask: _capture(api, ask), body=True), methods=["POST"]),
-        Route("/api/sql", _answering(lambda ask: _sql(api, ask), body=True, cancels=True), methods=["POST"]),
+        Route("/api/sql", _sql(api), methods=["POST"]),
         Route("/static/{name:path}", _static, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
         *(Route(f"/{page}", _page, methods=["GET"]) for page in PAGES),
     ]
-
-
-def _sql(api: Api, ask: Ask) -> Any:
-    text = ask.body.get("sql")
-    if not isinstance(text, str) or not text.strip():
-        raise BadRequest("missing 'sql' in request body")
-    return api.sql(text, ask.number("timeout"), int(ask.number("limit") or 0) or None, ask.cancelled_by)
 
 
 def _capture(api: Api, ask: Ask) -> Any:
@@ -135,25 +126,38 @@ def _dag(api: Api) -> Callable[[Ask], Any]:
 # --- a request answered
 
 
-def _answering(answer: Callable[[Ask], Any], body: bool = False, cancels: bool = False) -> Callable[..., Any]:
-    """An endpoint of starlette: `answer` on a thread, what it gives as JSON, what it raises as a status with a text.
-    `cancels`: when nobody waits for it any more, it is cancelled."""
-    from starlette.concurrency import run_in_threadpool
+def _answering(answer: Callable[[Ask], Any], body: bool = False) -> Callable[..., Any]:
+    """Returns an endpoint: `answer` on a thread, what it gives as JSON, what it raises as a status and a text."""
 
     async def endpoint(request: Any) -> Any:
         try:
             ask = Ask(request, await _body(request) if body else {})
         except BadRequest as exc:
             return _error(400, str(exc))
-        if not cancels:
-            return await run_in_threadpool(_answered, answer, ask)
-        task = asyncio.ensure_future(run_in_threadpool(_answered, answer, ask))
-        while not (await asyncio.wait([task], timeout=GONE_AFTER))[0]:
-            if await request.is_disconnected():
-                ask.cancel()
-        return task.result()
+        return await answering.on_thread(_answered, answer, ask)
 
     return endpoint
+
+
+def _sql(api: Api) -> Callable[..., Any]:
+    """Returns the endpoint for what people typed; when they go away, their query is cancelled."""
+
+    async def endpoint(request: Any) -> Any:
+        def run(running: answering.Running) -> Any:
+            return _answered(lambda ask: api.sql(sql, ask.number("timeout"), _rows(ask), running), ask)
+
+        try:
+            ask = Ask(request, await _body(request))
+            sql = answering.sql_of(ask.body)
+        except BadRequest as exc:
+            return _error(400, str(exc))
+        return await answering.while_awaited(request, run)
+
+    return endpoint
+
+
+def _rows(ask: Ask) -> int | None:
+    return int(ask.number("limit") or 0) or None
 
 
 def _answered(answer: Callable[[Ask], Any], ask: Ask) -> Any:
@@ -176,33 +180,20 @@ def _answered(answer: Callable[[Ask], Any], ask: Ask) -> Any:
 
 
 async def _body(request: Any) -> dict[str, Any]:
-    """The JSON object that came. Only under its own content type, which pages of other sites may not send unasked."""
+    """Returns the JSON object that came. Only under its own content type, which pages of other sites may not send unasked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("send JSON, with content-type application/json")
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LARGEST_REQUEST:
-            raise BadRequest(f"a request has at most {LARGEST_REQUEST:,} bytes")
-    try:
-        given = json.loads(data)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise BadRequest("the request is no JSON object")
-    return given
+    return await answering.object_of(request)
 
 
 def _json(content: Any, status: int = 200, packed: bool = False) -> Any:
-    """`packed`: whoever asked can unpack it."""
-    from starlette.responses import Response
-
+    """`packed`: the asker can unpack it."""
     body = msgspec.json.encode(content)
     headers = {**HEADERS, "Cache-Control": "no-store"}
     if packed and len(body) > SMALL:
         body = gzip.compress(body, 1, mtime=0)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Response(body, status, headers=headers, media_type="application/json")
+    return answering.answer(body, status, headers)
 
 
 def _error(status: int, text: str) -> Any:

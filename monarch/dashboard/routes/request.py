@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
+
+from monarch.dashboard.pages.api import NotFound
+from monarch.dashboard.routes.answering import BadRequest
 
 _MOST_ID = 2**64 - 1
 _LONGEST_NAME = 200
-
-
-class BadRequest(ValueError):
-    """Answered with 400 and this text."""
 
 
 class Ask:
     def __init__(self, request: Any, body: dict[str, Any]) -> None:
         self._request = request
         self.body = body
-        self._cancel: Callable[[], None] | None = None
-
-    def cancelled_by(self, cancel: Callable[[], None]) -> None:
-        """What answers it can be cancelled so."""
-        self._cancel = cancel
-
-    def cancel(self) -> None:
-        """Any thread; may be called again."""
-        if self._cancel is not None:
-            try:
-                self._cancel()
-            except Exception:  # it has just ended
-                pass
 
     @property
     def path(self) -> str:
@@ -42,8 +27,6 @@ class Ask:
 
     def path_id(self, missing: str, name: str = "id") -> int:
         """The id in the path; what is no id is nobody's: NotFound with `missing`."""
-        from monarch.dashboard.pages.api import NotFound
-
         found = _id(self._request.path_params[name])
         if found is None:
             raise NotFound(missing)

@@ -1,0 +1,88 @@
+"""What all routes share: a JSON body with a limit, work on a thread that ends when its asker goes away, errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+LARGEST_BODY = 1 << 20  # bytes
+_CANCELS = 0.1  # seconds between two attempts to cancel
+
+# Is given what cancels the work from another thread, which may be called at any time and again.
+Running = Callable[[Callable[[], None]], object]
+
+
+class BadRequest(ValueError):
+    """Answered with 400 and this text."""
+
+
+async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
+    from starlette.concurrency import run_in_threadpool
+
+    given: T = await run_in_threadpool(work, *arguments)
+    return given
+
+
+async def body_of(request: Any, largest: int = LARGEST_BODY) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > largest:
+            raise BadRequest(f"a request has at most {largest:,} bytes")
+    return bytes(data)
+
+
+async def object_of(request: Any, largest: int = LARGEST_BODY) -> dict[str, Any]:
+    """Returns the JSON object that came. BadRequest for anything else."""
+    try:
+        return msgspec.json.decode(await body_of(request, largest), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise BadRequest("the request is no JSON object") from None
+
+
+async def while_awaited(request: Any, work: Callable[[Running], T]) -> T:
+    """Returns what `work` gives, on a thread. Cancels it when nobody waits for the answer any more."""
+    cancels: list[Callable[[], None]] = []
+    running = asyncio.ensure_future(on_thread(work, cancels.append))
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        while not running.done():  # again, for work that has not quite begun
+            for cancel in cancels:
+                try:
+                    cancel()
+                except Exception:  # it has just ended
+                    pass
+            await asyncio.wait((running,), timeout=_CANCELS)
+        return await running
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Any) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def sql_of(body: Mapping[str, Any]) -> str:
+    text = body.get("sql")
+    if not isinstance(text, str) or not text.strip():
+        raise BadRequest("missing 'sql' in request body")
+    return text
+
+
+def answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Returns `content` as JSON; bytes are JSON already."""
+    from starlette.responses import Response
+
+    body = content if isinstance(content, bytes) else msgspec.json.encode(content, enc_hook=str)
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def error(status: int, text: str) -> Any:
+    return answer({"error": text}, status)
