@@ -1,41 +1,49 @@
-"""What a running program is doing, on a page: its hosts and processes, what runs longest, who waits, what has failed."""
+"""What a running program or the hosts of a job are doing, on a page: processes, what runs longest, who waits, what failed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._mesh.failures.activity import RunningHandler
-from monarch._mesh.inspection import doctor
+from monarch._mesh.inspection import doctor, mesh_stacks
 from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
+from monarch._mesh.inspection.stacks_of_program import Ask
 from monarch._mesh.inspection.wait_graph import WaitGraph
+from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking
 
-__all__ = ["Status", "duration", "page", "size", "status_of"]
+if TYPE_CHECKING:
+    from monarch._mesh.meshes.host_mesh import HostMesh
+
+__all__ = ["Status", "duration", "page", "size", "status_of", "status_of_hosts"]
 
 _MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
 
 
 class Status(NamedTuple):
-    """What was seen. `unreachable`: agents of hosts that did not answer, and why."""
+    """What was seen. `program`: None for hosts that several programs may use; then `title` says whose they are, and
+    `places` what the job calls each. `unreachable`: agents of hosts that did not answer, and why."""
 
-    program: Program
+    program: Program | None
     hosts: Sequence[HostUsage]
     unreachable: dict[str, str]
     waits: WaitGraph
     failures: Sequence[FailureNote]
+    title: str = ""
+    places: Mapping[str, str] = {}
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         program = self.program
         return {
-            "program": {"pid": program.pid, "command": program.command, "started": program.started},
+            "program": program and {"pid": program.pid, "command": program.command, "started": program.started},
             "hosts": as_plain(list(self.hosts)),
             "unreachable": self.unreachable,
             "endpoints": as_plain(self.waits.handlers),
@@ -47,38 +55,55 @@ class Status(NamedTuple):
 
 def status_of(program: Program, seconds: float) -> Status:
     """Asks it. ProgramGone when it has ended, TimeoutError when its client gives no sign of life."""
-    ask = asking(program)
+    return _status(asking(program), None, seconds)._replace(program=program)
+
+
+def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) -> Status:
+    """Asks the agents of hosts that are attached here, and every process there, whichever program started it. Starts
+    nothing."""
+    places = {
+        mesh._hosts[at]: f"{name}[{rank}]"
+        for name, mesh in meshes.items()
+        for rank, at in enumerate(mesh._shape.ndslice)
+    }
+    found = _status(mesh_stacks.ask_program, [agent_at(host) for host in places], seconds)
+    return found._replace(title=title, places=places)
+
+
+def _status(ask: Ask, agents: Sequence[str] | None, seconds: float) -> Status:
+    """`agents`: None for those of all processes."""
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
-    hosts, unreachable = doctor.usage_of_hosts(ask, waits, seconds)
+    addresses = [*waits.replies, *waits.silent] if agents is None else agents
+    hosts, unreachable = doctor.usage_of_hosts(ask, addresses, seconds)
     failures = doctor.failures_of(ask, seconds, list(waits.replies))
-    return Status(program, hosts, unreachable, doctor.wait_graph_of(waits), failures)
+    return Status(None, hosts, unreachable, doctor.wait_graph_of(waits), failures)
 
 
 def page(status: Status, now: float | None = None) -> str:
     """For people. Pure, but for the time where none is given."""
-    program = status.program
-    age = max(0.0, (time.time() if now is None else now) - program.started)
+    program, title = status.program, status.title
+    if program is not None:
+        age = max(0.0, (time.time() if now is None else now) - program.started)
+        title = f"{program.pid}: {program.command}, for {duration(age)}"
     count = sum(len(host.processes) for host in status.hosts)
     hosts = len(status.hosts) + len(status.unreachable)
-    lines = [
-        f"{program.pid}: {program.command}, for {duration(age)}, {_count(hosts, 'host')}, {_count(count, 'process')}"
-    ]
+    places = {host: f"{place}  " for host, place in status.places.items()}
+    lines = [f"{title}, {_count(hosts, 'host')}, {_count(count, 'process')}"]
     running: dict[str, list[RunningHandler]] = {}
     for handler in status.waits.handlers:
         running.setdefault(handler.address, []).append(handler)
-    for host in status.hosts:
-        used = host.memory - host.available
-        lines.append(
-            f"{host.name}  {_count(len(host.processes), 'process')}, memory {size(used)} of {size(host.memory)} used, load "
-            f"{host.load:.1f}"
-        )
+    order_of = {host: place for place, host in enumerate(places)}
+    for host in sorted(status.hosts, key=lambda host: order_of.get(host.host, 0)):
+        used = f"memory {size(host.memory - host.available)} of {size(host.memory)} used, load {host.load:.1f}"
+        lines.append(f"{places.get(host.host, '')}{host.name}  {_count(len(host.processes), 'process')}, {used}")
         order = sorted(host.processes, key=lambda process: (process.mesh, process.rank))
         for process in order[:_MOST]:
             lines.append(f"    {_process(process)}")
             lines += [f"        {_handler(handler)}" for handler in running.get(process.address, [])]
         if len(order) > _MOST:
             lines.append(f"    and {len(order) - _MOST} more")
-    lines += [f"{agent}  DOES NOT ANSWER: {why}" for agent, why in status.unreachable.items()]
+    named = {agent_at(host): place for host, place in status.places.items()}
+    lines += [f"{named.get(agent, agent)}  DOES NOT ANSWER: {why}" for agent, why in status.unreachable.items()]
     if status.waits.handlers:
         lines.append(f"runs longest: {_handler(status.waits.handlers[0])}")
     if status.waits.edges:

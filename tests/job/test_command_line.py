@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch.tools.verbs import exec_verb, status_page
+from monarch.tools.verbs import exec_verb
 from monarch.tools.verbs.current_job import environment, point
-from monarch.tools.verbs.host_status import HostFacts, ProcessFacts
 from tests.support.command_line import TIMEOUT, CommandLine, command_line
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
@@ -66,26 +65,6 @@ def test_where_outputs_go() -> None:
     assert exec_verb.output_place(None, "1a") == ("/tmp/monarch_exec_1a", "/tmp/monarch_exec_1a/ on each worker")
     place = exec_verb.output_place(("/data/out", "/home/me/out"), "1a")
     assert place == ("/data/out/exec_outputs/1a", "/home/me/out/, in exec_outputs/1a/ of each host")
-
-
-class Graph:
-    handlers = ()
-    edges = ()
-    silent = {"ipc:///h/x": "did not answer within 2 s"}  # noqa: RUF012
-
-
-def test_the_page_of_status() -> None:
-    facts = HostFacts("n1", 8 << 30, 6 << 30, 0.25, [ProcessFacts(12, 300 << 20, 61.2, 3)])
-    page = status_page.page("job x: SlurmJob", [("t[0]", facts), ("t[1]", "it is gone")], Graph())
-    assert page.splitlines() == [
-        "job x: SlurmJob, 2 hosts",
-        "t[0]  n1  1 procs, memory 2.0 GiB of 8.0 GiB used, load 0.2",
-        "    pid 12  300 MiB in 3 processes  61 s of processor time",
-        "t[1]  DOES NOT ANSWER: it is gone",
-        "processes that did not answer: 1",
-        "    ipc:///h/x: did not answer within 2 s",
-    ]
-    assert [status_page.duration(number) for number in (1.25, 61, 7300)] == ["1.2 s", "1 min 1 s", "2 h 1 min"]
 
 
 # --- the command
@@ -152,10 +131,11 @@ def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> N
     try:
         assert program.stdout is not None and program.stdout.readline() == "working\n"
         page = monarch("status").stdout
-        while page.count("runs train()") < 2:  # its processes have just begun
+        while page.count("workers.train() of rank") < 2:  # its processes have just begun
             page = monarch("status").stdout
-        assert page.startswith("context 'default': ProcessJob, 2 hosts\ntrainers[0]  ") and "trainers[1]  " in page
-        assert page.count("    pid ") == 2 and "'hosts': 1/2" in page and "DOES NOT ANSWER" not in page
+        assert page.startswith("context 'default': ProcessJob, 2 hosts, 2 processes\ntrainers[0]  ")
+        assert "\ntrainers[1]  " in page
+        assert page.count("  pid ") == 2 and "'hosts': 1/2" in page and "DOES NOT ANSWER" not in page
     finally:
         program.kill()
         program.communicate(timeout=TIMEOUT)

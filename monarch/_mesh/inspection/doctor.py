@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -39,7 +39,7 @@ def collect(ask: Ask, seconds: float, apart: float) -> Evidence:
     wedged = [process for process in first.stacks.processes if process.address in silent]
     stacks = Stacks(ordered(completed([*again.processes, *wedged])), {**first.stacks.silent, **again.silent})
     second = Look(stacks, _groups(ask, seconds, awake))
-    hosts, unreachable = usage_of_hosts(ask, waits, seconds)
+    hosts, unreachable = usage_of_hosts(ask, [*waits.replies, *waits.silent], seconds)
     failures = failures_of(ask, seconds, awake)
     return Evidence(first, second, apart, wait_graph_of(waits), hosts, unreachable, failures)
 
@@ -55,9 +55,8 @@ def wait_graph_of(answers: Answers) -> WaitGraph:
     return combined(reports, answers.silent)
 
 
-def usage_of_hosts(ask: Ask, answers: Answers, seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
-    """(what the agents say of their hosts, why others do not), of the hosts of all processes that were asked anything."""
-    addresses = [*answers.replies, *answers.silent]
+def usage_of_hosts(ask: Ask, addresses: Iterable[str], seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
+    """(what the agents say of their hosts, why others do not), of the hosts of these processes and agents."""
     agents = sorted({address if name_of(address) == AGENT else agent_of(address) for address in addresses})
     told = ask("host", b"", timeout=seconds, only=agents, agents=True)
     return [decode_host(told.replies[agent]) for agent in agents if agent in told.replies], dict(told.silent)

@@ -12,6 +12,7 @@ from monarch.tools.verbs.current_job import current_job
 from monarch.tools.verbs.stacks_verb import seconds
 
 if TYPE_CHECKING:
+    from monarch.admin.status import Status
     from monarch.job import JobTrait
 
 NAME = "status"
@@ -20,8 +21,8 @@ TEXT = """\
 Shows a program of yours that runs on this machine: its hosts, their processes with state and memory, which endpoints run
 there and for how long, who waits for whom, what has failed. Of several programs it lists all; --pid chooses one.
 
-Where a job of this folder runs, it shows that: its hosts, and what all programs have started there. It asks the hosts
-themselves, and starts nothing. Without a program or job that runs it says how to get one, and ends with 1.
+Where a job of this folder runs, it shows that: its hosts, and what all programs have started there. It asks the agents
+of the hosts, and starts nothing. Without a program or job that runs it says how to get one, and ends with 1.
 
 examples:
   monarch status
@@ -49,22 +50,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def of_job(job: JobTrait, name: str, timeout: float) -> int:
-    from monarch.actor import wait_graph
-    from monarch.tools.verbs import status_page
-    from monarch.tools.verbs.host_status import look
+    from monarch.admin.status import status_of_hosts
 
-    found = []
-    for mesh, hosts in job.state().__dict__["_hosts"].items():
-        found += [(f"{mesh}[{rank}]", facts) for rank, facts in enumerate(look(hosts, timeout))]
-    graph = wait_graph(timeout).get()
-    print(status_page.page(f"{name}: {type(job).__name__}", found, graph), flush=True)
-    return 0 if not any(isinstance(facts, str) for _, facts in found) else 1
+    return _shown(status_of_hosts(f"{name}: {type(job).__name__}", job.state()._hosts, timeout), False)
 
 
 def of_programs(options: argparse.Namespace, no_job: str) -> int:
     """`no_job`: why there is no job to show."""
     from monarch.admin.programs import choose, listed, running_programs
-    from monarch.admin.status import page, status_of
+    from monarch.admin.status import status_of
 
     if options.pid is None and "MONARCH_PROGRAM" not in os.environ:
         programs = running_programs()
@@ -77,8 +71,13 @@ def of_programs(options: argparse.Namespace, no_job: str) -> int:
             raise ValueError(
                 f"{no_job}; and no program of yours that uses monarch runs on this machine: start one (python my_script.py)"
             )
-    status = status_of(choose(options.pid), options.timeout)
-    print(json.dumps(status.plain()) if options.json else page(status), flush=True)
+    return _shown(status_of(choose(options.pid), options.timeout), options.json)
+
+
+def _shown(status: Status, as_json: bool) -> int:
+    from monarch.admin.status import page
+
+    print(json.dumps(status.plain()) if as_json else page(status), flush=True)
     return 1 if status.unreachable or status.waits.silent else 0
 
 
