@@ -11,7 +11,7 @@ from those above them in this list, and never the other way:
                   operation, `direct` takes the short way there, `engine` numbers, batches and sends commands and takes
                   the answers, `engines` has one for each mesh. `place` says what code beneath meshes and engines may ask of
                   them
-    recording/    many commands as one: `compiled`, `function`, `coalescing`
+    recording/    many commands as one: `function`, `coalescing`
     remote/       functions and objects of the program that live in the workers, and what is built on them
     simulator/    engines without processes
 
@@ -34,8 +34,7 @@ from monarch.tensor.controller.stream import Stream, get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.recording.coalescing import coalescing
-from monarch.tensor.recording.compiled import compile
-from monarch.tensor.recording.function import function
+from monarch.tensor.recording.function import compile, function
 
 torch_random.install()
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from monarch.tensor.recording.coalescing import coalescing
-from monarch.tensor.recording.compiled import compile
+from monarch.tensor.recording.function import compile
 
 __all__ = ["coalescing", "compile"]

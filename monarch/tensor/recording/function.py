@@ -1,8 +1,10 @@
-"""`monarch.function`: a function of distributed tensors, such as a training step, that costs one small command a call.
+"""`monarch.function` and `compile`: functions of distributed tensors, such as a training step, that cost one small command a
+call.
 
 The first call with given metadata runs as ever, the second is recorded while it runs, later ones are replays. A replay is
 made only while everything that the recording took as constant is as it was (`guards`), but for learning rates, which are
 inputs (`rates`). What cannot be replayed truly runs operation by operation, and the program is told once.
+`compile` is the same without guards: it records before it runs, and refuses what it cannot replay.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from operator import attrgetter, call, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch.tensor.controller import misuse
+from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.records import recorder
+from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.arguments import Arguments
 from monarch.tensor.recording.calls import (
@@ -35,11 +40,13 @@ from monarch.tensor.recording.calls import (
 from monarch.tensor.recording.guards import Change, Guards, watched
 from monarch.tensor.recording.observed import ObservedCalls
 from monarch.tensor.recording.rates import confirmed
-from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher
-from monarch.tensor.recording.trace import RecordedTrace, Unrecordable
+from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher, divergence
+from monarch.tensor.recording.trace import RecordedTrace, Unrecordable, drop_leaked
 
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree
+
+    from monarch.tensor.signature import WorkerCall
 
 # Recording is given up when it does not pay: after this many recordings one after the other. Four replays make up for one.
 TRIES = 8
@@ -93,6 +100,36 @@ def function(fn: Callable[..., Any]) -> Function:
     return Function(fn)
 
 
+def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
+    """Records `fn`: its operations on distributed tensors are noted instead of done, and then done by one command a
+    call.
+
+    A recording is made for each pattern of arguments: metadata, meshes, streams and aliasing of the tensors, values of
+    everything else (which has to be hashable), and the mesh, stream and grad mode that are active. At most 64 are kept.
+    With `verify` the first call that could use a recording makes it a second time: RuntimeError ("diverges at operation
+    ...") when it came out otherwise.
+
+    `fn` runs only while it is recorded. What it does besides (counting, printing) happens then alone, and Python values
+    it reads stay as they were. Tensors that it uses without being given them are read again at each call, and what it
+    changes in place is changed at each call. Tensors it makes and does not return are dropped at its end. A result that
+    is an argument is that argument.
+
+    Neither arguments nor results may require grad (TypeError REQUIRES_GRAD), and each call checks that the tensors it
+    uses may be used (TypeError DROPPED, BORROWED, ...). Fetching inside is a NotImplementedError, as is `.item()`. When
+    one operation fails in a worker, every result of that call fails, and what the call changes in place is lost. Inside
+    another `compile`, a `function` that records, or `coalescing`, `fn` is simply called. When results of a remote
+    function have to be found out first (the first call with propagate="cached"), `fn` begins again and runs operation
+    by operation, and is recorded the next time.
+
+    `monarch.function` is the one for training steps: it lets gradients be computed inside and tensors stay behind in
+    Python objects, and runs operation by operation what cannot be recorded. This one is strict: what it takes, it
+    replays from the first call on.
+    """
+    if fn is None:
+        return functools.partial(compile, verify=verify)
+    return CompiledFunction(fn, verify)
+
+
 class _Variant(Replay):
     """With what it takes and leaves of gradients, (parameter, its gradient or None), and what it took as constant."""
 
@@ -142,13 +179,14 @@ class _Variant(Replay):
 class _CallKind:
     """What is known of calls of one key: parameters that were met, and traces for different states of what they use."""
 
-    __slots__ = ("failures", "groups", "met", "strain", "variants")
+    __slots__ = ("failures", "groups", "met", "strain", "variants", "verified")
 
-    def __init__(self, met: Iterable[Tensor]) -> None:
+    def __init__(self, met: Iterable[Tensor], variants: Iterable[Any] = ()) -> None:
         self.met = [weakref.ref(tensor) for tensor in met]
-        self.variants: list[_Variant] = []
+        self.variants: list[Any] = [*variants]  # of `function` each a _Variant, of `compile` one Replay
         self.groups: list[dict[str, Any]] = []  # of optimizers, as `rates` counts them
         self.failures = 0  # calls one after the other that could not be recorded
+        self.verified = False  # of `compile`: recorded twice, and the same
         self.strain = 0  # PAYS for each recording, less one for each replay
 
 
@@ -197,24 +235,31 @@ class Function:
         except TypeError as exc:
             self._give_up(f"{exc}. Pass distributed tensors and values that can be hashed", 3)
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
-        with self._lock:
-            kind = self._kinds.get(arguments.key)
-            if kind is not None:
-                self._kinds.move_to_end(arguments.key)
-        if kind is not None:
-            for variant in list(kind.variants):
-                if variant.trace.stale:
-                    kind.variants.remove(variant)
-                    variant.trace.forget()
-                elif variant.fits():
-                    if kind.strain:
-                        kind.strain -= 1
-                    return variant.call(arguments)
+        kind, replay = self._known(arguments)
+        if replay is not None:
+            return replay.call(arguments)
         if here is not None:
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
         if kind is None:
             return self._first(arguments)
         return self._recorded(kind, arguments)
+
+    def _known(self, arguments: Arguments) -> tuple[_CallKind | None, Replay | None]:
+        """Returns what is known of calls with these arguments, and the recording that may be replayed now."""
+        with self._lock:
+            kind = self._kinds.get(arguments.key)
+            if kind is None:
+                return None, None
+            self._kinds.move_to_end(arguments.key)
+        for replay in list(kind.variants):
+            if replay.trace.stale:
+                kind.variants.remove(replay)
+                replay.trace.forget()
+            elif replay.fits():
+                if kind.strain:
+                    kind.strain -= 1
+                return kind, replay
+        return kind, None
 
     # --- running
 
@@ -222,9 +267,7 @@ class Function:
         with CommandWatcher() as watcher, self._observed.watching():
             value = arguments.call(self._function, arguments.tensors)
         kind = _CallKind(tensor for tensor, _ in watcher.grads.values())
-        with self._lock:
-            self._kinds[arguments.key] = kind
-        self._make_room()
+        self._add(arguments.key, kind)
         return self._plain(value, arguments.tensors)
 
     def _recorded(self, kind: _CallKind, arguments: Arguments) -> PyTree:
@@ -303,6 +346,11 @@ class Function:
 
     # --- bounds
 
+    def _add(self, key: Hashable, kind: _CallKind) -> None:
+        with self._lock:
+            self._kinds[key] = kind
+        self._make_room()
+
     def _make_room(self) -> None:
         while len(self._kinds) > 1 and (len(self._kinds) > TRACES or self.traces > TRACES):
             with self._lock:
@@ -319,6 +367,77 @@ class Function:
             RuntimeWarning,
             stacklevel=level,
         )
+
+
+class CompiledFunction(Function):
+    """What `compile` returns: a Function without guards, which records before it runs anything and refuses what it cannot
+    replay."""
+
+    def __init__(self, fn: Callable[..., Any], verify: bool) -> None:
+        super().__init__(fn)
+        self._verify = verify
+
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
+        if recorder() is not None:
+            return self._function(*args, **kwargs)
+        arguments = Arguments(args, kwargs)
+        self._no_grad(arguments.tensors, "argument")
+        kind, replay = self._known(arguments)
+        try:
+            if replay is None:
+                replay = self._record(arguments)
+                self._add(arguments.key, _CallKind((), [replay]))
+            elif self._verify and kind is not None and not kind.verified:
+                self._check_again(replay, self._record(arguments))
+                kind.verified = True
+        except _NeedsWorkers:  # nothing was done so far
+            return self._function(*args, **kwargs)
+        return replay.call(arguments)
+
+    def _record(self, arguments: Arguments) -> Replay:
+        noted = _StrictRecorder(hold=True)
+        run = RecordedCall(noted, self._function, arguments, False, lambda made: self._no_grad(made, "result"))
+        try:
+            trace = RecordedTrace(self._label, noted, run.formals, run.made, keep=False)
+        except Unrecordable as exc:
+            raise NotImplementedError(
+                f"{self._label} cannot be compiled: {exc} (monarch.function runs such functions operation by operation)"
+            ) from None
+        drop_leaked(noted, {tensor._record.ref for tensor in run.made})
+        return Replay(trace, run)
+
+    def _check_again(self, kept: Replay, again: Replay) -> None:
+        again.trace.forget()
+        where = divergence(kept.trace.recording, again.trace.recording)
+        if where or repr(kept.plan) != repr(again.plan):
+            raise RuntimeError(
+                f"{self._label} diverges at {where or 'what it returns'}: recorded twice for the same arguments, it did "
+                f"something else. What it does may depend on its arguments alone (verify=False takes the first recording)"
+            )
+
+    def _no_grad(self, tensors: list[Tensor], what: str) -> None:
+        problems = [misuse.OperandProblem(tensor, "REQUIRES_GRAD") for tensor in tensors if tensor.requires_grad]
+        if problems:
+            raise misuse.incorrect(f"{self._label}: {what}", tensors, {}, problems, active_mesh(), get_active_stream())
+
+
+class _NeedsWorkers(BaseException):
+    """The workers are needed to go on: what a remote function gives has to be found out."""
+
+
+class _StrictRecorder(CommandRecorder):
+    """Says at once what a recording cannot have."""
+
+    def known(self, what: str) -> None:
+        raise NotImplementedError(f"NYI: {what} in a compiled function: the number would stay as it is now")
+
+    def asking(self, call: WorkerCall) -> None:
+        if getattr(call, "describes", False):
+            raise _NeedsWorkers
+        super().asking(call)
+
+    def fetching(self, what: str = "fetching results") -> None:
+        raise NotImplementedError(f"NYI: {what} in a compiled function: return the tensors and fetch them outside")
 
 
 def _untrue(before: Guards, observed: ObservedCalls) -> str:
