@@ -65,7 +65,7 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
 	@$(BIN)/python -m pytest -q -m ray
 
-test-slow: $(READY)  ## the tests marked slow, for a night
+test-slow: $(READY)  ## the tests marked slow: what goes on for long, and most seeds
 	@$(BIN)/python -m pytest -q -m 'slow and not device'
 
 test-device: $(READY)  ## the tests that need a GPU or an RDMA device

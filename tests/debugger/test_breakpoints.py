@@ -170,19 +170,17 @@ def test_a_mesh_that_is_stopped_ends_its_endpoints_at_breakpoints(scripts: Any) 
     out, _ = run(
         scripts,
         """
-import time
 procs = this_host().spawn_procs({"gpus": 2})
 worker = procs.spawn("worker", Worker)
 future = worker.work.call()
 controller = debug_controller()
 controller.wait_pending_session.call_one().get(60)
-before = time.monotonic()
 worker.stop().get(60)
-print("soon" if time.monotonic() - before < 9 else "late")
 print(controller.list.call_one(print_output=False).get(60))
 """,
+        HYPERACTOR_STOP_ACTOR_TIMEOUT="1h",  # nothing waits until this is over
     )
-    assert out == "soon\n[]\n"
+    assert out == "[]\n"
 
 
 def test_a_constructor(scripts: Any) -> None:

@@ -606,13 +606,12 @@ def test_what_a_fork_server_has_not_forked_is_forked_by_another(scripts: Any, ho
         FORK_SERVERS
         + f"""
     (server,) = fork_servers()
-    began = time.monotonic()
     os.kill(server, signal.{how})
     mesh = this_host().spawn_procs({{"gpus": 2}}).spawn("b", A)
     assert len(mesh.pid.call().get(timeout=30).values()) == 2
-    assert time.monotonic() - began < 15  # not until the time is over that a process may take to be ready
     assert fork_servers() and server not in fork_servers()
     after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
     assert len(after.pid.call().get(timeout=30).values()) == 2
-    """
+    """,
+        env={"HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "1h"},  # nothing waits until this is over
     )

@@ -17,6 +17,7 @@ from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
+PATIENT = {"HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "1h"}  # until then nothing waits for a process that cannot come
 root = pytest.mark.skipif(os.getuid() != 0, reason="namespaces are made by root")
 
 LOOK = """
@@ -99,7 +100,7 @@ def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp
     program.write_text(
         textwrap.dedent(
             """
-            import os, resource, sys, time
+            import os, resource, sys
             import monarch.actor
             from monarch.actor import Actor, SupervisionError, endpoint, this_host
 
@@ -122,13 +123,11 @@ def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp
             with open(f"/proc/{agent}/task/{agent}/children") as file:
                 servers = [int(pid) for pid in file.read().split() if int(pid) != own]
             limit(1)
-            began = time.monotonic()
             refused = this_host().spawn_procs({"gpus": 4})
             try:
                 refused.spawn("a", A).pid.call().get(timeout=30)
             except SupervisionError as exc:
                 print(str(exc).replace("\\n", " "))
-            print(time.monotonic() - began < 15)
             limit()
             print(len(this_host().spawn_procs({"gpus": 4}).spawn("a", A).pid.call().get(timeout=30).values()))
             """
@@ -141,11 +140,11 @@ def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": "/tmp"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": "/tmp", **PATIENT},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told, fast, after = done.stdout.splitlines()
-    assert "ulimit -u" in told and fast == "True" and after == "4"
+    told, after = done.stdout.splitlines()
+    assert "ulimit -u" in told and after == "4"
 
 
 # --- containers

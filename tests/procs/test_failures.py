@@ -404,25 +404,6 @@ def test_each_mesh_on_a_dead_process_is_reported_once(own: Any, faults: Any) -> 
     assert faults.rest() == []
 
 
-def test_dead_processes_can_be_stopped_and_the_host_goes_on(own: Any, spawn_procs: Any, faults: Any) -> None:
-    mesh = own.spawn("frail", Frail)
-    mesh.slice(gpus=0).exit.broadcast(1)
-    faults.next()
-    assert own.stop().get(timeout=TIMEOUT) is None
-    assert spawn_procs().spawn("frail", Frail).alive.call_one().get(timeout=TIMEOUT) == "alive"
-
-
-def test_spawning_on_a_mesh_with_a_dead_process_fails_at_initialized(own: Any, faults: Any) -> None:
-    mesh = own.spawn("frail", Frail)
-    mesh.slice(gpus=0).exit.broadcast(1)
-    faults.next()
-    fresh = own.spawn("fresh", Frail)
-    with pytest.raises(RuntimeError):
-        fresh.alive.call().get(timeout=SOON)
-    assert fresh.slice(gpus=1).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    faults.rest()
-
-
 # --- supervision by an actor
 
 

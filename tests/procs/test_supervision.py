@@ -65,15 +65,6 @@ class Node(Actor):
         return os.getpid()
 
     @endpoint
-    def end(self, how: str) -> str:
-        getattr(context().actor_instance, how)("as asked")
-        return "replied"
-
-    @endpoint
-    def exit(self) -> None:
-        os._exit(0)
-
-    @endpoint
     def fail(self) -> None:
         raise ValueError("as asked")
 
@@ -106,8 +97,7 @@ class Tree:
         port, self._told = Channel[Any].open()
         self.root: Any = procs.spawn("node", kind, str(journal), port, "r", ["ab", "xy"], handles)
         self.a = self._kid(self.root, "a")
-        self.b = self._kid(self.root, "b")
-        self.nodes = {"r": self.root, "ra": self.a, "rb": self.b}
+        self.nodes = {"r": self.root, "ra": self.a, "rb": self._kid(self.root, "b")}
         for parent in ("ra", "rb"):
             for letter in "xy":
                 self.nodes[parent + letter] = self._kid(self.nodes[parent], letter)
@@ -188,21 +178,6 @@ def test_a_failure_nobody_handles_climbs_and_takes_all_with_it(
     assert faults.rest() == []
 
 
-def test_a_failure_that_is_handled_goes_no_further(proc: ProcMesh, kind: Any, journal: Path, watch: Any) -> None:
-    tree = Tree(proc, kind, journal, handles=True)
-    os.kill(tree.pids["rax"], signal.SIGKILL)
-    who, report = tree.next_told()
-    assert who == "ra" and "Killed(sig=9)" in report
-    tree.b.end.call_one("abort").get(timeout=TIMEOUT)
-    who, report = tree.next_told()
-    assert who == "r" and "actor explicitly aborted due to: as asked" in report
-    for name in ("r", "ra", "ray"):
-        assert tree.nodes[name].pid.call_one().get(timeout=TIMEOUT) == tree.pids[name]
-    assert watch(tree.below("rb")).survivors(TIMEOUT) == {}
-    assert sorted(tree.lines()) == ["rb cleanup Aborted", "rbx cleanup None", "rby cleanup None"]
-    tree.root.stop().get(timeout=TIMEOUT)
-
-
 @full
 def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journal: Path, watch: Any) -> None:
     """It can tell nobody: its host agent ends the processes it had spawned."""
@@ -215,24 +190,6 @@ def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journ
     with pytest.raises(SupervisionError):
         tree.nodes["rax"].pid.call_one().get(timeout=TIMEOUT)
     assert tree.nodes["rbx"].pid.call_one().get(timeout=TIMEOUT) == tree.pids["rbx"]
-    tree.root.stop().get(timeout=TIMEOUT)
-
-
-@full
-@pytest.mark.parametrize("how", ["stop", "exit"])
-def test_ordinary_ends_are_not_told(proc: ProcMesh, kind: Any, journal: Path, how: str) -> None:
-    tree = Tree(proc, kind, journal, handles=True)
-    node = tree.nodes["rax"]
-    if how == "stop":
-        node.end.call_one("stop").get(timeout=TIMEOUT)
-    else:
-        with pytest.raises(SupervisionError, match="stopped: process exited cleanly"):
-            node.exit.call_one().get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError):
-        node.pid.call_one().get(timeout=TIMEOUT)
-    os.kill(tree.pids["ray"], signal.SIGKILL)
-    who, report = tree.next_told()  # the first that anybody was told
-    assert who == "ra" and f"pid {tree.pids['ray']}" in report
     tree.root.stop().get(timeout=TIMEOUT)
 
 
