@@ -92,7 +92,7 @@ class DebugController(Actor):
 
     @concurrent_endpoint
     async def debugger_write(self, token: int, text: str, function: str, lineno: int) -> None:
-        """What the pdb of that session has written, and where its endpoint stands."""
+        """Takes what the pdb of that session has written, and where its endpoint stands."""
         session = self._tokens.get(token)
         if session is not None:
             session.write(text, function, lineno)
@@ -111,7 +111,7 @@ class DebugController(Actor):
         return find(filename)
 
     def process_ended(self, address: str) -> None:
-        """Any thread."""
+        """Ends the sessions of a process. Any thread."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self._end_of_process, address)
 
@@ -162,7 +162,7 @@ class DebugController(Actor):
                 session.type("c")
 
     def names(self) -> _Names:
-        """For completion."""
+        """Returns names and ranks for completion."""
         return [(session.info.actor_name, session.info.rank) for session in self._sessions.all()]
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -233,7 +233,8 @@ _OWN = "monarch.debugger.controller.DebugController"  # which waits for people
 
 
 def stuck_lines(graph: WaitGraph, patience: float, at_breakpoints: Container[str]) -> list[str]:
-    """For endpoints that have run for longer than `patience`. `at_breakpoints`: processes that are in the table."""
+    """Returns what the list says below its table: endpoints that have run for longer than `patience` without a
+    breakpoint. `at_breakpoints`: processes that are in the table."""
     slow = [
         one
         for one in graph.handlers
@@ -254,7 +255,7 @@ def stuck_lines(graph: WaitGraph, patience: float, at_breakpoints: Container[str
 
 
 def debug_controller() -> Any:
-    """See `monarch.actor.debug_controller`."""
+    """Returns the controller: see `monarch.actor.debug_controller`."""
     return get_or_spawn_controller(NAME, DebugController).get()
 
 

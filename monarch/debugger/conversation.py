@@ -28,7 +28,7 @@ _SLOW = 600.0  # seconds that the other side may take to read (Ctrl-S) before th
 
 
 class Debugger(Protocol):
-    """What the commands act on."""
+    """The part of the controller that commands act on."""
 
     async def page(self) -> str: ...
     def find(self, name: str, rank: int) -> DebugSession: ...
@@ -37,7 +37,7 @@ class Debugger(Protocol):
 
 
 class ConversationClosed(Exception):
-    """The other side has gone."""
+    """The other side of the conversation has gone."""
 
 
 class Conversation:
@@ -51,7 +51,7 @@ class Conversation:
         self.replaced = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is left. Whoever is gone while attached lets the session go on, for nobody else may come."""
+        """Runs until it is left. A side that goes while attached lets the session go on, for nobody else may come."""
         try:
             await self._say(BANNER)
             while True:

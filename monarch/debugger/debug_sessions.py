@@ -1,7 +1,7 @@
 """The endpoints that stand at breakpoints, as the debugger's controller knows them. No input or output here; one event loop.
 
 A session begins with the first breakpoint that an endpoint reaches and ends when the endpoint returns. Its pdb asks for lines
-of input; what it has written since the last of them is kept for whoever attaches.
+of input; what it has written since the last of them is kept for the next that attaches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ HEADERS = ("Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No.")
 
 @dataclass(frozen=True)
 class DebugSessionInfo:
-    """Where an endpoint stands: `function` is module.function; `rank` and `coords` are those in the mesh it was called on."""
+    """An endpoint at a breakpoint: `function` is module.function; `rank` and `coords` are those in the mesh it was called
+    on."""
 
     actor_name: str
     rank: int
@@ -46,21 +47,21 @@ class DebugSession:
     ended: bool = False
     let_go: bool = False
     talked: bool = False  # somebody has attached or sent it a command
-    listener: Callable[[], None] | None = None  # of whoever is attached: something has come
+    listener: Callable[[], None] | None = None  # of the attached conversation: something has come
     _since: float = field(default_factory=time.monotonic)  # nobody is attached
     _answered: float = field(default_factory=time.monotonic)
     _input: deque[str] = field(default_factory=deque)
     _last_line: str = ""
     _output: list[str] = field(default_factory=list)
     _size: int = 0
-    _fresh: list[str] = field(default_factory=list)  # not yet taken by whoever is attached
+    _fresh: list[str] = field(default_factory=list)  # not yet taken by the attached conversation
     _waiter: asyncio.Future[None] | None = None
 
     # --- its pdb
 
     @property
     def waits(self) -> bool:
-        """Its pdb asks for input."""
+        """True while its pdb asks for input."""
         return self._waiter is not None
 
     @property
@@ -128,7 +129,7 @@ class DebugSession:
         self._wake()
 
     def attach(self, listener: Callable[[], None]) -> tuple[bool, str]:
-        """What it has written since the last input, and whether somebody has talked to it before."""
+        """Returns what it has written since the last input, and whether somebody has talked to it before."""
         self.listener = listener
         before, self.talked, self._fresh = self.talked, True, []
         self._wake()
@@ -140,7 +141,7 @@ class DebugSession:
         self._wake()
 
     def fresh(self) -> str:
-        """What has come since this was asked last."""
+        """Returns what has come since this was asked last."""
         text, self._fresh = "".join(self._fresh), []
         return text
 
@@ -156,7 +157,7 @@ class DebugSession:
 
 
 class Sessions:
-    """All of a program."""
+    """All sessions of a program."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, int], DebugSession] = {}
@@ -166,7 +167,7 @@ class Sessions:
         return len(self._all)
 
     def start(self, session: DebugSession) -> DebugSession:
-        """Where its name and rank are taken by another actor, its name becomes NAME-2 and so on."""
+        """Adds a session. Where its name and rank are taken by another actor, its name becomes NAME-2 and so on."""
         name, number = _plain(session.info.actor_name), 1
         while (shown := name if number == 1 else f"{name}-{number}", session.info.rank) in self._all:
             number += 1
@@ -202,11 +203,11 @@ class Sessions:
         return [session for session in self._all.values() if session.address == address]
 
     def all(self) -> list[DebugSession]:
-        """By name and rank."""
+        """Returns the sessions by name and rank."""
         return [session for _, session in sorted(self._all.items())]
 
     async def pending(self) -> None:
-        """Returns when there is one."""
+        """Waits until there is one."""
         await self._began.wait()
 
     def page(self) -> str:
@@ -229,7 +230,7 @@ def shown(sessions: Sequence[DebugSession]) -> str:
 
 
 def _plain(name: str) -> str:
-    """As it can be typed at the prompt."""
+    """Returns the name as it can be typed at the prompt."""
     return "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "_" for char in name) or "_"
 
 

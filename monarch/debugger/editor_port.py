@@ -14,7 +14,7 @@ _READ = 1 << 16
 
 
 def entry(name: str, port: int, folder: str) -> str:
-    """What goes into `configurations` of .vscode/launch.json."""
+    """Returns what goes into `configurations` of .vscode/launch.json."""
     return json.dumps(
         {
             "name": name,

@@ -118,7 +118,7 @@ def begin(proc: Proc, argument: bytes) -> bytes:
 
 
 def check(proc: Proc, argument: bytes) -> bytes:
-    """Whether an editor could attach. RuntimeError says why not."""
+    """Checks that an editor could attach. RuntimeError says why not."""
     if importlib.util.find_spec("debugpy") is None:
         raise RuntimeError(MISSING)
     return _opened(0)
@@ -129,7 +129,7 @@ def _opened(number: int) -> bytes:
 
 
 def exchange(proc: Proc, argument: bytes) -> bytes:
-    """On the I/O thread."""
+    """Passes bytes on. On the I/O thread."""
     asked = _decode(argument)
     conversation = _now
     if conversation is None or conversation.number != asked.number:

@@ -68,7 +68,7 @@ Names = Callable[[], Sequence[tuple[str, int]]]
 
 
 def split_prompt(text: str) -> tuple[str, str]:
-    """What was shown, and the prompt at its end, "" when none is there."""
+    """Returns what was shown, and the prompt at its end, "" when none is there."""
     line = text[text.rfind("\n") + 1 :]
     for prompt in (PROMPT, *PDB_PROMPTS):
         if line.endswith(prompt) and (prompt in (PROMPT, "(Pdb) ") or line == prompt):
@@ -191,7 +191,7 @@ class Prompt:
                     self._sock.sendall(b"detach\n" if self._attached else b"\n")
 
     def _drain(self) -> None:
-        """The last words."""
+        """Shows what still comes at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone, 5.0)
             print(self._text, end="", flush=True)
@@ -301,7 +301,7 @@ def _history_file() -> Path:
 
 
 def exchange(sock: socket.socket, command: str) -> str:
-    """What one command says, where nobody types."""
+    """Returns what one command says, where nobody types."""
     _until_prompt(sock)
     sock.sendall(f"{command}\n".encode())
     said = _until_prompt(sock)

@@ -32,7 +32,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Range:
-    """As range(start, stop, step); parts that are None were left out."""
+    """A range(start, stop, step); parts that are None were left out."""
 
     start: int | None
     stop: int | None

@@ -27,7 +27,7 @@ class Abandon(BaseException):
 
 
 class ControllerLine(Protocol):
-    """To the debugger's controller. `line` raises LetGo and Abandon."""
+    """The way to the debugger's controller. `line` raises LetGo and Abandon."""
 
     def write(self, text: str) -> None: ...
     def line(self) -> str: ...
@@ -85,7 +85,7 @@ class RankPdb(pdb.Pdb):
         self.set_trace(frame)
 
     def post_mortem(self, error: BaseException) -> None:
-        """Where it was raised."""
+        """Stops where the error was raised."""
         if self.let_go:
             return
         self.reset()
@@ -93,7 +93,7 @@ class RankPdb(pdb.Pdb):
         self.interaction(None, error.__traceback__)
 
     def end(self) -> None:
-        """The endpoint has returned."""
+        """Ends the pdb: the endpoint has returned."""
         self.clear_all_breaks()
         self.forget()
         frame: FrameType | None = sys._getframe()

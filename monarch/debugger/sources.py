@@ -13,7 +13,8 @@ Fetch = Callable[[str], tuple[str, str] | None]
 
 
 def find(filename: str) -> tuple[str, str] | None:
-    """In the client: the full name and the text of a Python source, also of a notebook's cell. None when there is none."""
+    """Returns, in the client, the full name and the text of a Python source, also of a notebook's cell. None when there
+    is none."""
     for name in (filename, *_places(filename)):
         lines = linecache.getlines(name)
         if lines:
@@ -29,7 +30,7 @@ def _places(filename: str) -> list[str]:
 
 
 class FetchedSources:
-    """In a rank: asks `fetch` for what is not here, once each."""
+    """Sources in a rank, which asks `fetch` for what is not here, once each."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

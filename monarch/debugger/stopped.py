@@ -49,7 +49,7 @@ def stop(frame: FrameType, header: str | None) -> None:
 
 
 def stop_at(instance: Instance, call: Call, error: BaseException) -> None:
-    """Where `error` was raised, for as long as the setting says. Never raises."""
+    """Stops where `error` was raised, for as long as the setting says. Never raises."""
     if not isinstance(error, Exception) or isinstance(error, BdbQuit) or _is_ours(instance):
         return
     traceback = error.__traceback__
@@ -72,7 +72,7 @@ def _is_ours(instance: Instance) -> bool:
 def _session(
     instance: Instance, call: Call | None, frame: FrameType, reason: str, patience: float | None
 ) -> StoppedActor | None:
-    """That of the actor, or a new one. None when there are too many in the program."""
+    """Returns the session of the actor, or a new one. None when there are too many in the program."""
     behaviour: Any = instance.behaviour
     known = behaviour.__dict__.get("debugging")
     session = known if isinstance(known, StoppedActor) else None
@@ -104,7 +104,8 @@ def _say_passed_over(frame: FrameType) -> None:
 
 
 class StoppedActor:
-    """Of one actor; of several endpoints if concurrent ones reach breakpoints. `token` names it to the controller."""
+    """The session of one actor; of several endpoints if concurrent ones reach breakpoints. `token` names it to the
+    controller."""
 
     def __init__(self, instance: Instance, controller: Any, token: int) -> None:
         self._instance = instance

@@ -113,7 +113,7 @@ def _answer(visit: Visit) -> dict[str, Any]:
 
 
 def _on_exceptions(on: bool) -> dict[str, Any]:
-    """In all processes of now, and, by the client's setting, in those that it spawns from now on."""
+    """Sets it in all present processes and, by the client's setting, in those that it spawns from now on."""
     from monarch.config import configure
 
     configure(debug_on_exception=on)
@@ -125,7 +125,7 @@ QUESTION = "debugger.on_exception"
 
 
 def set_on_exception(proc: Any, argument: bytes) -> bytes:
-    """Answers QUESTION, in every process."""
+    """Answers QUESTION in each process: whether exceptions stop there."""
     from monarch._mesh.actors import breakpoints
 
     breakpoints.stop_on_exceptions(msgspec.msgpack.decode(argument, type=bool))

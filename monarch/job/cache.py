@@ -1,6 +1,6 @@
 """The file that keeps a job between runs of a program.
 
-It is a pickle with the job's secret in it: whoever may write it can run code in every program that reads it, and whoever may
+It is a pickle with the job's secret in it: who may write it can run code in every program that reads it, and who may
 read it can run code on the job's hosts. So it has mode 0600, and one that others own or may write is refused.
 """
 

@@ -37,7 +37,7 @@ class JobComponent:
 
 @dataclasses.dataclass(frozen=True)
 class TelemetryConfig:
-    """What a job records of itself. Times in seconds.
+    """Settings of what a job records of itself. Times in seconds.
 
     `retention_secs`: how long rows are kept, 0 for ever. `include_dashboard`, `dashboard_port` (0: any free one).
     `snapshot_interval_secs`: how often the tree of actors is recorded, 0 never. `host_metrics_interval_secs`,
@@ -54,7 +54,7 @@ class TelemetryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshAdminConfig:
-    """Where a job answers questions about itself: `host:port`, None for any free port of this machine."""
+    """The address at which a job answers questions about itself: `host:port`, None for any free port of this machine."""
 
     admin_addr: str | None = None
 
@@ -84,11 +84,12 @@ class ObserverComponent(JobComponent):
         self.__dict__.update(state)
 
     def query_client(self) -> Any:
-        """What answers queries about the job, in a process in which `state()` was called; None when nothing is recorded."""
+        """Returns what answers queries about the job, in a process in which `state()` was called; None when nothing is
+        recorded."""
         return getattr(self._addresses, "client", None)
 
     def before_connect(self, job: Any) -> None:
-        """What is recorded begins here, so that the making of the hosts is part of it."""
+        """Begins the recording, so that the making of the hosts is part of it."""
         self._addresses = None
         try:
             self._open(job)
@@ -171,7 +172,7 @@ Observed = ObserverComponent  # jobs that an earlier version has kept name it so
 
 
 def _installed() -> bool:
-    """Whether what keeps the tables is here; says what is missing."""
+    """True if what keeps the tables is installed; logs what is missing."""
     from monarch.telemetry.store import check_installed
 
     try:
@@ -183,7 +184,7 @@ def _installed() -> bool:
 
 
 def observed_url(job: Any) -> str:
-    """Where the telemetry of a job that runs is asked. RuntimeError, which says why it cannot be."""
+    """Returns the address at which the telemetry of a running job is asked. RuntimeError, which says why it cannot be."""
     if not job.active:
         raise RuntimeError("the saved job is not active: there is nothing to ask; call state(), or run 'monarch apply'")
     try:

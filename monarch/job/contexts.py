@@ -39,7 +39,7 @@ def active() -> str:
 
 
 def state_path(name: str) -> Path:
-    """Where the job of this context is kept."""
+    """Returns the file in which the job of this context is kept."""
     return Path(FOLDER, _checked(name), "state.pkl")
 
 

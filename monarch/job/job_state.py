@@ -9,7 +9,7 @@ from monarch.actor import HostMesh
 
 
 class JobState:
-    """What `job.state()` gives: each mesh of the job as an attribute, in the order in which the job declares them.
+    """The result of `job.state()`: each mesh of the job as an attribute, in the order in which the job declares them.
 
     `state.trainers` is the HostMesh called `trainers`; another name raises AttributeError, which lists the names there are.
     What the job's components add has fixed names: `query_engine_client`, `telemetry_url`, `dashboard_url`, `admin_url`

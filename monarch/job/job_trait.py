@@ -31,7 +31,7 @@ _RUNNING = "running"
 
 
 class JobTrait(ABC):
-    """Hosts that come about somehow: what every kind of job has in common.
+    """Hosts of whatever origin: what every kind of job has in common.
 
     A kind says how: it overrides `_create`, `_state`, `can_run` and `_kill`. One whose hosts come from a scheduler is better
     made from `ScheduledJob`, which needs less. A job is pickled into its file, so attributes that only this process can
@@ -59,7 +59,7 @@ class JobTrait(ABC):
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether this job, which was kept from an earlier run, has living hosts and is what `spec` asks for."""
+        """True if this job, which was kept from an earlier run, has living hosts and is what `spec` asks for."""
 
     @abstractmethod
     def _kill(self) -> None:
@@ -73,7 +73,7 @@ class JobTrait(ABC):
         return
 
     def _cleanup_log_context(self) -> dict[str, Any]:
-        """What a person needs to clean up by hand when killing fails: ids that may be printed."""
+        """Returns what a person needs to clean up by hand when killing fails: ids that may be printed."""
         return {}
 
     def _log_files(self) -> dict[str, str]:
@@ -91,14 +91,14 @@ class JobTrait(ABC):
         return None
 
     def _hosts_outlive_program(self) -> bool:
-        """Whether hosts stay when the program ends, and the next one finds them."""
+        """True if hosts stay when the program ends, and the next one finds them."""
         return True
 
     # --- its life
 
     @property
     def active(self) -> bool:
-        """Whether hosts were asked for, by this object or by the job it found in the file, and not given back."""
+        """True if hosts were asked for, by this object or by the job it found in the file, and not given back."""
         return bool(self._holder.__dict__.get("_status", _NOT_RUNNING) == _RUNNING)
 
     @property
@@ -213,7 +213,7 @@ class JobTrait(ABC):
             job._over()
 
     def _over(self) -> None:
-        """Its hosts were given back."""
+        """Notes that the hosts were given back."""
         self._status = _NOT_RUNNING
         self._apply_id = None
 
@@ -282,7 +282,8 @@ class JobTrait(ABC):
         return self
 
     def telemetry_query_client(self) -> QueryEngineClient:
-        """For SQL over what the job records, in a program that has only loaded it. Starts and attaches nothing.
+        """Returns a client for SQL over what the job records, in a program that has only loaded it. Starts and attaches
+        nothing.
 
         RuntimeError when the job does not run or its health cannot be known, when telemetry was not enabled, or when its
         process does not answer.

@@ -71,5 +71,5 @@ class LiveLine:
 
     @property
     def waited(self) -> float:
-        """Seconds since the wait began."""
+        """Returns the seconds since the wait began."""
         return time.monotonic() - self._begun

@@ -46,7 +46,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class ProjectFile(msgspec.Struct, frozen=True):
-    """What a project's file says of jobs."""
+    """The jobs that a project's file describes."""
 
     path: str
     jobs: dict[str, Described]
@@ -54,7 +54,8 @@ class ProjectFile(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, path: str) -> ProjectFile | None:
-    """What the text of the file `path` says of jobs; None when it says nothing. ValueError for what it may not say."""
+    """Returns what the text of the file `path` says of jobs; None when it says nothing. ValueError for what it may not
+    say."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:

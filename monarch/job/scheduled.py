@@ -82,7 +82,7 @@ class ScheduledJob(JobTrait):
         return self.__dict__ | {"_attached": {}}
 
     def use_spares(self, policy: ReplacePolicy | None = None, **spares: int) -> Self:
-        """Of each of these meshes so many hosts, the last ones, are not in the mesh: they wait, and take the places of hosts
+        """Keeps the last hosts of each of these meshes, so many, out of the mesh: they wait, and take the places of hosts
         that die, when `hosts.replace(failed=True)` is called, or with a `policy` without that. With one spare, a mesh asked
         for with 4 hosts has 3. `state` raises ValueError for a mesh that is not the job's, or has nothing but spares."""
         for name, count in spares.items():
@@ -109,10 +109,9 @@ class ScheduledJob(JobTrait):
 
     @abstractmethod
     def _same(self, spec: Any) -> bool:
-        """Whether this job's hosts serve `spec`, a job of the same class."""
+        """True if this job's hosts serve `spec`, a job of the same class."""
 
     def _attach(self, workers: dict[str, list[str]]) -> dict[str, HostMesh]:
-        """Meshes of these workers."""
         self._check_spares(workers)
         return {
             name: attach_to_workers(
@@ -127,7 +126,7 @@ class ScheduledJob(JobTrait):
         }
 
     def _proof(self, name: str) -> dict[str, Any]:
-        """What workers of that mesh are shown: the secret and the certificates that `attach_to_workers` takes."""
+        """Returns what workers of that mesh are shown: the secret and the certificates that `attach_to_workers` takes."""
         launch = self._launch
         assert launch is not None
         return {"secret": launch.secret, **launch.tls}
@@ -168,7 +167,8 @@ class ScheduledJob(JobTrait):
         return JobState(meshes)
 
     def _replacements(self, name: str, ranks: list[int]) -> list[str]:
-        """Where the scheduler has put these hosts of a mesh after they were lost: waits until all hosts are there again."""
+        """Returns where the scheduler has put these hosts of a mesh after they were lost: waits until all hosts are there
+        again."""
         workers = self._await_hosts().workers[name]
         return [workers[rank] for rank in ranks]
 
@@ -220,7 +220,7 @@ class ScheduledJob(JobTrait):
         return f"{type(self).__name__} has no hosts after {self.start_timeout:g} s; last it was said: {why}"
 
     def _give_back(self, cause: BaseException) -> None:
-        """What was asked for is not left behind, whatever went wrong."""
+        """Gives back what was asked for, whatever went wrong."""
         try:
             self._cancel()
         except Exception as exc:
@@ -232,7 +232,7 @@ class ScheduledJob(JobTrait):
             job_logger().info("interrupted: %s was cancelled", type(self).__name__)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same. SchedulerError when it
+        """True if the scheduler still gives these hosts, all of them, and `spec` asks for the same. SchedulerError when it
         cannot be asked just now: a job that may be running is not given up for that."""
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
             return False
@@ -255,7 +255,7 @@ T = TypeVar("T")
 
 
 def result_of(future: Future[T], timeout: float | None = None) -> T:
-    """As `future.get(timeout)`; in an event loop, which waits meanwhile, without a warning of that."""
+    """Waits as `future.get(timeout)` does; in an event loop, which waits meanwhile, without a warning of that."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:
         return future.get(timeout)

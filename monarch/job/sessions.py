@@ -23,11 +23,11 @@ class DetachedSession(msgspec.Struct, frozen=True):
     boot: str
 
     def alive(self) -> bool:
-        """Whether it runs; a process that has ended but was not waited for does not."""
+        """True if it runs; a process that has ended but was not waited for does not."""
         return self.here() and procfs.start_of(self.pid) == self.started
 
     def here(self) -> bool:
-        """Whether this is the machine it was started on, and that was not booted since."""
+        """True if this is the machine it was started on, and that was not booted since."""
         return self.boot == procfs.boot_id()
 
     def members(self) -> list[int]:

@@ -134,7 +134,7 @@ class SkyPilotJob(ScheduledJob):
             raise SchedulerError(f"SkyPilot cannot be asked about cluster {self._cluster}: {_words(error)}") from error
 
     def _launching(self, sky: Any) -> Poll | None:
-        """What there is to say while the launch goes on; None once it is done."""
+        """Returns what there is to say while the launch goes on; None once it is done."""
         if not self._request:
             return None
         found = sky.api_status(request_ids=[self._request])
@@ -223,7 +223,7 @@ def _field(record: Any, name: str) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Of a member of one of SkyPilot's enums."""
+    """Returns the name of a member of one of SkyPilot's enums."""
     return str(getattr(value, "value", value))
 
 

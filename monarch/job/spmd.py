@@ -191,7 +191,7 @@ class StoreJob(JobTrait):
         world_size: int | None = None,
         local_world_size: int | None = None,
     ) -> StoreJob | None:
-        """To be called by every rank, with a torch.distributed store that all of them see. The first rank of each
+        """Makes the job; every rank calls this, with a torch.distributed store that all of them see. The first rank of each
         host starts a worker, which ends with that rank's process, and puts its address into the store. The job on
         rank 0, None on the others.
 
@@ -199,7 +199,7 @@ class StoreJob(JobTrait):
         one that is missing. `transport`: "ipc" for ranks of one machine; "tcp" or "tls" (also "metatls") with a
         `monarch_port` that is free on every host, and for TLS with MONARCH_TLS_CA, _CERT and _KEY. ValueError for
         another one, without a port, and for ranks that do not divide into hosts. The workers' secret is that of
-        MONARCH_SECRET, else a new one, which goes through the store: whoever can read that may run code on the hosts,
+        MONARCH_SECRET, else a new one, which goes through the store: anyone who can read that may run code on the hosts,
         as with the store itself.
         """
         given = {"rank": rank, "local_rank": local_rank, "world_size": world_size, "local_world_size": local_world_size}

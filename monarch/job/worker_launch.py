@@ -13,9 +13,9 @@ TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key":
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
-    """How the workers of one allocation are started.
+    """The start of the workers of one allocation.
 
-    `secret`: the allocation's own; whoever has it may run code on its hosts. `lease`: seconds after which a worker without a
+    `secret`: the allocation's own; who has it may run code on its hosts. `lease`: seconds after which a worker without a
     client ends, None for never. `tls`: paths of PEM files on every host, by `ca`, `certificate` and `private_key`; empty for
     plain TCP.
     """
@@ -26,7 +26,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
     @property
     def scheme(self) -> str:
-        """What the workers' addresses begin with: `tls` or `tcp`."""
+        """Returns what the workers' addresses begin with: `tls` or `tcp`."""
         return "tls" if self.tls else "tcp"
 
     def environment(self) -> dict[str, str]:
@@ -48,5 +48,5 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
 
 def new_secret() -> str:
-    """256 random bits as text."""
+    """Returns 256 random bits as text."""
     return secrets.token_hex(32)

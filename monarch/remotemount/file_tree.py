@@ -27,7 +27,7 @@ class TreeNode(NamedTuple):
     content: int
 
     def attributes(self) -> dict[str, int]:
-        """As getattr gives them; times in nanoseconds."""
+        """Returns attributes as getattr gives them; times in nanoseconds."""
         size = len(os.fsencode(self.target)) if self.kind == LINK else self.size
         return {
             "st_mode": _TYPES[self.kind] | (0o777 if self.kind == LINK else self.mode),
@@ -61,7 +61,7 @@ class FileTree:
                 self._children.setdefault(full, {})
 
     def node(self, path: str) -> TreeNode:
-        """OSError ENOENT."""
+        """Returns what is at the path; OSError ENOENT."""
         try:
             return self._nodes[path]
         except KeyError:
@@ -89,7 +89,7 @@ def blocks_of(size: int, offset: int, length: int) -> Iterable[tuple[int, int, i
 
 
 class Contents:
-    """Blocks that have come. Whoever reads one that has not waits for it."""
+    """Blocks that have come. A reader of one that has not waits for it."""
 
     def __init__(self, ask: Callable[[int, int], None], patience: float) -> None:
         """`ask(content, block)` fetches one, later; `patience`: seconds until a read that waits fails with EIO."""
@@ -134,7 +134,7 @@ class Contents:
             self._ask(*key)
 
     def keep(self, contents: set[int]) -> None:
-        """Forgets all others."""
+        """Keeps these contents and forgets all others."""
         with self._came:
             self._blocks = {key: found for key, found in self._blocks.items() if key[0] in contents}
 

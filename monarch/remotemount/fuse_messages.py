@@ -21,7 +21,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class BeginMount(Message, frozen=True):
-    """To the process: mount at `point`. Its other words depend on `kind`: "tree" or "gather"."""
+    """A message to the process: mount at `point`. Its other words depend on `kind`: "tree" or "gather"."""
 
     point: bytes
     kind: str
@@ -29,7 +29,7 @@ class BeginMount(Message, frozen=True):
 
 
 class SetTree(Message, frozen=True):
-    """To the process: the tree is this from now on. In parts; the last one makes it so. `number` is of the tree."""
+    """A message to the process: the tree is this from now on. In parts; the last one makes it so. `number` is of the tree."""
 
     entries: list[TreeEntry]
     last: bool
@@ -37,7 +37,7 @@ class SetTree(Message, frozen=True):
 
 
 class Content(Message, frozen=True):
-    """To the process: block number `block` of a content, or the errno that reading it gives."""
+    """A message to the process: block number `block` of a content, or the errno that reading it gives."""
 
     content: int
     block: int
@@ -46,7 +46,7 @@ class Content(Message, frozen=True):
 
 
 class FuseReply(Message, frozen=True):
-    """To the process: of the request `number`."""
+    """A message to the process: the answer to request `number`."""
 
     number: int
     error: int
@@ -54,7 +54,7 @@ class FuseReply(Message, frozen=True):
 
 
 class Unmount(Message, frozen=True):
-    """To the process: end, unless the mount is in use."""
+    """A message to the process: end, unless the mount is in use."""
 
 
 class Mounted(Message, frozen=True):
@@ -62,7 +62,7 @@ class Mounted(Message, frozen=True):
 
 
 class Settled(Message, frozen=True):
-    """From the process: nobody is shown a tree before this one any more."""
+    """A message from the process: nobody is shown a tree before this one any more."""
 
     number: int
 
@@ -72,14 +72,14 @@ class NotMounted(Message, frozen=True):
 
 
 class Want(Message, frozen=True):
-    """From the process: somebody reads this block, which has not come yet."""
+    """A message from the process: somebody reads this block, which has not come yet."""
 
     content: int
     block: int
 
 
 class FuseRequest(Message, frozen=True):
-    """From the process: `what` of the path; answered by `FuseReply`."""
+    """A message from the process: `what` of the path; answered by `FuseReply`."""
 
     number: int
     what: str
@@ -89,7 +89,7 @@ class FuseRequest(Message, frozen=True):
 
 
 class UnmountRefused(Message, frozen=True):
-    """From the process: it could not be unmounted, and goes on."""
+    """A message from the process: it could not be unmounted, and goes on."""
 
     why: str
 
@@ -139,7 +139,7 @@ class Wire:
         return message
 
     def shut(self) -> None:
-        """The other end reads that we are gone, and so does whoever receives here."""
+        """Shuts the socket: the other end reads that we are gone, and so does the receiver here."""
         try:
             self._end.shutdown(socket.SHUT_RDWR)
         except OSError:

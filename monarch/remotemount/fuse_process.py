@@ -28,13 +28,14 @@ from monarch.remotemount.fuse_messages import (
     Wire,
 )
 
-START = 60.0  # seconds until a mount that does not come about is given up
+START = 60.0  # seconds until a mount that does not start is given up
 UNMOUNT = 30.0  # and an unmount
 _END = 10.0  # until a process that was told to end is killed
 
 
 def obstacle() -> str:
-    """Why this machine cannot mount with FUSE, and what to install; "" when nothing is known that speaks against it."""
+    """Returns why this machine cannot mount with FUSE, and what to install; "" when nothing is known that speaks against
+    it."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as exc:
@@ -147,7 +148,7 @@ class FuseProcess:
             self._changed.wait_for(lambda: self._settled >= number or self._gone, START)
 
     def unmount(self) -> str:
-        """Why it is in use; "" when it is gone."""
+        """Unmounts; returns why it is in use, "" when it is gone."""
         with self._changed:
             self._last = None  # what it says from now on is the answer
         try:
@@ -185,7 +186,7 @@ class FuseProcess:
 
     @property
     def _said(self) -> str:
-        """What it and libfuse wrote, its last line: known when it has ended."""
+        """Returns the last line that it and libfuse wrote: known when it has ended."""
         return self._text.splitlines()[-1] if self._text else ""
 
     def _listen(self) -> None:
@@ -221,7 +222,7 @@ def _environment() -> dict[str, str]:
 
 
 def _make_folder(point: str) -> bool:
-    """Whether it was missing."""
+    """True if the folder was missing, and was made."""
     try:
         os.makedirs(os.path.dirname(point), exist_ok=True)
         os.mkdir(point, 0o700)

@@ -1,6 +1,6 @@
 """Serves one FUSE mount: `python -m monarch.remotemount.fuse_program FD`, started by `fuse_process`.
 
-A process of its own: libfuse has threads and signal handlers, and whoever reads the mount must never wait for a thread that
+A process of its own: libfuse has threads and signal handlers, and a reader of the mount must never wait for a thread that
 waits for the mount. It ends with its owner: when the socket closes, it takes the mount away, in use or not.
 """
 
@@ -45,7 +45,7 @@ PATIENCE = 120.0  # seconds that a read waits for its owner
 
 
 class TreeMountView:
-    """What the kernel asks of a remote mount: names from the tree, bytes from the blocks that have come."""
+    """Answers to the kernel for a remote mount: names from the tree, bytes from the blocks that have come."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -101,7 +101,7 @@ class TreeMountView:
         return node
 
     def read(self, path: str, opened: TreeNode, size: int, offset: int) -> bytes:
-        """Of what stands there now; after a removal, of what was opened."""
+        """Reads what stands there now; after a removal, what was opened."""
         try:
             node = self.open(path)
         except OSError:
@@ -255,7 +255,7 @@ class FuseProgram:
         os._exit(0)  # with files open the kernel keeps the session, and libfuse would wait for it
 
     def _unmount(self, *options: str) -> str:
-        """Why it could not; "" when it is done."""
+        """Unmounts; returns why it could not, "" when it is done."""
         done = subprocess.run(
             [self._fusermount, "-u", *options, "--", self._point], capture_output=True, text=True, check=False
         )

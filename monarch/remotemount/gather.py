@@ -91,7 +91,7 @@ class RemoteTrees:
 
 
 def answer_of(host: Any, name: str, *args: Any) -> Any:
-    """What the actor of one host says. OSError."""
+    """Returns what the actor of one host says. OSError."""
     try:
         found = getattr(host, name).call_one(*args).get(_ANSWER)
     except (SupervisionError, TimeoutError) as exc:

@@ -41,7 +41,7 @@ class GatherHost(Actor):
 
     @endpoint
     def attributes(self, path: str) -> dict[str, int] | HostErrno:
-        """As lstat has them. The directory itself is there, and empty, before anybody has made it."""
+        """Returns attributes as lstat has them. The directory itself is there, and empty, before anybody has made it."""
         try:
             return _attributes(os.lstat(self._at(path)))
         except FileNotFoundError:
@@ -53,7 +53,7 @@ class GatherHost(Actor):
 
     @endpoint
     def names(self, path: str) -> list[tuple[bytes, dict[str, int]]] | HostErrno:
-        """What is in a folder."""
+        """Returns what is in a folder."""
         found = []
         try:
             with os.scandir(self._at(path)) as entries:
@@ -85,7 +85,7 @@ class GatherHost(Actor):
 
     @endpoint
     def read_whole(self, files: Sequence[tuple[str, int]]) -> list[bytes | HostErrno]:
-        """Small files: path and size."""
+        """Reads small files. Each is given by path and size."""
         found: list[bytes | HostErrno] = []
         for path, size in files:
             try:
@@ -96,7 +96,7 @@ class GatherHost(Actor):
 
     @endpoint
     def digest(self, path: str, start: int, size: int) -> bytes | HostErrno:
-        """Of `size` bytes from `start` on."""
+        """Returns the digest of `size` bytes from `start` on."""
         state = hashlib.blake2b(digest_size=16)
         try:
             for offset in range(start, start + size, _PIECE):
@@ -107,7 +107,7 @@ class GatherHost(Actor):
 
     @endpoint
     def manifest(self) -> Manifest | HostErrno:
-        """Of everything there, as it is to be at the client: nobody may write it."""
+        """Describes everything there as it is to be at the client: nobody may write it."""
         try:
             found = scan(self._root, _GATHERED)
         except FileNotFoundError:

@@ -31,7 +31,7 @@ class Pull:
         self._skipped: list[str] = []
 
     def run(self) -> str:
-        """What could not be brought, and why; "" when all was."""
+        """Brings everything; returns what could not be brought, and why; "" when all was."""
         where = self._name or "the host"
         try:
             wanted: Manifest = self._ask(self._host, "manifest")
@@ -93,7 +93,7 @@ class Pull:
             self._large(tree, path, wanted[path], found[path])
 
     def _large(self, tree: Tree, path: str, entry: Entry, older: Entry | None) -> None:
-        """Of a file that has only grown, such as a log, what is new."""
+        """Brings a large file; of one that has only grown, such as a log, what is new."""
         start = 0
         if older is not None and older.size <= entry.size and self._begins_equal(tree, path, older.size):
             start = older.size

@@ -92,7 +92,8 @@ async def _remove(hosts: HostMesh, source: str, point: str) -> None:
 
 
 def manifest_of(source: str) -> Manifest:
-    """What a mount of `source` brings. FileNotFoundError, NotADirectoryError; WorkspaceError when it cannot be read."""
+    """Returns what a mount of `source` brings. FileNotFoundError, NotADirectoryError; WorkspaceError when it cannot be
+    read."""
     crossings: list[str] = []
     if not os.path.exists(source):
         raise FileNotFoundError(f"the source {source} of a remote mount does not exist on this machine")

@@ -39,7 +39,8 @@ class MirrorHost(Receiver):
     @endpoint
     @answers
     def look(self, source: str, token: str, machine: str, clearing: bool) -> MountPointState | Problem:
-        """What stands there; `machine` is the client's. It decides whether there is something to write, or to clear."""
+        """Returns what stands there; `machine` is the client's. It decides whether there is something to write, or to
+        clear."""
         mine = fuse_process.machine()
         state = state_of(self.path, source, token, mine == machine)
         self._idle = state != OURS_ALREADY if clearing else state == SOURCE
@@ -65,7 +66,7 @@ class MirrorHost(Receiver):
     @endpoint
     @answers
     def note(self, paths: Sequence[str], more: bool) -> None:
-        """What of the directory is ours; `more`: beside what was. Goes before anything is written, and again after."""
+        """Notes what of the directory is ours; `more`: beside what was. Before anything is written, and again after."""
         how, before = self._noted()
         wanted = {*paths, *before} if more else {*paths}
         if wanted != before:

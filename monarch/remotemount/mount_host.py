@@ -32,7 +32,7 @@ class MountHost(Actor):
 
     @endpoint
     def look(self, source: str, token: str, machine: str) -> MountPointState:
-        """What stands at the mount point, a dead mount aside, which is taken away. `machine` is the client's."""
+        """Returns what stands at the mount point, a dead mount aside, which is taken away. `machine` is the client's."""
         mine = fuse_process.machine()
         fuse_process.clear_stale(self._point)
         mounted = fuse_process.mounted_at(self._point)
@@ -74,7 +74,7 @@ class MountHost(Actor):
 
     @endpoint
     def tree(self, entries: Sequence[TreeEntry], last: bool) -> None:
-        """In parts; after the last one everybody sees it."""
+        """Takes the tree in parts; after the last one everybody sees it."""
         if self._process is None:
             return
         self._trees += last
@@ -84,7 +84,7 @@ class MountHost(Actor):
 
     @endpoint
     def unmount(self) -> str:
-        """Why the mount is in use; "" when it is gone."""
+        """Unmounts; returns why the mount is in use, "" when it is gone."""
         if self._process is None:
             return ""
         busy = self._process.unmount()
@@ -110,5 +110,5 @@ class MountHost(Actor):
 
 
 def name_of(source: str) -> str:
-    """What /proc/mounts shows of a mount of `source`."""
+    """Returns what /proc/mounts shows of a mount of `source`."""
     return f"monarch:{socket.gethostname()}:{os.fsencode(source).hex()[:80]}"

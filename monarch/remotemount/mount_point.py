@@ -25,7 +25,7 @@ OTHER_MOUNT = "other mount"  # and of another source
 
 
 class MountPointState(NamedTuple):
-    """What a host has at the place of a mount."""
+    """The state of a host's directory at the place of a mount."""
 
     host: str
     path: str
@@ -45,8 +45,8 @@ def point_of(template: str, coordinates: Mapping[str, int]) -> str:
 
 
 def state_of(path: str, source: str, token: str, here: bool) -> str:
-    """What stands at `path` on this machine. `here`: the client's `source` is on it as well, at that path. `token`: of a file
-    in the source, which shows it elsewhere too; "" when it could not be made."""
+    """Returns what stands at `path` on this machine. `here`: the client's `source` is on it as well, at that path.
+    `token`: of a file in the source, which shows it elsewhere too; "" when it could not be made."""
     real = os.path.realpath(path)
     if here:
         ours = os.path.realpath(source)
@@ -82,7 +82,7 @@ def _below(path: str, folder: str) -> bool:
 
 
 def refusal(look: MountPointState, source: str, fuse: bool) -> str:
-    """Why nothing can be mounted there; "" when it can."""
+    """Returns why nothing can be mounted there; "" when it can."""
     match look.state:
         case "inside":
             why = f"lies inside the source {source}, which would then contain itself"

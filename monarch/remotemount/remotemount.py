@@ -41,7 +41,7 @@ class MountHandler:
 
     @property
     def mode(self) -> str | None:
-        """How it is mounted: "fuse" or "mirror". None when it is not open."""
+        """The way it is mounted: "fuse" or "mirror". None when it is not open."""
         return self._mode
 
     def open(self, via_gateway: bool = False) -> MountHandler:
@@ -138,7 +138,8 @@ def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = Non
 
 
 def run_async(work: Callable[[], Awaitable[R]]) -> R:
-    """What `work()` gives, awaited here. In a thread where an event loop runs, such as a notebook's, in another thread."""
+    """Returns what `work()` gives, awaited here. In a thread where an event loop runs, such as a notebook's, in another
+    thread."""
 
     async def awaited() -> R:
         return await work()

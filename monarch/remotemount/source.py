@@ -83,7 +83,7 @@ class MountSource(Actor):
 
     @endpoint
     def close(self) -> list[str]:
-        """Which mounts are in use; the others are gone, and if there are none of them, so is all that was started."""
+        """Unmounts; returns which mounts are in use. If none is, all that was started is gone as well."""
         busy: list[str] = []
         if self._hosts is not None:
             busy = [why for why in self._hosts.ask("unmount") if why]
@@ -167,7 +167,7 @@ class _Hosts:
         self._actors = actors
 
     def send(self, name: str, *args: Any) -> None:
-        """In order, with a few calls under way: waits for the oldest when they are too many."""
+        """Sends in order, with a few calls under way: waits for the oldest when they are too many."""
         while len(self._calls) >= _IN_FLIGHT * len(self._views):
             self._oldest()
         for view in list(self._views):
@@ -198,7 +198,7 @@ class _Hosts:
             self._lost(view)
 
     def _lost(self, view: Any) -> None:
-        """Of several hosts some are lost: from now on each is on its own."""
+        """Goes on when some hosts are lost: from now on each is sent to alone."""
         if view not in self._views:
             return
         self._views.remove(view)
@@ -277,7 +277,7 @@ class Versions:
             yield os.fsencode(path), entry.kind, entry.size, entry.mode, time, target, number
 
     def small(self, contents: list[int]) -> list[int]:
-        """Those that are delivered before anybody asks."""
+        """Returns the contents that are delivered before anybody asks."""
         return [number for number in contents if self.files[number][1].size < SMALL]
 
 

@@ -239,7 +239,8 @@ class ActorRecorder:
 
 
 class _RecordedEntry:
-    """In front of what waits for answers of a recorded actor. Without fields of its own: an entry becomes one in place."""
+    """A class in front of what waits for answers of a recorded actor. Without fields of its own: an entry becomes one in
+    place."""
 
     __slots__ = ()
 

@@ -12,7 +12,7 @@ from monarch._wire.message import Bounced
 
 
 class FullWatcher(Protocol):
-    """What this needs beside `Watcher` of the runtime."""
+    """A watcher with what is needed beside `Watcher` of the runtime."""
 
     def constructed(self, cls: type) -> None: ...
     def started(self, delivery: Delivery, behaviour: Any) -> None: ...
@@ -23,7 +23,7 @@ class FullWatcher(Protocol):
 
 
 class _Watched:
-    """In front of ActorBehaviour or its twin with an event loop."""
+    """A class in front of ActorBehaviour or its twin with an event loop."""
 
     instance: Instance
 
@@ -88,6 +88,6 @@ def _watched_class(kind: Any) -> Any:
 
 
 def watch(behaviour: ActorBehaviour) -> None:
-    """From now on it tells `instance.watcher`, before it has handled anything."""
+    """Lets a behaviour tell `instance.watcher` from now on, before it has handled anything."""
     kind: Any = type(behaviour)
     behaviour.__class__ = _watched_class(kind)

@@ -29,7 +29,7 @@ _SECRET = ("SECRET", "TOKEN", "PASS", "KEY", "CREDENTIAL", "AUTH")
 
 
 def facts() -> dict[str, str]:
-    """For people, and to say what is different here."""
+    """Returns versions and folders: for people, and to say what is different here."""
     return {
         "python": platform.python_version(),
         "pymonarch": str(getattr(sys.modules.get("monarch"), "__version__", "")),
@@ -40,7 +40,7 @@ def facts() -> dict[str, str]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that libraries look at; none whose name says that it is a secret."""
+    """Returns the variables that libraries look at; none whose name says that it is a secret."""
     return {
         name: value
         for name, value in variables.items()
@@ -60,14 +60,14 @@ def modules() -> dict[str, str]:
 
 
 def _version(module: Any) -> str | None:
-    """As it stands in the module: to ask for it may run code of the module, which warns or fails. Plain text, also where it
-    is of a class of its own, as torch's."""
+    """Returns the version as it stands in the module: to ask for it may run code of the module, which warns or fails.
+    Plain text, also where it is of a class of its own, as torch's."""
     found = getattr(module, "__dict__", {}).get("__version__")
     return str(found) if isinstance(found, str) else None
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the generators of this process that are loaded."""
+    """Returns the states of the generators of this process that are loaded."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -92,7 +92,7 @@ def restore_rng_state(states: Mapping[str, Any]) -> None:
 
 
 def differences(then: Mapping[str, str], modules_then: Mapping[str, str]) -> list[str]:
-    """What is not as it was, in the order of how much it matters."""
+    """Returns what is not as it was, in the order of how much it matters."""
     here = facts()
     found = [
         f"{name} {then[name]} then, {here[name]} here"

@@ -19,13 +19,13 @@ MAGIC = b"MONARCHREC1\n"
 SUFFIX = ".monarchrec"
 KEPT_WHOLE = 4096  # bytes of what the actor sent: of more, only size and checksum are kept
 _PREFIX = struct.Struct("<III")
-_LARGEST = 1 << 31  # bytes of one event, as a guard against what is no recording
+_LARGEST = 1 << 31  # bytes of one event, as a guard against other files
 
 Piece = bytes | bytearray | memoryview
 
 
 class RecordingError(ValueError):
-    """That file is no recording, or cannot be replayed here."""
+    """A file is no recording, or cannot be replayed here."""
 
 
 class _Event(msgspec.Struct, array_like=True):
@@ -33,7 +33,7 @@ class _Event(msgspec.Struct, array_like=True):
 
 
 class BeginEvent(_Event, tag=1):
-    """How the actor was made; the payload is its class and arguments."""
+    """The actor was made; the payload is its class and arguments."""
 
     key: str
     name: str
@@ -180,7 +180,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(event: Event, pieces: Sequence[Piece] = ()) -> list[Piece]:
-    """What is written for an event; the pieces themselves are not copied."""
+    """Returns what is written for an event; the pieces themselves are not copied."""
     flat: list[Piece] = [piece if isinstance(piece, bytes) else memoryview(piece).cast("B") for piece in pieces]
     head = _encoder.encode(_Head(event, [len(piece) for piece in flat]))
     check = zlib.crc32(head)
@@ -234,7 +234,7 @@ def _cut(why: str) -> RecordedEvent:
 
 
 def summary(pieces: Sequence[Piece]) -> tuple[int, int, list[Piece]]:
-    """Of what the actor sent: (size, checksum, copies of the pieces if they are short)."""
+    """Returns (size, checksum, copies of the pieces if they are short) of what the actor sent."""
     size, check = 0, 0
     for piece in pieces:
         flat = piece if isinstance(piece, bytes) else memoryview(piece).cast("B")

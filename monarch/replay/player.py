@@ -32,8 +32,8 @@ Show = Callable[[Event, list[Piece]], str]  # "it called db.get(3)"
 
 @dataclass
 class Divergence:
-    """Where a replay has left its recording: at which message (its number and method; 0 before the first), what the actor did
-    then and what it does now, and the line that does it."""
+    """The point where a replay has left its recording: the message (its number and method; 0 before the first), what the
+    actor did then and what it does now, and the line that does it."""
 
     message: int
     method: str
@@ -78,7 +78,7 @@ class Player:
         self._last = number
 
     def inputs(self) -> list[RecordedEvent]:
-        """What is to be done to the actor now; when there is nothing more, `ended` says why."""
+        """Returns what is to be done to the actor now; when there is nothing more, `ended` says why."""
         found: list[RecordedEvent] = []
         while True:
             self._fill(1)
@@ -121,7 +121,7 @@ class Player:
         return self._methods.get(number, "")
 
     def expected(self) -> str:
-        """What the actor did next then."""
+        """Returns what the actor did next then."""
         self._fill(1)
         first = next((entry for entry in self._window if entry is not None), None)
         return "nothing more" if first is None else self.show(first.event, list(first.pieces))

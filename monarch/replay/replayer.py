@@ -53,7 +53,7 @@ class ReplayOver(BaseException):
 
 @dataclass
 class ReplayDebugging:
-    """When to open pdb, or to stop: see `replay`."""
+    """Conditions on which pdb is opened, or the replay stops: see `replay`."""
 
     at: int = 0
     until_failure: bool = False
@@ -61,7 +61,7 @@ class ReplayDebugging:
 
 
 class Replayer:
-    """Called on the actor's thread."""
+    """The watcher of an actor that is replayed, called on the actor's thread."""
 
     def __init__(
         self, instance: Instance, player: Player, debugging: ReplayDebugging, say: Callable[[str], Any]
@@ -127,7 +127,7 @@ class Replayer:
                     self.stop(player.ended)
 
     def _run_out(self) -> None:
-        """Whoever still waits for an answer then got none either, as far as the recording goes."""
+        """Fails what still waits for an answer: then it got none either, as far as the recording goes."""
         waiting = [entry for entry in self._entries.values() if not entry.ready]
         if waiting and not self.waited:
             asked = next((entry.of() for entry in waiting if entry.of()), "a message of a channel")
@@ -203,7 +203,7 @@ class Replayer:
             self._compare(DoneEvent(0, number, outcome, text, size, check), pieces)
 
     def _failed(self, delivery: Delivery, error: BaseException) -> None:
-        """A message raised."""
+        """Notes the failure of a message, and opens pdb if asked to."""
         number = self._numbers[id(delivery)]
         shown = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
         self.failure = f"message {number}, {delivery.call.method}(), raised:\n{shown.rstrip()}"

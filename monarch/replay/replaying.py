@@ -53,7 +53,7 @@ _NOT_TAKEN = ("MONARCH_", "HYPERACTOR_", "PYTHON")  # of the environment then: t
 
 @dataclass
 class Outcome:
-    """How a replay went. `status` is the exit status of `monarch replay`.
+    """The outcome of a replay. `status` is the exit status of `monarch replay`.
 
     `ended`: what ended it. `messages`: handled. `failure`: the text of what the last failed message raised, or the failure
     of the actor. `divergence`: where it has left its recording, which ends a replay. `notes`: what to know about it.
@@ -148,8 +148,7 @@ class _Replay:
             kind = AsyncActorBehaviour
         behaviour = kind(instance, self._load, begin.display, f"{begin.name}-{begin.key}")
         instance.behaviour = behaviour
-        show = Show()
-        player = Player(self._prepared(), not begin.loop, show.same, show.text)
+        player = Player(self._prepared(), not begin.loop, _same, _text)
         self._replayer = replayer = Replayer(instance, player, self._debugging, self._say)
         instance.watcher = replayer
         watch(behaviour)
@@ -212,7 +211,8 @@ class _Replay:
         return found
 
     def _on_thread(self, instance: Instance, replayer: Replayer) -> None:
-        """In this thread, so that pdb has the terminal; in another where an event loop runs here, as in a notebook."""
+        """Runs the actor in this thread, so that pdb has the terminal; in another where an event loop runs here, as in a
+        notebook."""
         context = contextvars.copy_context()
         replayer.begin()
         if not _loop_runs_here():
@@ -267,7 +267,7 @@ _NONE = codec.encode_value(None)[0]
 
 
 class ReplayProc(Proc):
-    """What its actor spawns seems to start, and what it asks the runtime seems to be done; nothing is sent."""
+    """A process in which what its actor spawns seems to start and what it asks seems to be done; nothing is sent."""
 
     def __init__(self, address: str, loop: Loop, mesh: str) -> None:
         super().__init__(address, loop)
@@ -302,55 +302,56 @@ class ReplayProc(Proc):
 _VALUE = 200  # characters of one value
 
 
-class Show:
-    """Decodes payloads, which is only done of a recording that is trusted."""
+def _text(event: Event, pieces: list[Piece]) -> str:
+    """Describes what the actor did. Decodes payloads, as `_same` does: only those of a recording that is trusted."""
+    if isinstance(event, AskedEvent):
+        where = "" if len(event.ranks) != 1 or event.ranks == [0] else f"[{event.ranks[0]}]"
+        return f"it called {event.mesh}{where}.{event.method}({_arguments(event, pieces)})"
+    if isinstance(event, SentEvent):
+        what = "sent" if event.kind == VALUE else "sent the exception"
+        return f"it {what} {_value(event.size, pieces)} to a port"
+    if isinstance(event, OpenedEvent):
+        return "it opened a channel"
+    assert isinstance(event, DoneEvent)
+    if event.outcome == "raised":
+        return f"message {event.number} raised {clip(event.text, _VALUE)}"
+    if event.outcome == "nothing":
+        return f"message {event.number} ended"
+    return f"message {event.number} returned {_value(event.size, pieces)}"
 
-    def text(self, event: Event, pieces: list[Piece]) -> str:
-        if isinstance(event, AskedEvent):
-            where = "" if len(event.ranks) != 1 or event.ranks == [0] else f"[{event.ranks[0]}]"
-            return f"it called {event.mesh}{where}.{event.method}({self._arguments(event, pieces)})"
-        if isinstance(event, SentEvent):
-            what = "sent" if event.kind == VALUE else "sent the exception"
-            return f"it {what} {self._value(event.size, pieces)} to a port"
-        if isinstance(event, OpenedEvent):
-            return "it opened a channel"
-        assert isinstance(event, DoneEvent)
-        if event.outcome == "raised":
-            return f"message {event.number} raised {clip(event.text, _VALUE)}"
-        if event.outcome == "nothing":
-            return f"message {event.number} ended"
-        return f"message {event.number} returned {self._value(event.size, pieces)}"
 
-    def same(self, then: list[Piece], now: list[Piece]) -> bool:
-        """Whether two payloads mean the same: equal pickles do, and values that look or compare equal."""
-        try:
-            first, second = codec.decode(then[0], then[1:]), codec.decode(now[0], now[1:])
-        except Exception:
-            return False
-        if normalise(repr(first)) == normalise(repr(second)):
-            return True
-        try:
-            return bool(first == second)
-        except Exception:
-            return False
+def _same(then: list[Piece], now: list[Piece]) -> bool:
+    """True if two payloads mean the same: equal pickles do, and values that look or compare equal."""
+    try:
+        first, second = codec.decode(then[0], then[1:]), codec.decode(now[0], now[1:])
+    except Exception:
+        return False
+    if normalise(repr(first)) == normalise(repr(second)):
+        return True
+    try:
+        return bool(first == second)
+    except Exception:
+        return False
 
-    def _arguments(self, event: AskedEvent, pieces: list[Piece]) -> str:
-        if not pieces:
-            return f"... {event.size} bytes"
-        try:
-            args, kwargs = codec.decode(pieces[0], pieces[1:])
-        except Exception as exc:
-            return f"... {event.size} bytes, which cannot be decoded here: {exc}"
-        shown = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
-        return ", ".join(shown)
 
-    def _value(self, size: int, pieces: list[Piece]) -> str:
-        if not pieces:
-            return f"{size} bytes"
-        try:
-            return _short(codec.decode(pieces[0], pieces[1:]))
-        except Exception:
-            return f"{size} bytes"
+def _arguments(event: AskedEvent, pieces: list[Piece]) -> str:
+    if not pieces:
+        return f"... {event.size} bytes"
+    try:
+        args, kwargs = codec.decode(pieces[0], pieces[1:])
+    except Exception as exc:
+        return f"... {event.size} bytes, which cannot be decoded here: {exc}"
+    shown = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
+    return ", ".join(shown)
+
+
+def _value(size: int, pieces: list[Piece]) -> str:
+    if not pieces:
+        return f"{size} bytes"
+    try:
+        return _short(codec.decode(pieces[0], pieces[1:]))
+    except Exception:
+        return f"{size} bytes"
 
 
 def _short(value: Any) -> str:

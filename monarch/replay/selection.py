@@ -1,4 +1,4 @@
-"""Which actors are to be recorded, and where: the setting `record`, asked at each spawn by whoever spawns."""
+"""Which actors are to be recorded, and where: the setting `record`, asked at each spawn by the spawning process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _said: set[str] = set()  # folders and wishes that were told of, each once
 
 
 def recording_folder(name: str, cls: str, rank: int) -> str:
-    """The folder that the recording of such an actor goes to; "" when it is not to be recorded."""
+    """Returns the folder that the recording of such an actor goes to; "" when it is not to be recorded."""
     wanted = settings.record()
     if wanted and wanted not in _said:
         _said.add(wanted)
@@ -55,7 +55,7 @@ def matches(pattern: str, name: str, cls: str, rank: int) -> bool:
 
 
 def check(wanted: str) -> None:
-    """ValueError for what names nothing."""
+    """Checks the setting; ValueError for what names nothing."""
     for pattern in wanted.split(","):
         bare = pattern.strip()
         ranks = bare[:-1].rpartition("[")[2] if bare.endswith("]") and "[" in bare else "0"
@@ -67,7 +67,7 @@ def check(wanted: str) -> None:
 
 
 def default_folder() -> str:
-    """Of this user alone: recordings hold all that an actor was sent."""
+    """Returns a folder of this user alone: recordings hold all that an actor was sent."""
     return os.path.join(tempfile.gettempdir(), f"monarch-recordings-{os.getuid()}")
 
 

@@ -1,4 +1,4 @@
-"""Whether a recording may be decoded: it holds pickles, so whoever wrote it says what runs."""
+"""Decides whether a recording may be decoded: it holds pickles, so its writer says what runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_trusted(path: str | os.PathLike[str], trust: bool) -> BinaryIO:
 
 
 def suspicion(path: str, found: os.stat_result) -> str:
-    """Why it may hold what others wrote; "" for a file that only this user can have written."""
+    """Returns why it may hold what others wrote; "" for a file that only this user can have written."""
     if not stat.S_ISREG(found.st_mode):
         return "is not an ordinary file"
     if found.st_uid != os.getuid():

@@ -76,7 +76,7 @@ def _module(label: str, module: str, names: set[str], found: dict[str, None]) ->
 
 
 def _attributes(code: types.CodeType) -> dict[str, set[str]]:
-    """By global name: what is taken of it, as `monotonic` of `time`."""
+    """Returns, by global name, what is taken of it, as `monotonic` of `time`."""
     found: dict[str, set[str]] = {}
     name = ""
     for instruction in dis.get_instructions(code):

@@ -18,7 +18,7 @@ class Ranks:
         self._made: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
 
     def are(self, dims: Mapping[str, int]) -> None:
-        """From now on: those of the group that comes next."""
+        """Names the dimensions of the group that comes next."""
         with self._lock:
             self._dims = dict(dims)
 

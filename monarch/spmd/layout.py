@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 
 class RankLocation(NamedTuple):
-    """Where a rank lives: its host, by the prefix of its address, and which of its mesh's processes there it is."""
+    """The location of a rank: its host, by the prefix of its address, and which of its mesh's processes there it is."""
 
     host: str
     number: int
 
 
 class VisibleDevices(NamedTuple):
-    """What a rank sees: so many devices, and what variables make of them ("" for all)."""
+    """The devices that a rank sees: how many, and what variables make of them ("" for all)."""
 
     present: int
     visible: str
 
 
 def environments(local: Sequence[tuple[int, int, int, int]]) -> list[dict[str, str]]:
-    """What each rank's environment has, but for MASTER_ADDR and MASTER_PORT. `local`: of each rank (local rank, local size,
+    """Returns each rank's variables, but for MASTER_ADDR and MASTER_PORT. `local`: of each rank (local rank, local size,
     group rank, groups)."""
     size = str(len(local))
     return [

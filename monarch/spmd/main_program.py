@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def is_python(words: Sequence[str]) -> bool:
-    """Whether these words of a command are a Python program: a file `*.py`, or `-m` and a module."""
+    """True if these words of a command are a Python program: a file `*.py`, or `-m` and a module."""
     return bool(words) and (words[0] == "-m" or words[0].endswith(".py"))
 
 
@@ -54,7 +54,7 @@ def main_status(words: Sequence[str]) -> int:
 
 
 def exit_status(exc: SystemExit) -> int:
-    """What `sys.exit` was given, as an exit status. A text is printed and means 1."""
+    """Returns what `sys.exit` was given, as an exit status. A text is printed and means 1."""
     if exc.code is None:
         return 0
     if isinstance(exc.code, int):

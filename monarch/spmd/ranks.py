@@ -31,7 +31,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class TorchGroup(NamedTuple):
-    """What a rank needs to know to join."""
+    """A group of torch, as far as a rank has to know it to join."""
 
     backend: str
     address: str
@@ -41,7 +41,7 @@ class TorchGroup(NamedTuple):
 
 
 class _ProcessState:
-    """What is set up in this process."""
+    """State of what is set up in this process."""
 
     def __init__(self) -> None:
         self.store: Any = None  # the server of the group's store, on its first rank
@@ -67,7 +67,7 @@ class TorchSetup(Actor):
 
     @endpoint
     async def look(self) -> VisibleDevices:
-        """What this process has."""
+        """Returns what this process has."""
         return VisibleDevices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
 
     @endpoint
@@ -86,14 +86,15 @@ class TorchSetup(Actor):
 
     @endpoint
     async def free_port(self, loopback: bool) -> tuple[str, int]:
-        """Where others reach this process's host, and a port that is free there: for a store that the program opens."""
+        """Returns where others reach this process's host, and a port that is free there: for a store that the program
+        opens."""
         address = _own_address(loopback)
         with _listening(address) as sock:
             return address, sock.getsockname()[1]
 
     @endpoint
     async def host_port(self, family: int) -> tuple[str, int]:
-        """As `free_port`, by this machine's own name, or with a family its address."""
+        """Returns the same as `free_port`, by this machine's own name, or with a family its address."""
         return host_and_port(family)
 
     @endpoint

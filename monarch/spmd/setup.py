@@ -52,7 +52,7 @@ def setup_torch_elastic_env(
 async def setup_torch_elastic_env_async(
     proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
 ) -> None:
-    """`setup_torch_elastic_env`, awaited."""
+    """Does what `setup_torch_elastic_env` does, awaited."""
     await _elastic(proc_mesh, master_addr, master_port, use_ipaddr)
 
 

@@ -59,7 +59,7 @@ class SPMDActor(Actor):
 
 
 def family_of(use_ipaddr: Any) -> int:
-    """What `host_and_port` takes, from an AddrType or an address family."""
+    """Returns what `host_and_port` takes, from an AddrType or an address family."""
     return int(getattr(use_ipaddr, "value", use_ipaddr) or -1)
 
 

@@ -1,6 +1,6 @@
 """Certificates of a job: an authority of its own, and one certificate for all who take part.
 
-A job has one certificate and key for every host and client, because all of them may do the same things: whoever holds
+A job has one certificate and key for every host and client, because all of them may do the same things: who holds
 the key may run code on all hosts. The runtime asks of the other side that its certificate is the authority's, which signs
 nothing else, and not for its name; the names are in it for other tools that look at them. The authority's key is not
 needed to run.
@@ -43,7 +43,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where `make_certificates` wrote what it made, and the machines that the certificate names."""
+    """The files that `make_certificates` wrote, and the machines that the certificate names."""
 
     ca: Path
     """The authority's certificate: who is checked against it. Not secret."""
@@ -52,7 +52,7 @@ class Certificates:
     certificate: Path
     """What every host and client shows. Not secret."""
     private_key: Path
-    """Its key. Whoever can read it may take part in the job, that is, run code on its hosts."""
+    """Its key. Anyone who can read it may take part in the job, that is, run code on its hosts."""
     names: tuple[str, ...]
     """Names and IP addresses of the machines the certificate is for."""
 

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options) or 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
+    except BrokenPipeError:  # the reader of our output has gone: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -206,7 +206,7 @@ def _new(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _texts(text: str) -> dict[str, Any]:
-    """What stands before `examples:` comes before the list of options, the rest behind it."""
+    """Puts what stands before `examples:` before the list of options, and the rest behind it."""
     description, examples, rest = text.partition("examples:")
     return {
         "description": description.rstrip(),

@@ -33,7 +33,7 @@ def create(config: Config, name: str = "monarch") -> str:
 
 
 def info(server_handle: str) -> ServerSpec | None:
-    """What is known of the server; None when there is none."""
+    """Returns what is known of the server; None when there is none."""
     from monarch.job import ScheduledJob, Waiting, job_load
 
     scheduler, _, name = _parts(server_handle)

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _number(kind: type, least: float, most: float) -> Any:
-    """For argparse."""
+    """Reads a number for argparse."""
 
     def parsed(text: str) -> Any:
         value = kind(text)
@@ -127,7 +127,7 @@ def _simulated(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def run() -> None:
-    """As a command: ends without tearing the interpreter down, about which the engine of the tables has much to say."""
+    """Runs the command; ends without tearing the interpreter down, about which the engine of the tables has much to say."""
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -23,5 +23,5 @@ def get_debug_server_port() -> int:
 
 
 def get_debug_server_protocol() -> str:
-    """MONARCH_DEBUG_SERVER_PROTOCOL, by default tcp."""
+    """Returns MONARCH_DEBUG_SERVER_PROTOCOL, by default tcp."""
     return os.environ.get(_PROTOCOL) or "tcp"

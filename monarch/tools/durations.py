@@ -10,7 +10,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Seconds, for argparse."""
+    """Reads seconds, for argparse."""
     found = _FORM.match(text.strip())
     if found is None:
         raise argparse.ArgumentTypeError("duration must be a positive number followed by ms, s, m, or h")

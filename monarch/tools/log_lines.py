@@ -37,7 +37,7 @@ def since(text: str, now: float) -> float:
 
 
 def ranks(texts: Sequence[str]) -> list[int] | None:
-    """Of `--rank 3 --rank 0,2-4`; None when none was given. ValueError."""
+    """Returns the ranks of `--rank 3 --rank 0,2-4`; None when none was given. ValueError."""
     found: set[int] = set()
     for text in texts:
         for part in text.split(","):
@@ -49,7 +49,7 @@ def ranks(texts: Sequence[str]) -> list[int] | None:
 
 
 def expression(text: str) -> re.Pattern[str]:
-    """ValueError for one that is none."""
+    """Checks a pattern; ValueError for an invalid one."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -67,5 +67,5 @@ def shown(one: Told, line: Line) -> str:
 
 
 def cursors(told: Iterable[Told]) -> dict[str, int]:
-    """For what comes after these."""
+    """Returns where to ask for what comes after these."""
     return {one.key: one.last for one in told}

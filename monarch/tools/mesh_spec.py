@@ -11,7 +11,7 @@ DEFAULT_REMOTE_ALLOCATOR_PORT = 26600
 
 
 class JobState(enum.Enum):
-    """Where a server is on its way."""
+    """The state of a server: how far it has come."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -47,7 +47,7 @@ class ServerSpec:
 
     @property
     def is_running(self) -> bool:
-        """Whether all its hosts are there."""
+        """True if all its hosts are there."""
         return self.state is JobState.RUNNING
 
     def get_mesh_spec(self, mesh_name: str) -> MeshSpec:

@@ -11,7 +11,7 @@ __all__ = ["AddrType", "get_ipaddr", "get_sockaddr"]
 
 
 class AddrType(enum.Enum):
-    """Which kind of address is wanted: Default takes IPv6 where the host has it."""
+    """The kind of address that is wanted: Default takes IPv6 where the host has it."""
 
     Default = socket.AF_UNSPEC
     IPv4 = socket.AF_INET

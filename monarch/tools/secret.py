@@ -1,4 +1,4 @@
-"""The secret of a job: whoever has it may attach to its hosts, and so run code there."""
+"""The secret of a job: who has it may attach to its hosts, and so run code there."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ This is how a worker is started over ssh and the like. One line of JSON comes fi
     {"secret": "...", "lease": 14400.0, "tls": {"ca": "...", ...}, "outlive": false}
 
 Once the worker listens it prints one line, `{"listening": "tcp://node1:22222", "pid": 4711}`, and nothing more on stdout.
-When stdin ends, whoever started it has gone, and the host ends with everything on it. A worker that is to outlive it goes
-on once it has read a second line: whoever started it knows then that it is there, and can end it.
+When stdin ends, the starter has gone, and the host ends with everything on it. A worker that is to outlive it goes
+on once it has read a second line: the starter knows then that it is there, and can end it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LONGEST = 1 << 20  # bytes of the line
 
 
 class LineReader(Protocol):
-    """What can be read by lines."""
+    """A stream that can be read by lines."""
 
     def readline(self, size: int, /) -> bytes: ...
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What the line says. Fields that later versions may add are left alone."""
+    """The orders of the line. Fields that later versions may add are left alone."""
 
     secret: str
     lease: float | None = None
@@ -38,7 +38,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """What the worker prints when it listens."""
+    """A line that the worker prints when it listens."""
 
     listening: str
     pid: int
@@ -68,7 +68,7 @@ def serve(address: str, orders: Orders) -> None:
     ended = start_worker_loop_forever(address=address, secret=orders.secret, lease=lease, **orders.tls)
     sys.stdout.write(msgspec.json.encode(Listening(address, os.getpid())).decode() + "\n")
     sys.stdout.flush()
-    # From here on there is one output: what processes of this host print would be noise to whoever reads that line.
+    # From here on there is one output: what processes of this host print would be noise to the reader of that line.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     changed = threading.Event()
     gone = threading.Event()

@@ -78,7 +78,7 @@ class Flame:
 
     @property
     def total(self) -> int:
-        """Stacks seen, in all processes."""
+        """Returns how many stacks were seen, in all processes."""
         return sum(sum(stacks.values()) for stacks in self.processes.values())
 
     def tree(self) -> FlameNode:

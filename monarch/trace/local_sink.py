@@ -41,7 +41,7 @@ _log = logging.getLogger("monarch")
 
 
 class TrackLanes:
-    """Which of several tracks of an actor a slice goes to, so that on each they lie beside or within each other."""
+    """Tracks of actors; each slice goes to one where it lies beside or within the others."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, list[deque[tuple[int, int]]]] = {}
@@ -63,7 +63,7 @@ def _fits(start: int, end: int, other_start: int, other_end: int) -> bool:
 
 
 class LocalSink:
-    """Of one process."""
+    """A writer of one process's trace."""
 
     def __init__(self, proc: Proc, path: str, include_system: bool) -> None:
         self.path = path
@@ -174,19 +174,19 @@ def begin(proc: Proc, mode: str) -> None:
 
 
 def finish() -> None:
-    """The process ends."""
+    """Ends the trace; the process ends."""
     if _sink is not None:
         _sink.stop()
 
 
 def trace_folder() -> str:
-    """Where traces are, unless MONARCH_TRACE_DIR says otherwise."""
+    """Returns the folder of traces: MONARCH_TRACE_DIR, or the default."""
     user = os.environ.get("USER") or str(os.getuid())
     return os.environ.get("MONARCH_TRACE_DIR") or f"/tmp/{user}/monarch_traces"
 
 
 def execution_folder(program: str) -> str:
-    """That of one program, made if need be; `latest` leads to it. OSError when it is not ours."""
+    """Returns the folder of one program, made if need be; `latest` leads to it. OSError when it is not ours."""
     root = private(trace_folder())
     plain = re.sub(r"[^-_.A-Za-z0-9]", "_", program)
     folder = private(os.path.join(root, "executions", plain))

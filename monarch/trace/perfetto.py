@@ -84,7 +84,7 @@ class _Names:
         self.news: list[bytes] = []
 
     def id(self, name: str) -> bytes:
-        """As a varint."""
+        """Returns the id of a text as a varint."""
         number = self._ids.get(name)
         if number is None:
             number = self._ids[name] = varint(len(self._ids) + 1)
@@ -126,7 +126,7 @@ class PacketWriter:
                 instants = []
 
     def _events(self, track: int, lane: Lane, instants: list[Instant]) -> Iterator[bytes]:
-        """In the order of time, which begins and ends of nested slices need."""
+        """Yields packets in the order of time, which begins and ends of nested slices need."""
         moments: list[tuple[int, int, int, bytes]] = []  # time; ends, then instants, then begins; inner ends first
         place = uint(11, track)
         begin, instantly, end = uint(9, _BEGIN) + place, uint(9, _INSTANT) + place, uint(9, _END) + place

@@ -28,7 +28,7 @@ _QUERY = 60.0  # seconds that one query may take
 
 
 class QueryClient(Protocol):
-    """What queries telemetry: a QueryEngineClient, or a Store's stand-in."""
+    """A client that queries telemetry: a QueryEngineClient, or a Store's stand-in."""
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]: ...
 
@@ -119,7 +119,7 @@ class Profile:
         return timeline, drawn
 
     def _drain(self) -> None:
-        """What was recorded in the block is on its way: waits until all processes have sent it and no more rows come."""
+        """Waits for what was recorded in the block: until all processes have sent it and no more rows come."""
         assert self._client is not None
         deadline = time.monotonic() + _DRAIN
         try:
@@ -157,7 +157,7 @@ def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str]
 def profile_of(
     program: Program | None, telemetry: Callable[[], QueryClient], *, torch: bool = False, **how: Any
 ) -> Profile:
-    """As `profile`, of another program on this machine; None: of what is recorded, with nobody to ask beside that."""
+    """Profiles as `profile` does, another program on this machine; None: what is recorded, with nobody to ask beside that."""
 
     def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
         if program is None:
@@ -204,7 +204,7 @@ def spans(client: QueryClient, start_us: int, end_us: int) -> Iterator[SpanRow]:
 
 
 def actor_names(client: QueryClient) -> dict[str, ActorName]:
-    """How the tracks of actors are called, by id."""
+    """Returns the names of the actors' tracks, by id."""
     rows = client.query("SELECT id, full_name, display_name FROM actors", timeout=_QUERY)["rows"]
     names: dict[str, ActorName] = {}
     for row in rows:

@@ -74,7 +74,7 @@ def flame_of(answers: Answers, seconds: float) -> Flame:
 
 
 def names_of(found: dict[str, Samples]) -> dict[str, str]:
-    """What processes are called: by their actors, or by their address; no two the same."""
+    """Returns the names of processes: by their actors, or by their address; no two the same."""
     names: dict[str, str] = {}
     for address, samples in found.items():
         actors = samples.who[:_NAMED]

@@ -42,7 +42,7 @@ class ActorName(NamedTuple):
 
 @dataclass
 class Drawn:
-    """How many spans were drawn, of how many actors and processes; and how many rows were not, by reason."""
+    """Counts of spans that were drawn, of their actors and processes, and of rows that were not, by reason."""
 
     spans: int = 0
     actors: set[str] = field(default_factory=set)
@@ -123,7 +123,7 @@ def _fields(text: str) -> dict[str, Any] | None:
 
 
 def _reason(row: SpanRow, fields: dict[str, Any] | None, start_us: int, end_us: int) -> str:
-    """Why it is not drawn; "" if it is."""
+    """Returns why it is not drawn; "" if it is."""
     if row.enter is None:
         return NO_ENTER
     end = row.exit if row.exit is not None else end_us

@@ -53,7 +53,7 @@ class Process:
 
 
 class Timeline:
-    """Processes by name."""
+    """A program's processes by name."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
@@ -70,7 +70,7 @@ class Timeline:
         return sum(len(track.slices) for process in self.processes.values() for track in process.tracks.values())
 
     def ordered(self) -> list[Process]:
-        """By name, numbers in it as numbers: trainers[2] before trainers[10]."""
+        """Returns processes by name, numbers in it as numbers: trainers[2] before trainers[10]."""
         return sorted(self.processes.values(), key=lambda process: natural(process.name))
 
 

@@ -38,7 +38,7 @@ class TorchProfiles:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._started: list[str] = []
-        self._client = ""  # the host of the client, and of whoever asks
+        self._client = ""  # the host of the client, and of the caller
         self._offsets: dict[str, int] = {}  # by host: how far its clock is ahead, in nanoseconds
         self._traces: dict[str, Trace] = {}
         self._missing: dict[str, str] = {}  # why a process is not in it, by address
@@ -70,7 +70,7 @@ class TorchProfiles:
         self._measure_clocks()
 
     def _measure_clocks(self) -> None:
-        """Of each host but the client's, one process is asked."""
+        """Asks one process of each host but the client's."""
         for address in self._traces:
             host = host_of(address)
             if host != self._client and host not in self._offsets:
@@ -88,7 +88,7 @@ class TorchProfiles:
         return (back - sent) / 2, there - (sent + back) // 2
 
     def lines(self) -> list[str]:
-        """For people: how many processes are in it, and why others are not."""
+        """Returns lines for people: how many processes are in it, and why others are not."""
         said = [f"torch.profiler: {len(self._traces)} process(es)."]
         reasons: dict[str, int] = {}
         for why in self._missing.values():

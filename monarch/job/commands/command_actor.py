@@ -76,7 +76,7 @@ class CommandActor(Actor):
 
     @concurrent_endpoint
     async def read(self) -> list[OutputPiece | CommandEnded]:
-        """What came since the last call, in order; waits for something. The last one of all is CommandEnded."""
+        """Returns what came since the last call, in order; waits for something. The last one of all is CommandEnded."""
         found = [await self._pieces.get()]
         while not self._pieces.empty():
             found.append(self._pieces.get_nowait())
@@ -84,8 +84,8 @@ class CommandActor(Actor):
 
     @endpoint
     async def send_signal(self, number: int) -> None:
-        """To the command, if it runs. A Python program in the process itself cannot be signalled: it ends with the
-        process."""
+        """Sends a signal to the command, if it runs. A Python program in the process itself cannot be signalled: it ends
+        with the process."""
         if self._child is not None:
             self._child.send_signal(number)  # nothing, once it has ended
 
@@ -184,7 +184,7 @@ class _Report:
         self.environment = {variable: f"/proc/{os.getpid()}/fd/{self._file}"} if variable else {}
 
     def value(self) -> bytes:
-        """What it wrote, _PIECE bytes at most. Once."""
+        """Returns what it wrote, _PIECE bytes at most. Once."""
         if self._file < 0:
             return b""
         data = os.pread(self._file, _PIECE, 0)
@@ -220,8 +220,8 @@ class _CommandOutput:
             raise
 
     def pieces(self, index: int) -> Iterator[bytes]:
-        """What comes out, for the client; into the file as well, if there is one. Ends when nobody can write any more, and a
-        while after the command has ended."""
+        """Yields what comes out, for the client; into the file as well, if there is one. Ends when nobody can write any
+        more, and a while after the command has ended."""
         reading, file, shown = self.reading[index], self._files[index], self._sinks[index].shown
         assert reading is not None
         poll = select.poll()

@@ -13,7 +13,7 @@ PYTHON = "{python}"
 
 
 class Sink(msgspec.Struct, frozen=True):
-    """Where a stream of a command goes: into a file on its host ("": none), to the client, or both."""
+    """A stream's destination: into a file on its host ("": none), to the client, or both."""
 
     file: str = ""
     shown: bool = True
@@ -41,7 +41,7 @@ class RankCommand(msgspec.Struct, frozen=True):
 
 def words_of(cmd: Sequence[str] | str) -> list[str]:
     """A text, or a sequence of one word that a shell would take apart, is a line for bash; anything else is a program and its
-    arguments, as they are. TypeError and ValueError for what is no command."""
+    arguments, as they are. TypeError and ValueError for anything but a command."""
     if isinstance(cmd, str):
         words = [cmd]
     elif isinstance(cmd, Sequence) and all(isinstance(word, str) for word in cmd):
@@ -60,7 +60,8 @@ def _for_shell(word: str) -> bool:
 
 
 def coordinates(fixed: Mapping[str, int], point: Mapping[str, int], labels: Sequence[str]) -> dict[str, int]:
-    """Where a process is: its own dimensions, and those in which one place was chosen for all; in the order of `labels`."""
+    """Returns the place of a process: its own dimensions, and those in which one place was chosen for all; in the order
+    of `labels`."""
     known = {**fixed, **point}
     return {label: known[label] for label in labels if label in known}
 
@@ -75,7 +76,7 @@ def rank_environment(place: Mapping[str, int], sizes: Mapping[str, int]) -> dict
 
 
 def folder_name(place: Mapping[str, int]) -> str:
-    """`hosts_0_gpu_3`: what stands for $SUBDIR."""
+    """Returns what stands for $SUBDIR: `hosts_0_gpu_3`."""
     return "_".join(f"{label}_{rank}" for label, rank in place.items()) or "rank_0"
 
 
@@ -89,10 +90,10 @@ def output_folder(output_dir: str, place: Mapping[str, int], processes: int) -> 
 
 
 def prefix(place: Mapping[str, int]) -> str:
-    """What lines of one process of several begin with where they are printed."""
+    """Returns what lines of one process of several begin with where they are printed."""
     return f"[{' '.join(f'{label}={rank}' for label, rank in place.items())}] "
 
 
 def shell_status(returncode: int) -> int:
-    """As a shell says it: 128 and the signal's number for what a signal ended."""
+    """Returns the status as a shell says it: 128 and the signal's number for what a signal ended."""
     return returncode if returncode >= 0 else min(128 - returncode, 255)

@@ -37,7 +37,7 @@ class PortForwarder(Actor):
     async def forward(
         self, dst_proc_mesh: ProcMesh, dst_port: Dst, src_proc_mesh: ProcMesh, src_address: Src
     ) -> list[int]:
-        """From now on each process of `dst_proc_mesh` listens at `dst_port` of its own machine (127.0.0.1), and who connects
+        """Lets each process of `dst_proc_mesh` listens at `dst_port` of its own machine (127.0.0.1), and who connects
         there is connected to `src_address` ("host:port") as seen by the process of `src_proc_mesh` with the same rank.
         Both may be functions of the rank's Point; port 0 is any free one. Returns the ports, by rank. May be called
         several times.
@@ -166,7 +166,7 @@ class Connector(Actor):
 
     @concurrent_endpoint
     async def read(self, key: int) -> bytes:
-        """What came, at least one byte; none at the end."""
+        """Returns what came, at least one byte; none at the end."""
         reader, _ = self._open[key]
         return await reader.read(_PIECE)
 

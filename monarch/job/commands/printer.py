@@ -53,8 +53,7 @@ class CommandPrinter:
             buffer.write(data)
             buffer.flush()
             return
-        decoder = self._decoders.setdefault(
-            (rank, stream), codecs.getincrementaldecoder("utf-8")(errors="replace")
-        )  # a notebook's, which takes text only
+        # A notebook's stream, which takes text only.
+        decoder = self._decoders.setdefault((rank, stream), codecs.getincrementaldecoder("utf-8")(errors="replace"))
         target.write(decoder.decode(data))
         target.flush()

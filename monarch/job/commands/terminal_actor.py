@@ -28,7 +28,7 @@ _ON_TERMINAL = 'exec "$0" -i <>"$1" >&0 2>&0'
 
 
 class ShellLaunch(msgspec.Struct, frozen=True):
-    """What a shell starts with. `workdir` has to be there; without one `folder` is taken, if it is there."""
+    """A shell's start. `workdir` has to be there; without one `folder` is taken, if it is there."""
 
     env: dict[str, str]
     workdir: str | None
@@ -71,7 +71,8 @@ class TerminalActor(Actor):
 
     @concurrent_endpoint
     async def read(self) -> list[bytes | int]:
-        """What is shown since the last call, in order; waits for something. The last one of all is the exit status."""
+        """Returns what is shown since the last call, in order; waits for something. The last one of all is the exit
+        status."""
         found = [await self._shown.get()]
         while not self._shown.empty():
             found.append(self._shown.get_nowait())
@@ -79,7 +80,7 @@ class TerminalActor(Actor):
 
     @endpoint
     async def type(self, data: bytes) -> None:
-        """What was typed. It waits while the terminal takes no more."""
+        """Takes what was typed; waits while the terminal takes no more."""
         terminal = self._terminal
         if terminal >= 0:
             await asyncio.to_thread(_write, terminal, data)

@@ -32,7 +32,7 @@ class ClusterError(SchedulerError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same may work a little later."""
+        """True if the same may work a little later."""
         return self.status is None or self.status == _BUSY or self.status >= _SERVER
 
 
@@ -77,7 +77,7 @@ class Cluster:
         )
 
     def read(self, kind: ResourceKind, name: str) -> Mapping[str, Any] | None:
-        """None when there is none."""
+        """Returns the object; None when there is none."""
         try:
             verb = "get" if kind.group else "read"
             return self._ask(
@@ -106,13 +106,13 @@ class Cluster:
         return True
 
     def secret(self, name: str, key: str) -> str | None:
-        """What a Secret holds under this key."""
+        """Returns what a Secret holds under this key."""
         found = self.read(SECRET, name)
         value = ((found or {}).get("data") or {}).get(key)
         return None if value is None else base64.b64decode(value).decode()
 
     def has_operator(self) -> bool:
-        """Whether the API serves MonarchMesh."""
+        """True if the API serves MonarchMesh."""
         try:
             found = self._ask(
                 f"ask for {MONARCH_MESH.api_version}",

@@ -1,4 +1,4 @@
-"""What the API server, or whoever stands in front of it, says went wrong, as a sentence with what to do. Pure."""
+"""What the API server, or a proxy in front of it, says went wrong, as a sentence with what to do. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUOTA = "Ask for less, or have the namespace's quota raised (kubectl describe r
 
 
 def api_words(status: int | None, reason: str | None, body: str | bytes | None) -> str:
-    """What the API said: the message of its Status object, else the body, else the reason of the HTTP status."""
+    """Returns what the API said: the message of its Status object, else the body, else the reason of the HTTP status."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
         found: Any = json.loads(text)

@@ -25,7 +25,7 @@ _BACKLOG = 16
 
 @dataclass(frozen=True)
 class ForwardTarget:
-    """Where a forward leads."""
+    """The pod and port that a forward leads to."""
 
     access: Access
     namespace: str
@@ -111,7 +111,8 @@ _changing = threading.Lock()
 
 
 def held_secret() -> str | None:
-    """What this program shows the host it goes through, which it cannot change any more; None before it has entered."""
+    """Returns the secret that this program shows the host it goes through, which it cannot change any more; None before
+    it has entered."""
     return _secret
 
 

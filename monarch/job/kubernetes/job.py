@@ -197,7 +197,7 @@ class KubernetesJob(ScheduledJob):
         return found
 
     def _missing(self, incomplete: list[MeshPods]) -> Poll:
-        """What is to be said of meshes whose pods are not all ready."""
+        """Describes the meshes whose pods are not all ready."""
         said = []
         for found in incomplete:
             why = found.why()
@@ -216,7 +216,7 @@ class KubernetesJob(ScheduledJob):
         return Waiting("; ".join(said))
 
     def _gone(self, found: MeshPods) -> str:
-        """Why a mesh will not get its pods: what makes them was deleted. "" when it is there."""
+        """Returns why a mesh will not get its pods: what makes them was deleted. "" when it is there."""
         kind = next(kind for kind, name in self._made if name == found.mesh)
         made = self._connected().read(manifests.KINDS[kind], found.mesh)
         if made is not None and made["metadata"].get("labels", {}).get(manifests.JOB_LABEL) == self._names.job:
@@ -274,7 +274,7 @@ class KubernetesJob(ScheduledJob):
     # --- a job's life
 
     def can_run(self, spec: Any) -> bool:
-        """Whether all pods are ready, within 5 s for each mesh, and `spec` asks for the same. SchedulerError when the cluster
+        """True if all pods are ready, within 5 s for each mesh, and `spec` asks for the same. SchedulerError when the cluster
         cannot be asked: then nobody knows, and the job is left as it is."""
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
             return False
@@ -309,7 +309,7 @@ class KubernetesJob(ScheduledJob):
 
     @property
     def _owner(self) -> str:
-        """Whose way into the cluster it is."""
+        """Returns the name under which this job enters the cluster."""
         return f"{self._namespace}/{next(iter(self._meshes), '')} ({self._apply_id})"
 
     def _provisioned(self) -> list[PodMesh]:
@@ -334,7 +334,8 @@ class KubernetesJob(ScheduledJob):
         return super()._proof(name) | ({} if mesh.provisioned else {"secret": self._their_secret(mesh)})
 
     def _their_secret(self, mesh: PodMesh) -> str | None:
-        """That of pods which others have made; None when they do not say, and then this program's environment does."""
+        """Returns the secret of pods which others have made; None when they do not say, and then this program's
+        environment does."""
         for pod in self._connected().pods(mesh.selector):
             found = secret_of(pod)
             if found is not None:

@@ -39,7 +39,7 @@ class NeedsRebind:
 
 @dataclass(frozen=True)
 class KubeConfig:
-    """Which cluster, and as whom. Without one, a job uses what Kubernetes gives to the pod it runs in."""
+    """The cluster, and the user that is shown to it. Without one, a job uses what Kubernetes gives to the pod it runs in."""
 
     local: Path | None = None
     remote: Configuration | NeedsRebind | None = None
@@ -56,12 +56,12 @@ class KubeConfig:
 
     @property
     def out_of_cluster(self) -> bool:
-        """Whether this runs outside the cluster: pods are then reached through the API server."""
+        """True if this runs outside the cluster: pods are then reached through the API server."""
         return self.local is not None or self.remote is not None
 
     @property
     def needs_rebind(self) -> bool:
-        """Whether it came from `from_config` in an earlier program: this one has to give a Configuration of its own."""
+        """True if it came from `from_config` in an earlier program: this one has to give a Configuration of its own."""
         return isinstance(self.remote, NeedsRebind)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -153,7 +153,7 @@ def _current(loaded: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _renewing(credential: Credential, plugin: Any, cluster: dict[str, Any], folder: Path) -> Any:
-    """What the official client calls before each request."""
+    """Returns what the official client calls before each request."""
     held = credential
 
     def renew(configuration: Configuration) -> None:
@@ -181,7 +181,7 @@ class CredentialPluginError(RuntimeError):
 
 
 class Credential:
-    """What a plugin gave."""
+    """A token or a certificate that a plugin gave."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self.token: str | None = status.get("token")
@@ -193,7 +193,7 @@ class Credential:
         return self._expiry is not None and now >= self._expiry - _EARLY
 
     def as_user(self) -> dict[str, str]:
-        """As `users[].user` of a kubeconfig says it."""
+        """Returns it as `users[].user` of a kubeconfig says it."""
         user = {"token": self.token} if self.token else {}
         if self.certificate and self.key:
             user["client-certificate-data"] = base64.b64encode(self.certificate.encode()).decode()

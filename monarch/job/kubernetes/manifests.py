@@ -2,7 +2,7 @@
 
 With the operator a mesh is one MonarchMesh, of which the operator makes the rest. Without it the job makes the same itself:
 
-    Secret        the job's secret; owns all the others, so that whoever deletes it deletes the job
+    Secret        the job's secret; owns all the others, so that deleting it deletes the job
     StatefulSet   the pods, `<mesh>-0` to `<mesh>-<n-1>`: one that is evicted comes back under its number
     Service       `<mesh>-svc`, headless, so that pods have names
 """
@@ -57,7 +57,7 @@ KINDS = {kind.name: kind for kind in (SECRET, SERVICE, STATEFUL_SET, MONARCH_MES
 
 @dataclass(frozen=True)
 class Names:
-    """What the objects of one job have in common. `owner` is the uid of the job's Secret, "" before it is there."""
+    """Names that the objects of one job have in common. `owner` is the uid of the job's Secret, "" before it is there."""
 
     namespace: str
     job: str
@@ -69,7 +69,7 @@ class Names:
 
 
 def labels(mesh: str) -> dict[str, str]:
-    """What the pods of a mesh carry."""
+    """Returns the labels of a mesh's pods."""
     return {APP_LABEL: APP, MESH_LABEL: mesh}
 
 
@@ -141,7 +141,7 @@ def _service(names: Names, mesh: str, port: int) -> Manifest:
 
 
 def service_name(mesh: str) -> str:
-    """As the operator calls it."""
+    """Returns the service's name as the operator calls it."""
     return f"{mesh}-svc"
 
 
@@ -166,7 +166,7 @@ def _object(
 
 
 def environment(plain: Mapping[str, str], names: Names, port: int) -> list[Manifest]:
-    """The variables of a worker. The secret is a reference: whoever may read pods, but not Secrets, does not see it."""
+    """The variables of a worker. The secret is a reference: those who may read pods, but not Secrets, do not see it."""
     found: list[Manifest] = [{"name": PORT_VARIABLE, "value": str(port)}, {"name": JOB_VARIABLE, "value": names.job}]
     for name, value in plain.items():
         if name == SECRET_VARIABLE:

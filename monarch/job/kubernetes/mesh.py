@@ -54,7 +54,7 @@ def pod_mesh(
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
 ) -> PodMesh:
-    """ValueError for what cannot be."""
+    """Checks the arguments of `add_mesh`; ValueError for what cannot be."""
     _check_name(name)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"mesh {name!r} has one host or more, got num_replicas={size!r}")

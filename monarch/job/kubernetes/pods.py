@@ -41,7 +41,7 @@ _MOST_SHOWN = 3  # different reasons in one line
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a pod is not ready. `patience`: seconds it may last; infinite for what passes by itself. `crashed`: the
+    """A reason why a pod is not ready. `patience`: seconds it may last; infinite for what passes by itself. `crashed`: the
     container that has written why."""
 
     why: str
@@ -65,11 +65,11 @@ class MeshPods:
 
     @property
     def workers(self) -> list[str]:
-        """By rank; only when none is missing."""
+        """Returns addresses by rank; only when none is missing."""
         return [self.addresses[rank] for rank in range(self.size)]
 
     def why(self) -> str:
-        """What is waited for, in one line."""
+        """Says in one line what is waited for."""
         if not self.missing:
             return f"{self.mesh}: all {self.size} pods are ready"
         line = f"{self.mesh}: {len(self.addresses)}/{self.size} pods are ready, missing ranks: {_numbers(self.missing)}"
@@ -89,7 +89,7 @@ def look(
     rank_label: str = POD_INDEX,
     ours: Callable[[Pod], bool] = lambda pod: True,
 ) -> MeshPods:
-    """What the pods that were found for a mesh amount to. Pods that are not `ours` are another job's: not counted."""
+    """Returns what the pods that were found for a mesh amount to. Pods that are not `ours` are another job's: not counted."""
     newest: dict[int, Pod] = {}  # while a pod is replaced, two have its rank
     skipped: dict[str, str] = {}
     for pod in sorted(filter(ours, pods), key=lambda pod: _text(pod, "metadata", "creationTimestamp")):
@@ -106,7 +106,7 @@ def look(
 
 
 class Patience:
-    """How long pods have had obstacles that do not pass by themselves. A container that crashes is up for moments in
+    """Times for which pods have had obstacles that do not pass by themselves. A container that crashes is up for moments in
     between: an obstacle is over when it was not seen for `RECOVERED` seconds."""
 
     RECOVERED = 60.0
@@ -141,13 +141,13 @@ def rank_of(pod: Pod, label: str = POD_INDEX) -> int | None:
 
 
 def address_of(pod: Pod, scheme: str) -> str:
-    """Where its worker is dialled."""
+    """Returns the address at which its worker is dialled."""
     ip = _text(pod, "status", "podIP")
     return f"{scheme}://{f'[{ip}]' if ':' in ip else ip}:{port_of(pod)}"
 
 
 def port_of(pod: Pod) -> int:
-    """What MONARCH_PORT says in one of its containers, else the port that workers have by default."""
+    """Returns what MONARCH_PORT says in one of its containers, else the port that workers have by default."""
     for variable in _variables(pod):
         value = variable.get("value")
         if variable.get("name") == PORT_VARIABLE and isinstance(value, str) and value.isascii() and value.isdigit():
@@ -195,7 +195,7 @@ def obstacle_of(pod: Pod) -> Obstacle | None:
 
 
 def _waiting(container: Mapping[str, Any]) -> Obstacle | None:
-    """Why a container does not run; None if it does, or is being made."""
+    """Returns why a container does not run; None if it does, or is being made."""
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     reason = waiting.get("reason") or ""
@@ -224,7 +224,7 @@ def _ended(terminated: Mapping[str, Any]) -> str:
 
 
 def _said(reason: str, message: Any) -> str:
-    """On one line."""
+    """Returns reason and message on one line."""
     words = " ".join(str(message or "").split())
     return f"{reason}: {words}" if words else reason
 

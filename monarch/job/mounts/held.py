@@ -1,4 +1,4 @@
-"""The mounts of a job, as whoever holds them has them: the program, or the job's sidecar."""
+"""The mounts of a job, as the process that holds them has them: the program, or the job's sidecar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HeldMounts:
         return len(self._open)
 
     def update(self, orders: Sequence[MountOrder], meshes: Mapping[str, HostMesh]) -> None:
-        """What is mounted is what `orders` say: others are closed, those that are there refreshed. Raises what the first that
+        """Mounts what `orders` say: closes others, and refreshes those that are there. Raises what the first that
         failed met; the others are as they should be."""
         failures: list[Exception] = []
         for order in [order for order in self._open if order not in orders]:

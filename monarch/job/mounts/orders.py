@@ -43,7 +43,8 @@ class MountOrder(msgspec.Struct, frozen=True):
 
 
 def orders(remote: Sequence[RemoteMount], gathered: Sequence[GatheredMount], meshes: Sequence[str]) -> list[MountOrder]:
-    """What to mount in a job with these meshes. ValueError for a mesh that it does not have, and for two at one place."""
+    """Returns what to mount in a job with these meshes. ValueError for a mesh that it does not have, and for two at one
+    place."""
     found = []
     for mount in remote:
         found += [

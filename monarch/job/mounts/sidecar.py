@@ -45,7 +45,7 @@ _BETWEEN = 0.05
 
 
 def folder_of(job: Any) -> str:
-    """Where the sidecar of the job's allocation is. Kept in the job, for programs whose runs are elsewhere."""
+    """Returns the folder of the sidecar of the job's allocation. Kept in the job, for programs whose runs are elsewhere."""
     name = f"sidecar-{job.apply_id}"
     kept: str = job.__dict__.get("_sidecar_folder", "")
     if os.path.basename(kept) != name:
@@ -54,7 +54,7 @@ def folder_of(job: Any) -> str:
 
 
 class Sidecar:
-    """That of a job's allocation, running or not."""
+    """The sidecar of a job's allocation, running or not."""
 
     _connection: socket.socket | None = None
 
@@ -130,7 +130,7 @@ class Sidecar:
             job_logger().warning("%s", warning)
 
     def _connect(self) -> bool:
-        """Whether there is one, which is connected then."""
+        """True if there is one, which is connected then."""
         if self._connection is not None:
             gone, _, _ = select.select([self._connection], [], [], 0)
             if not gone:
@@ -148,8 +148,8 @@ class Sidecar:
             connection.close()
 
     def _start(self, job: Any) -> None:
-        """Of several programs that start one at a time, one's runs; the others use that. RuntimeError with what it wrote when
-        none comes up."""
+        """Starts the sidecar; of several programs that do so at a time one's runs, and the others use that. RuntimeError
+        with what it wrote when none comes up."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         log = os.open(os.path.join(self.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         ready, said = os.pipe2(os.O_CLOEXEC)

@@ -57,7 +57,7 @@ class SidecarProgram:
         self._ended = threading.Event()
 
     def serve(self, listening: socket.socket) -> None:
-        """Until it is to end."""
+        """Serves until it is to end."""
         threading.Thread(target=self._accept, args=(listening,), name="accept", daemon=True).start()
         lease = settings.job_lease()
         while not self._ended.wait(_LOOK):
@@ -135,7 +135,7 @@ class SidecarProgram:
 
 
 class Warnings(logging.Handler):
-    """What is said on the logger `monarch` while it is entered, for whoever asked."""
+    """A collector of what the logger `monarch` says while it is entered."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -164,7 +164,7 @@ class RayJob(ScheduledJob):
             return None
 
     def _group_state(self) -> dict[str, Any] | None:
-        """What Ray knows of the placement group; None when it knows none."""
+        """Returns what Ray knows of the placement group; None when it knows none."""
         ray = self._ray()
         try:
             found: dict[str, Any] = ray.util.placement_group_table(ray.util.get_placement_group(self._job))
@@ -205,7 +205,7 @@ class RayJob(ScheduledJob):
         self._job, self._asked = "", {}
 
     def _left(self) -> bool:
-        """Whether Ray still has the placement group or an actor in it."""
+        """True if Ray still has the placement group or an actor in it."""
         state = self._group_state()
         return (state is not None and state["state"] != "REMOVED") or any(map(self._handle, self._actors()))
 
@@ -245,7 +245,7 @@ class RayJob(ScheduledJob):
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """As actors take them: CPUs, GPUs and memory have names of their own."""
+    """Returns resources as actors take them: CPUs, GPUs and memory have names of their own."""
     rest = dict(resources)
     options = {"num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0), "memory": rest.pop("memory", None)}
     return options | {"resources": rest or None}

@@ -56,17 +56,17 @@ class RayHost:
         threading.Thread(target=self._watch, name="monarch-worker", daemon=True).start()
 
     def address(self) -> str:
-        """Where the worker is dialled. RuntimeError when it has ended."""
+        """Returns the address at which the worker is dialled. RuntimeError when it has ended."""
         if self._status is not None:
             raise RuntimeError(f"its worker ended with status {self._status}")
         return self._address
 
     def pids(self) -> tuple[int, int]:
-        """Of this actor's process, and of its worker."""
+        """Returns the pid of this actor's process, and that of its worker."""
         return os.getpid(), self._worker.pid
 
     def stop(self) -> None:
-        """Ends the worker and all it started; the actor stays, for whoever stops it to kill it."""
+        """Ends the worker and all it started; the actor stays, for its stopper to kill it."""
         self._stopping = True
         assert self._worker.stdin is not None
         self._worker.stdin.close()

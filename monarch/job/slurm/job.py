@@ -312,7 +312,7 @@ class SlurmJob(ScheduledJob):
             self._awaits = False
 
     def _is_patient(self) -> bool:
-        """Whether to wait for a controller that does not answer: its new start must not cost a place in the queue."""
+        """True if a controller that does not answer is waited for: its new start must not cost a place in the queue."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
@@ -359,7 +359,8 @@ class SlurmJob(ScheduledJob):
         )
 
     def _id(self) -> str | None:
-        """Of the job; for the client of a batch job, which was kept before it had one, that of the job around it."""
+        """Returns the id of the job; for the client of a batch job, which was kept before it had one, that of the job
+        around it."""
         return os.environ.get("SLURM_JOB_ID") if self._job_id is None and _in_batch() else self._job_id
 
     def _log(self) -> str:
@@ -451,8 +452,8 @@ class SlurmJob(ScheduledJob):
         return self._asked() == spec._asked()
 
     def _asked(self) -> tuple[Any, ...]:
-        """What makes this job the one that another program asks for. Where its logs go, and whether its nodes are shared,
-        does not."""
+        """Returns what makes this job the one that another program asks for. Where its logs go, and whether its nodes are
+        shared, does not."""
         return (
             list(self._meshes.items()), self._partitions, self._partition, self._python_exe, self._slurm_args, self._port,
             self._job_name, self._ntasks_per_node, self._time_limit, self._gpus_per_node, self._cpus_per_task, self._mem,

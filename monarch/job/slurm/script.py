@@ -26,7 +26,7 @@ class HetJobComponent(msgspec.Struct, frozen=True):
 
 
 class SlurmRequest(msgspec.Struct, frozen=True):
-    """What is asked of Slurm. A job of several components is a heterogeneous one: all of them start together, or none does,
+    """A request to Slurm. A job of several components is a heterogeneous one: all of them start together, or none does,
     so that two jobs never hold half of their nodes each and wait for the other's."""
 
     components: tuple[HetJobComponent, ...]
@@ -141,7 +141,7 @@ FAILED = "monarch: the worker could not go on, on node"
 
 
 def failure(log: str) -> str | None:
-    """What the workers' log says when one of them has failed: the node and the lines before; None when none has."""
+    """Returns what the workers' log says when one of them has failed: the node and the lines before; None when none has."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for number, line in enumerate(lines):
         if line.startswith(FAILED):

@@ -52,7 +52,7 @@ def _from_json(job: str) -> list[JobRow] | None:
 
 
 def host_names(nodes: str) -> list[str]:
-    """ "n[1-2]" as n1, n2."""
+    """Expands "n[1-2]" to n1, n2."""
     try:
         out, _, code = _run(["scontrol", "show", "hostnames", nodes])
     except SchedulerError:
@@ -61,7 +61,7 @@ def host_names(nodes: str) -> list[str]:
 
 
 def place_in_queue(job: str, partition: str | None) -> int | None:
-    """How many jobs stand before this one, as squeue sorts them by priority; None where that cannot be told."""
+    """Returns how many jobs stand before this one, as squeue sorts them by priority; None where that cannot be told."""
     chosen = ["-p", partition] if partition else []
     try:
         out, _, code = _run(["squeue", "-h", "-t", "PENDING", "--sort=-p,i", "-o", "%A", *chosen])
@@ -147,5 +147,5 @@ def _silent(command: str) -> str:
 
 
 def _words(err: str) -> str:
-    """What a command of Slurm's has said, as one line."""
+    """Returns what a command of Slurm's has said, as one line."""
     return "; ".join(line.strip() for line in err.splitlines() if line.strip())

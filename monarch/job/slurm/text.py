@@ -60,12 +60,12 @@ class JobRow(msgspec.Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """True if it has ended, or is about to."""
         return self.state in _OVER
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """True if nothing of it runs any more."""
         return self.state in _GONE
 
     def why(self) -> str:
@@ -87,7 +87,7 @@ def job_id(sbatch_output: str) -> str | None:
 
 
 def rows(squeue_output: str) -> list[JobRow]:
-    """What `squeue -o SQUEUE_FORMAT` printed of one job, components in order. ValueError for what is not that."""
+    """Reads what `squeue -o SQUEUE_FORMAT` printed of one job, components in order. ValueError for what is not that."""
     found = []
     for line in squeue_output.splitlines():
         if not line.strip():

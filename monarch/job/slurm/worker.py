@@ -18,7 +18,7 @@ Resolve = Callable[[str], str]
 
 
 def address(name: str, others: Sequence[str], port: int, scheme: str, bind_to: str | None, resolve: Resolve) -> str:
-    """Where the worker on node `name` listens and is reached. ValueError when no other node could reach it there."""
+    """Returns where the worker on node `name` listens and is reached. ValueError when no other node could reach it there."""
     if bind_to is not None:
         host = f"[{bind_to}]" if ":" in bind_to else bind_to
         return f"{scheme}://{name}:{port}@{scheme}://{host}:{port}"

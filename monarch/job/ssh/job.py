@@ -57,7 +57,7 @@ class Worker(msgspec.Struct):
 
 
 class _WorkerLine(msgspec.Struct):
-    """What a worker prints when it listens."""
+    """A line that a worker prints when it listens."""
 
     listening: str
     pid: int
@@ -126,7 +126,7 @@ class LoginJob(ScheduledJob):
         return host
 
     def _failure(self, host: str, status: int, said: str) -> str:
-        """Why a login, or the worker behind it, has ended."""
+        """Returns why a login, or the worker behind it, has ended."""
         return ssh_failure(host, status, said, self._python_exe, self._port)
 
     # --- asking
@@ -186,7 +186,7 @@ class LoginJob(ScheduledJob):
         return Ready({name: [self._workers[host].address for host in hosts] for name, hosts in self._hosts.items()})
 
     def _ended(self, worker: Worker) -> str | None:
-        """Why its worker is not there any more; None while it is, or is coming."""
+        """Returns why its worker is not there any more; None while it is, or is coming."""
         process = self._processes.get(worker.host)
         if process is not None:
             status = process.poll()
@@ -256,7 +256,7 @@ class LoginJob(ScheduledJob):
         return self._run_there(worker, script) is not None
 
     def _login_ended(self, worker: Worker) -> bool:
-        """Whether the login has ended because the worker has, and not on the way."""
+        """True if the login has ended because the worker has, and not on the way."""
         process = self._processes.get(worker.host)
         return process is not None and process.poll() not in (None, SSH_FAILED)
 
@@ -331,7 +331,7 @@ class SSHJob(LoginJob):
         return [*words, "--", host, command]
 
     def _address_of(self, host: str) -> str:
-        """What ~/.ssh/config makes of the name: `HostName`, or the name itself."""
+        """Returns what ~/.ssh/config makes of the name: `HostName`, or the name itself."""
         process = _popen(["ssh", *self._ssh_args, "-G", "--", host], subprocess.PIPE)
         try:
             out, err = process.communicate(None, _REMOTE)
@@ -438,7 +438,7 @@ _ADVICE = {
 
 
 def ssh_failure(host: str, status: int, said: str, python: str, port: int) -> str:
-    """Why there is no worker on `host`: ssh ended with `status` (negative: by a signal) after `said` on stderr."""
+    """Returns why there is no worker on `host`: ssh ended with `status` (negative: by a signal) after `said` on stderr."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning: Permanently")]
     words = (
         " / ".join(lines if len(lines) <= _MOST_QUOTED else [*lines[:2], "...", *lines[2 - _MOST_QUOTED :]]).rstrip(".")
@@ -466,7 +466,7 @@ def host_name(configuration: str) -> str | None:
 
 
 def has_connect_timeout(configuration: str) -> bool:
-    """Whether the user's configuration bounds the time for connecting."""
+    """True if the user's configuration bounds the time for connecting."""
     return _option(configuration, "connecttimeout") not in (None, "none", "0")
 
 

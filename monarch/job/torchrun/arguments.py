@@ -21,7 +21,7 @@ _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv
 
 
 class RankStreams(msgspec.Struct, frozen=True):
-    """Of each local rank, which of its streams are meant: 0 none, 1 stdout, 2 stderr, 3 both."""
+    """Streams that are meant, by local rank: 0 none, 1 stdout, 2 stderr, 3 both."""
 
     default: int
     ranks: dict[int, int]
@@ -35,8 +35,9 @@ class RankStreams(msgspec.Struct, frozen=True):
 
 
 class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or auto, cpu,
-    gpu; `command`: what each rank executes, PYTHON for the interpreter; `unused`: given and without meaning here."""
+    """The options that were given. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or
+    auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `unused`: given and without meaning
+    here."""
 
     nodes: tuple[int, int] | None
     per_node: str
@@ -181,7 +182,7 @@ def streams(text: str) -> RankStreams:
 
 
 def signals(text: str) -> list[int]:
-    """Signals by name, `SIGTERM,SIGUSR1`."""
+    """Reads signals by name, `SIGTERM,SIGUSR1`."""
     found = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -192,7 +193,7 @@ def signals(text: str) -> list[int]:
 
 
 def command(script: str, arguments: Sequence[str], module: bool, no_python: bool, run_path: bool) -> list[str]:
-    """What each rank executes."""
+    """Returns the words that each rank executes."""
     if run_path:
         return [PYTHON, "-u", "-c", _RUN_PATH, script, *arguments]
     if no_python:

@@ -21,7 +21,7 @@ class Parsed(NamedTuple):
 
 
 def parse(command: Sequence[str]) -> Parsed:
-    """What the command asks for. ValueError for what is neither a torchrun command nor `python script.py`."""
+    """Returns what the command asks for. ValueError for what is neither a torchrun command nor `python script.py`."""
     words = list(command)
     if words and _name(words[0]).startswith("python"):
         words = words[1:]

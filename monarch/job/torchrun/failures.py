@@ -63,7 +63,7 @@ def first(failures: Sequence[RankFailure]) -> RankFailure:
 
 
 def told(name: str, failures: Sequence[RankFailure], ended: Sequence[int], attempt: int, attempts: int) -> str:
-    """What people read at the end: who was first, why, what became of the others."""
+    """Returns what people read at the end: who was first, why, what became of the others."""
     cause = first(failures)
     lines = [f"{name}: rank {cause.rank} {cause.how} (local rank {cause.local_rank} on {cause.host}, pid {cause.pid})"]
     lines += [f"    {line}" for line in why(cause)]
@@ -104,7 +104,7 @@ def recorded(report: bytes) -> str:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """0-3, 5"""
+    """Returns numbers as ranges: 0-3, 5."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and rank == found[-1][1] + 1:

@@ -24,7 +24,7 @@ def commands(
     folder: str,
     env: Mapping[str, str],
 ) -> list[RankCommand]:
-    """Of each rank. `sizes`: hosts, and ranks on each."""
+    """Returns the command of each rank. `sizes`: hosts, and ranks on each."""
     environments = layout.environments(layout.by_last_dimension(sizes))
     found = []
     for rank, place in enumerate(environments):
@@ -74,13 +74,13 @@ def writes_files(options: TorchrunOptions) -> bool:
 
 
 def log_folder(options: TorchrunOptions, run_id: str, unique: str, temporary: str) -> str:
-    """Of this run alone, whatever else writes below --log-dir."""
+    """Returns a folder of this run alone, whatever else writes below --log-dir."""
     base = temporary if options.log_dir is None else os.path.abspath(options.log_dir)
     return os.path.join(base, f"{run_id}_{unique}")
 
 
 def prefixes(options: TorchrunOptions, sizes: tuple[int, int]) -> list[str | None]:
-    """What a rank's lines begin with where they are shown: torchrun's `[default0]:` under --tee. One rank's output is
+    """Returns what a rank's lines begin with where they are shown: torchrun's `[default0]:` under --tee. One rank's output is
     shown as it comes."""
     tee: RankStreams = options.tee
     if not tee.any:
@@ -89,7 +89,7 @@ def prefixes(options: TorchrunOptions, sizes: tuple[int, int]) -> list[str | Non
 
 
 def chosen(nodes: tuple[int, int] | None, present: int, where: str) -> int:
-    """How many of the hosts take part. ValueError when there are too few."""
+    """Returns how many of the hosts take part. ValueError when there are too few."""
     least, most = nodes or (1, present)
     if present < least:
         raise ValueError(f"--nnodes asks for {least} host(s) or more, and {where} has {present}")

@@ -37,7 +37,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class HostProbe(Actor):
-    """What has to be known of a host before ranks start there."""
+    """An actor that tells what has to be known of a host before ranks start there."""
 
     @endpoint
     def look(self) -> tuple[str, int, int]:
@@ -123,7 +123,7 @@ class _TorchrunRun:
                 one.get()
 
     def _master(self, hosts: Sequence[HostMesh]) -> tuple[tuple[str, int], str]:
-        """Where rank 0 opens the store at which all meet; and the first host's folder for temporary files."""
+        """Returns where rank 0 opens the store at which all meet; and the first host's folder for temporary files."""
         with _facts(hosts[0]) as first:
             address, port = self._options.master_addr, self._options.master_port
             if address is None:
@@ -297,7 +297,7 @@ def _facts(host: HostMesh) -> Iterator[Any]:
 
 
 def _look(hosts: Sequence[HostMesh], patience: float) -> list[tuple[str, int, int]]:
-    """What is to be known of each; all are asked before the first has to answer."""
+    """Returns what is to be known of each; all are asked before the first has to answer."""
     with ExitStack() as stack:
         asked = [stack.enter_context(_facts(host)).look.call_one() for host in hosts]
         return [answer.get(patience) for answer in asked]

@@ -10,8 +10,8 @@ Directory = str | os.PathLike[str]
 
 
 class Workspace:
-    """For `HostMesh.sync_workspace`: `dirs` maps local directories to their places below `$WORKSPACE_DIR` on the hosts;
-    those of a list keep their names. TypeError for anything else."""
+    """An argument of `HostMesh.sync_workspace`: `dirs` maps local directories to their places below `$WORKSPACE_DIR` on
+    the hosts; those of a list keep their names. TypeError for anything else."""
 
     def __init__(self, dirs: Mapping[Directory, str] | Sequence[Directory] | None = None) -> None:
         if isinstance(dirs, str):

@@ -37,5 +37,5 @@ NAMES = (
 
 
 def all_verbs() -> list[ModuleType]:
-    """In the order in which help shows them."""
+    """Returns the verbs in the order in which help shows them."""
     return [importlib.import_module(f"monarch.tools.verbs.{name}_verb") for name in NAMES]

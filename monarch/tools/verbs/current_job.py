@@ -107,7 +107,7 @@ def add_kill(parser: argparse.ArgumentParser) -> None:
 
 
 def environment(pairs: Sequence[str]) -> dict[str, str]:
-    """ValueError for one without `=`."""
+    """Reads NAME=VALUE words; ValueError for one without `=`."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -118,7 +118,7 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def point(text: str) -> dict[str, int]:
-    """`hosts=1,gpu=0`. ValueError for anything else."""
+    """Reads `hosts=1,gpu=0`; ValueError for anything else."""
     found = {}
     for part in text.split(","):
         label, equals, number = part.partition("=")

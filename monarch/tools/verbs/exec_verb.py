@@ -122,7 +122,7 @@ def gathered(job: Any, meshes: list[str], per_host: dict[str, int] | None) -> tu
 
 
 def output_place(view: tuple[str, str] | None, name: str) -> tuple[str, str]:
-    """Where the files of a command go on the hosts, and how people are told."""
+    """Returns where the files of a command go on the hosts, and how people are told."""
     if view is None:
         return f"/tmp/monarch_exec_{name}", f"/tmp/monarch_exec_{name}/ on each worker"
     there, here = view
@@ -149,7 +149,7 @@ def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
 
 
 def command_of(options: argparse.Namespace) -> list[str] | str:
-    """What is to run. ValueError when nothing is, or two things are."""
+    """Returns what is to run. ValueError when nothing is, or two things are."""
     words = options.cmd[1:] if options.cmd[:1] == ["--"] else options.cmd
     if options.script is not None:
         text = sys.stdin.read() if options.script == "-" else Path(options.script).read_text()

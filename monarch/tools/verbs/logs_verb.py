@@ -121,7 +121,7 @@ def _of_job(options: argparse.Namespace) -> int:
 
 
 class Followed:
-    """What is written into a file from now on, line by line. A file that is made anew is read from its beginning."""
+    """A file's new lines. A file that is made anew is read from its beginning."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -191,7 +191,7 @@ def _of_program(options: argparse.Namespace) -> int:
 
 
 def _follow(program: Program, agents: list[str], wanted: Wanted, pattern: re.Pattern[str] | None) -> None:
-    """Until the program ends."""
+    """Prints lines until the program ends."""
     from msgspec.structs import replace
 
     from monarch.admin.output import read

@@ -81,7 +81,8 @@ def statement(given: str | None, path: str | None) -> str:
 
 
 def client_of(pid: int | None) -> QueryEngineClient:
-    """Of the folder's job, if one runs; else of the program that records, if there is one. ValueError otherwise."""
+    """Returns the query client of the folder's job, if one runs; else of the program that records, if there is one.
+    ValueError otherwise."""
     from monarch.tools.verbs.status_verb import running_job
 
     if pid is None and "MONARCH_PROGRAM" not in os.environ:
@@ -115,7 +116,7 @@ def client_of(pid: int | None) -> QueryEngineClient:
 
 
 def recorded_by(folder: str) -> QueryEngineClient | None:
-    """For what the program of that run folder records; None when it does not."""
+    """Returns a client for what the program of that run folder records; None when it does not."""
     from monarch.dashboard.process.launcher import Observer, ObserverFailed
     from monarch.telemetry import QueryEngineClient
     from monarch.telemetry.starting import FOLDER

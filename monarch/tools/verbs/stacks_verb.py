@@ -77,7 +77,7 @@ def _ranks(text: str) -> range:
 
 
 def seconds(text: str) -> float:
-    """For options."""
+    """Reads a number of seconds for an option."""
     try:
         found = float(text)
     except ValueError:
