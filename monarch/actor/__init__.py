@@ -1,12 +1,12 @@
 """The public actor API: names, and nothing else.
 
-Programs and the optional packages beside it import from here; what is behind these names may change.
+Programs import from here; what is behind these names may change. `monarch.actor.lowlevel` has what packages built on
+actors need besides.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import (
@@ -31,7 +31,6 @@ from monarch._mesh.actors.endpoint import (
     endpoint,
     send,
 )
-from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.failures.fault_hook import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.main_thread import faults
@@ -56,18 +55,17 @@ from monarch._mesh.process.context import (
     current_size,
 )
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
-from monarch._runtime.future import Future, Promise, follow, read_if_dropped, when_ready
+from monarch._runtime.future import Future, Promise
 from monarch._runtime.leader import WouldBlockRuntime
-from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.value_mesh import ValueMesh
 from monarch._shape.view import MeshTrait
-from monarch._wire.codec import importable
 from monarch._wire.ids import ActorAddr, ProcId, Uid
 from monarch.actor import config
+from monarch.actor._pickling import pickle_from
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ if TYPE_CHECKING:
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
     from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
     from monarch._mesh.process.client import shutdown_context
-    from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
+    from monarch._mesh.process.named_actors import get_or_spawn_controller
     from monarch._mesh.start.transports import attach, enable_transport
     from monarch._mesh.start.worker import (
         run_worker_loop_forever,
@@ -89,10 +87,23 @@ if TYPE_CHECKING:
     )
     from monarch._runtime.completions import as_completed
     from monarch._runtime.instrument import get_meter, span, traced
-    from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
     from monarch._runtime.returns_future import returns_future
-    from monarch._runtime.thread_task import in_thread
-    from monarch._wire.sealed import Sealed
+    from monarch.actor.lowlevel import Receivers as Receivers
+    from monarch.actor.lowlevel import Sealed as Sealed
+    from monarch.actor.lowlevel import follow as follow
+    from monarch.actor.lowlevel import importable as importable
+    from monarch.actor.lowlevel import in_thread as in_thread
+    from monarch.actor.lowlevel import lives_here as lives_here
+    from monarch.actor.lowlevel import open_stream as open_stream
+    from monarch.actor.lowlevel import own_key as own_key
+    from monarch.actor.lowlevel import process_service as process_service
+    from monarch.actor.lowlevel import read_if_dropped as read_if_dropped
+    from monarch.actor.lowlevel import reduce_for as reduce_for
+    from monarch.actor.lowlevel import serve_streams as serve_streams
+    from monarch.actor.lowlevel import start_thread as start_thread
+    from monarch.actor.lowlevel import stream_encrypted as stream_encrypted
+    from monarch.actor.lowlevel import stream_obstacle as stream_obstacle
+    from monarch.actor.lowlevel import when_ready as when_ready
 
 __all__ = [
     "Accumulator",
@@ -128,11 +139,9 @@ __all__ = [
     "ProcMesh",
     "Promise",
     "RankedPortReceiver",
-    "Receivers",
     "ReplacePolicy",
     "Replacement",
     "RestartPolicy",
-    "Sealed",
     "Shape",
     "SpawnError",
     "Stacks",
@@ -160,35 +169,22 @@ __all__ = [
     "diagnose",
     "enable_transport",
     "endpoint",
-    "follow",
     "get_active_proc_meshes",
     "get_meter",
     "get_or_spawn_controller",
     "hosts_from_config",
-    "importable",
-    "in_thread",
-    "lives_here",
     "local_proc_mesh",
     "on_actor_threads",
-    "open_stream",
-    "own_key",
     "proc_mesh",
-    "process_service",
-    "read_if_dropped",
-    "reduce_for",
     "register_proc_mesh_spawn_callback",
     "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
-    "serve_streams",
     "setup_torch_distributed",
     "shutdown_context",
     "span",
-    "start_thread",
     "start_worker_loop_forever",
-    "stream_encrypted",
-    "stream_obstacle",
     "this_host",
     "this_proc",
     "traced",
@@ -196,12 +192,10 @@ __all__ = [
     "unhandled_fault_hook",
     "unregister_proc_mesh_spawn_callback",
     "wait_graph",
-    "when_ready",
 ]
 
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
-    "Sealed": "monarch._wire.sealed",
     "Diagnosis": "monarch._mesh.inspection.diagnosis",
     "Stacks": "monarch._mesh.inspection.stacks_of_program",
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
@@ -214,19 +208,13 @@ _LATER = {
     "get_or_spawn_controller": "monarch._mesh.process.named_actors",
     "local_proc_mesh": "monarch._mesh.meshes.legacy",
     "proc_mesh": "monarch._mesh.meshes.legacy",
-    "process_service": "monarch._mesh.process.named_actors",
     "returns_future": "monarch._runtime.returns_future",
-    "in_thread": "monarch._runtime.thread_task",
     "shutdown_context": "monarch._mesh.process.client",
     "span": "monarch._runtime.instrument",
     "traced": "monarch._runtime.instrument",
     "wait_graph": "monarch._mesh.inspection.wait_graph",
     "on_actor_threads": "monarch._mesh.meshes.torch_groups",
     "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
-    "open_stream": "monarch._runtime.open_stream",
-    "serve_streams": "monarch._runtime.open_stream",
-    "stream_encrypted": "monarch._runtime.open_stream",
-    "stream_obstacle": "monarch._runtime.open_stream",
     "attach_to_workers": "monarch._mesh.meshes.attach",
     "hosts_from_config": "monarch._mesh.meshes.attach",
     "two_local_hosts": "monarch._mesh.meshes.attach",
@@ -236,15 +224,9 @@ _LATER = {
 }
 
 
-def _pickle_from_here(name: str, found: Any) -> None:
-    """Functions are pickled by their public name, so that whoever unpickles one loads all it needs. Classes keep the module
-    in which tools look for their source."""
-    if isinstance(found, FunctionType) and found.__qualname__ == name:
-        found.__module__ = __name__
-
-
-for _name, _found in [(name, globals()[name]) for name in __all__ if name in globals()]:
-    _pickle_from_here(_name, _found)
+for _name in __all__:
+    if _name in globals():
+        pickle_from(__name__, _name, globals()[_name])
 
 
 faults.listen()  # now: a thread may start the client, and only the main thread can set a handler of signals
@@ -253,9 +235,13 @@ faults.listen()  # now: a thread may start the client, and only the main thread 
 def __getattr__(name: str) -> Any:
     home = _LATER.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from monarch.actor import lowlevel  # whose names are found here as well, where they once were
+
+        if name not in lowlevel.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(lowlevel, name)
     found = globals()[name] = getattr(importlib.import_module(home), name)
-    _pickle_from_here(name, found)
+    pickle_from(__name__, name, found)
     return found
 
 

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from monarch.actor import start_thread
+from monarch.actor.lowlevel import start_thread
 from monarch.rdma.transfer import Transfer
 
 Copy = Callable[[Transfer, int, int], None]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from monarch._linux.procfs import start_of
-from monarch.actor import start_thread
+from monarch.actor.lowlevel import start_thread
 from monarch.rdma.buffer_handle import Owner
 
 WATCHED = 4096  # processes; of the end of others nobody hears

@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from monarch._errors import RDMAReadOnlyError
-from monarch.actor import Actor, Future, Promise, concurrent_endpoint, endpoint, process_service
+from monarch.actor import Actor, Future, Promise, concurrent_endpoint, endpoint
+from monarch.actor.lowlevel import process_service
 from monarch.rdma import device_copies
 from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.lending import borrowing, lending

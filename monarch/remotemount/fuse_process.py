@@ -15,7 +15,8 @@ from collections.abc import Callable
 from ctypes.util import find_library
 
 from monarch._linux import procfs
-from monarch.actor import bind_context, start_thread
+from monarch.actor import bind_context
+from monarch.actor.lowlevel import start_thread
 from monarch.remotemount.fuse_messages import (
     BeginMount,
     Message,

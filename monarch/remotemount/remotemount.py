@@ -8,7 +8,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from monarch.actor import HostMesh, bind_context, start_thread, this_proc
+from monarch.actor import HostMesh, bind_context, this_proc
+from monarch.actor.lowlevel import start_thread
 from monarch.remotemount import mirror
 from monarch.remotemount.fuse_process import MountBusy
 from monarch.remotemount.mount_point import refusal

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from monarch._devices import own_device, vendors
-from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
+from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads
+from monarch.actor.lowlevel import start_thread
 from monarch.spmd import device_mesh
 from monarch.spmd.layout import VisibleDevices
 from monarch.spmd.spmd_actor import host_and_port

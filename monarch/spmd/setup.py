@@ -6,13 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from monarch.actor import (
-    ActorError,
-    Future,
-    ProcMesh,
-    SupervisionError,
-    in_thread,
-)
+from monarch.actor import ActorError, Future, ProcMesh, SupervisionError
+from monarch.actor.lowlevel import in_thread
 from monarch.spmd import layout
 from monarch.spmd.layout import RankLocation, VisibleDevices
 from monarch.spmd.ranks import TorchGroup, TorchSetup

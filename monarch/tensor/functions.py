@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monarch.actor import Sealed, importable
+from monarch.actor.lowlevel import Sealed, importable
 from monarch.tensor.failures import OneLine
 
 OPENED = 4096  # functions by value that a worker keeps; beyond that it starts over

@@ -89,11 +89,20 @@ def test_an_older_path_has_the_same_names_and_says_where_they_are(module: str) -
         assert getattr(found, name) is getattr(monarch.actor, name)
 
 
-def test_public_functions_are_pickled_by_their_public_module() -> None:
+def test_what_extensions_need_is_found_where_it_once_was() -> None:
     import monarch.actor
+    from monarch.actor import lowlevel
 
-    for name in monarch.actor.__all__:
-        found = getattr(monarch.actor, name)
+    assert not set(lowlevel.__all__) & set(monarch.actor.__all__)
+    for name in lowlevel.__all__:
+        assert getattr(monarch.actor, name) is getattr(lowlevel, name)
+
+
+@pytest.mark.parametrize("module", ["monarch.actor", "monarch.actor.lowlevel"])
+def test_public_functions_are_pickled_by_their_public_module(module: str) -> None:
+    public = importlib.import_module(module)
+    for name in public.__all__:
+        found = getattr(public, name)
         if callable(found) and getattr(found, "__qualname__", "") == name:
             assert pickle.loads(pickle.dumps(found)) is found
             assert isinstance(found, type) or b"monarch._" not in pickle.dumps(found)

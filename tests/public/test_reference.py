@@ -23,6 +23,7 @@ PUBLIC: dict[str, str] = {
     "monarch": "",
     "monarch.actor": "",
     "monarch.actor.concurrent": "",
+    "monarch.actor.lowlevel": "",
     "monarch.actor_mesh": "",
     "monarch.admin": "",
     "monarch.builtins": "",

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, importable, start_thread
+from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint
+from monarch.actor.lowlevel import importable, start_thread
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 

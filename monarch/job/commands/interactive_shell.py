@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from monarch.actor import HostMesh, bind_context, start_thread
+from monarch.actor import HostMesh, bind_context
+from monarch.actor.lowlevel import start_thread
 from monarch.job.commands.run_command import own_folder
 from monarch.job.commands.terminal_actor import ShellLaunch, TerminalActor
 

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch.actor import Future, HostMesh, Point, ProcMesh, Promise, when_ready
+from monarch.actor import Future, HostMesh, Point, ProcMesh, Promise
+from monarch.actor.lowlevel import when_ready
 from monarch.job.commands import command_plan
 from monarch.job.commands.command_actor import CommandActor, CommandEnded, OutputPiece
 from monarch.job.commands.command_plan import RankCommand, Sink

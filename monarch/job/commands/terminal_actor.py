@@ -16,7 +16,8 @@ import termios
 
 import msgspec
 
-from monarch.actor import Actor, concurrent_endpoint, endpoint, start_thread
+from monarch.actor import Actor, concurrent_endpoint, endpoint
+from monarch.actor.lowlevel import start_thread
 from monarch.job.commands.command_plan import shell_status
 
 _PIECE = 16 * 1024

@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from monarch._devices import vendors
-from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint, when_ready
+from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
+from monarch.actor.lowlevel import when_ready
 from monarch.job.commands.command_actor import CommandActor, CommandEnded
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter

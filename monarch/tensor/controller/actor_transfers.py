@@ -15,7 +15,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch.actor import Receivers, reduce_for
+from monarch.actor.lowlevel import Receivers, reduce_for
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.records import recorder, recorders

@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.actor import Future, follow
+from monarch.actor import Future
+from monarch.actor.lowlevel import follow
 from monarch.tensor import metadata, placements
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble

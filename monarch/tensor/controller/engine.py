@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send
+from monarch.actor import Channel, Future, Shape, SupervisionError, send
+from monarch.actor.lowlevel import Sealed, follow
 from monarch.tensor import commands
 from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream

@@ -9,7 +9,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from monarch.actor import Future, read_if_dropped, start_thread
+from monarch.actor import Future
+from monarch.actor.lowlevel import read_if_dropped, start_thread
 from monarch.tensor.failures import Failed
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.actor import Future, in_thread
+from monarch.actor import Future
+from monarch.actor.lowlevel import in_thread
 from monarch.tensor.controller.distribute import replicate
 from monarch.tensor.controller.known_values import is_known
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh

@@ -6,7 +6,8 @@ from typing import Any
 
 from monarch._devices import statistics
 from monarch._devices.statistics import DeviceMemory
-from monarch.actor import Actor, Future, ProcMesh, ValueMesh, endpoint, in_thread
+from monarch.actor import Actor, Future, ProcMesh, ValueMesh, endpoint
+from monarch.actor.lowlevel import in_thread
 
 __all__ = ["DeviceMemory", "device_memory", "reset_peak_memory"]
 

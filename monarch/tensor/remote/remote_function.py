@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.actor import Future, NDSlice, Port, Shape, ValueMesh, bind_context, follow, start_thread
+from monarch.actor import Future, NDSlice, Port, Shape, ValueMesh, bind_context
+from monarch.actor.lowlevel import follow, start_thread
 from monarch.tensor import functions, patterns
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.actor import ActorError, Endpoint, Future, NDSlice, Shape, start_thread, when_ready
+from monarch.actor import ActorError, Endpoint, Future, NDSlice, Shape
+from monarch.actor.lowlevel import start_thread, when_ready
 from monarch.tensor import patterns, propagation
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh

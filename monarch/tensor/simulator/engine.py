@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
-from monarch.actor import Future, Promise, Sealed, Shape, follow
+from monarch.actor import Future, Promise, Shape
+from monarch.actor.lowlevel import Sealed, follow
 from monarch.tensor import commands
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant

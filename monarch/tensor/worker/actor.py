@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import torch
 
 from monarch._devices import own_device
-from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
+from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint
+from monarch.actor.lowlevel import own_key, start_thread
 from monarch.tensor.worker import executor
 from monarch.tensor.worker.actor_transfers import waiting
 from monarch.tensor.worker.current import thread

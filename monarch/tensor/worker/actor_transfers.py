@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.actor import lives_here
+from monarch.actor.lowlevel import lives_here
 from monarch.tensor.failures import Failed, RemoteException, remote_exception
 from monarch.tensor.worker.handover import ready_here, taken_here
 

@@ -40,7 +40,7 @@ from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, rep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
-    from monarch.actor import Sealed
+    from monarch.actor.lowlevel import Sealed
     from monarch.tensor.signature import Scalar
 
 Answer = Callable[[Any], Any]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from monarch.actor import start_thread
+from monarch.actor.lowlevel import start_thread
 from monarch.tensor.worker import current
 from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here

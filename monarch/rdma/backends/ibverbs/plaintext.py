@@ -5,7 +5,7 @@ Both sides are asked: whoever begins a transfer here, and the owner, who is told
 
 from __future__ import annotations
 
-from monarch.actor import stream_encrypted, stream_obstacle
+from monarch.actor.lowlevel import stream_encrypted, stream_obstacle
 from monarch.config import settings
 from monarch.rdma.buffer_handle import BufferHandle
 

@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from time import monotonic
 from typing import Protocol
 
-from monarch.actor import start_thread
+from monarch.actor.lowlevel import start_thread
 from monarch.rdma.backends.ibverbs.binding import QueuePair
 from monarch.rdma.backends.ibverbs.send_queue import (
     QueuePairFailure,

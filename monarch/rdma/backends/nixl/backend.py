@@ -19,7 +19,8 @@ from functools import partial
 from typing import NamedTuple
 
 from monarch._devices.memory import interface
-from monarch.actor import bind_context, stream_obstacle
+from monarch.actor import bind_context
+from monarch.actor.lowlevel import stream_obstacle
 from monarch.rdma import staging
 from monarch.rdma.backends.detour import AvoidedRoutes, reroute
 from monarch.rdma.backends.nixl import nixl_agent

@@ -25,7 +25,7 @@ from time import monotonic
 from typing import TypeVar
 
 from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
-from monarch.actor import open_stream, start_thread, stream_obstacle
+from monarch.actor.lowlevel import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
 from monarch.rdma.backends import through_actors

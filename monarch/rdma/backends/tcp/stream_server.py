@@ -12,7 +12,7 @@ import socket
 from contextlib import ExitStack
 
 from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
-from monarch.actor import serve_streams
+from monarch.actor.lowlevel import serve_streams
 from monarch.rdma.backends.nixl import nixl_agent as nixl
 from monarch.rdma.backends.tcp.device_server import DeviceRequest
 from monarch.rdma.backends.tcp.protocol import (

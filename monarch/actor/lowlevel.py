@@ -1,0 +1,35 @@
+"""What packages built on actors need, and programs do not: `monarch.rdma`, `monarch.tensor` and others are made of it."""
+
+from __future__ import annotations
+
+from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
+from monarch._mesh.process.named_actors import process_service
+from monarch._runtime.future import follow, read_if_dropped, when_ready
+from monarch._runtime.loop import start_thread
+from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
+from monarch._runtime.thread_task import in_thread
+from monarch._wire.codec import importable
+from monarch._wire.sealed import Sealed
+from monarch.actor._pickling import pickle_from
+
+__all__ = [
+    "Receivers",
+    "Sealed",
+    "follow",
+    "importable",
+    "in_thread",
+    "lives_here",
+    "open_stream",
+    "own_key",
+    "process_service",
+    "read_if_dropped",
+    "reduce_for",
+    "serve_streams",
+    "start_thread",
+    "stream_encrypted",
+    "stream_obstacle",
+    "when_ready",
+]
+
+for _name in __all__:
+    pickle_from(__name__, _name, globals()[_name])
