@@ -6,12 +6,14 @@ what IPC is made of.
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from monarch._devices import ipc_counts, own_device, vendors
+from monarch._devices import own_device, vendors
 from monarch._devices.modes import locally
 
 
@@ -286,7 +288,7 @@ class Torch:
 
     def lent(self, shared: tuple[Any, ...]) -> bool:
         # _share_cuda_: handle, size, offset, the counts' file, the count's number, event, whether to wait for that.
-        return ipc_counts.count(*shared[3:5]) > 0
+        return ipc_count(*shared[3:5]) > 0
 
     def release(self, shared: tuple[Any, ...]) -> None:
         import torch
@@ -295,7 +297,7 @@ class Torch:
             torch.UntypedStorage._release_ipc_counter_cuda(*shared[3:5])
 
     def forget(self, shared: tuple[Any, ...]) -> None:
-        ipc_counts.remove(shared[3])
+        remove_ipc_counts(shared[3])
 
     def collect(self) -> None:
         import torch
@@ -317,3 +319,50 @@ def replace(other: Interface) -> Interface:
     global _interface
     before, _interface = _interface, other
     return before
+
+
+# The counts by which torch knows whether memory that a process shares by CUDA IPC is still open in another.
+#
+# Each `_share_cuda_` sets a count of its own to 1, in a file of the process that shares: /dev/shm/torch_<pid>_... A process
+# that opens the memory takes 1 off when it closes it; then torch lets the memory be used again (torch/multiprocessing/
+# cuda_multiprocessing.md). One that is killed first takes nothing off, and torch does not notice: the memory would be kept to
+# the end of its process. So a count is looked at here before it is taken off in the name of the dead: torch reads a count
+# below 0 as a huge one and keeps the memory for good.
+_SHM = "/dev/shm"
+_COUNT = struct.Struct("=q")
+_COUNTS_FROM = (
+    64  # bytes before the counts: at::RefcountedMapAllocator's own (map_alloc_alignment, ATen/MapAllocator.h)
+)
+_COUNTS = 10000  # in a file (CUDA_IPC_REF_COUNTER_FILE_SIZE, torch/csrc/CudaIPCTypes.h)
+
+
+def remove_ipc_counts(file: bytes, folder: str = _SHM) -> None:
+    """Removes the file of a process that has ended: nobody reads its counts any more. It goes by its whole name, which has
+    a random part: other containers may share the folder and number their processes alike.
+    """
+    name = os.fsdecode(file).removeprefix("/")
+    if name.startswith("torch_") and "/" not in name:
+        try:
+            os.unlink(os.path.join(folder, name))
+        except OSError:  # it is gone, or another user's
+            pass
+
+
+def ipc_count(file: bytes, number: int, folder: str = _SHM) -> int:
+    """Returns the count with that number in the file of that name, as `_share_cuda_` gives both.
+
+    0 where the file is gone: torch takes it away with its last count. -1 where it does not look as torch's do today.
+    """
+    name = os.fsdecode(file).removeprefix("/")
+    if not name.startswith("torch_") or "/" in name or not 0 <= number < _COUNTS:
+        return -1
+    try:
+        with open(os.path.join(folder, name), "rb") as counts:
+            if os.fstat(counts.fileno()).st_size != _COUNTS_FROM + _COUNTS * _COUNT.size:
+                return -1
+            read = os.pread(counts.fileno(), _COUNT.size, _COUNTS_FROM + number * _COUNT.size)
+            return int(_COUNT.unpack(read)[0])
+    except FileNotFoundError:
+        return 0
+    except (OSError, struct.error):
+        return -1

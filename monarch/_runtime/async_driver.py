@@ -20,7 +20,7 @@ from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.future import make_future
 from monarch._runtime.instance import Instance, Leave, Supervise
-from monarch._runtime.loop import Timer
+from monarch._runtime.loop import TimerHandle
 from monarch._runtime.mailbox import WAKE
 from monarch._wire.message import Bounced
 from monarch.config import settings
@@ -83,7 +83,7 @@ class AsyncDriver:
         self._supervisor: asyncio.Task[None] | None = None  # the last, which waits for those before it
         self._hooks: set[asyncio.Task[None]] = set()  # `__supervise__` and such under way
         self._hooks_to_begin = False
-        self._late: Timer | None = None
+        self._late: TimerHandle | None = None
         self._constructed = False
 
     def run(self) -> None:

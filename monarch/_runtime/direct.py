@@ -70,7 +70,7 @@ class Pair:
         self.end: ProcEnded | None = None  # its process has ended, and what it said last may be on its way
         self.timer: Timer | None = None
         self.reads = 0
-        self.attempt: tcp.Dial | None = None
+        self.attempt: tcp.DialAttempt | None = None
 
     def __repr__(self) -> str:
         return f"<Pair with {self.address} ({'sending' if self.sending else ''} {'taking' if self.taking else ''})>"

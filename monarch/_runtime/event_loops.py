@@ -24,7 +24,7 @@ def is_actors(loop: asyncio.AbstractEventLoop) -> bool:
     return hasattr(loop, "write_to_self_pipe")
 
 
-class Watch:
+class EpollWatch:
     """An event loop that is told when the epoll has something. By a descriptor of its own: it is closed only when the event
     loop has let go of it."""
 
@@ -50,7 +50,7 @@ class Watch:
         os.close(self._fd)
 
 
-def watch(loop: asyncio.AbstractEventLoop, epoll: select.epoll, on_readable: Callable[[], None]) -> Watch | None:
+def watch(loop: asyncio.AbstractEventLoop, epoll: select.epoll, on_readable: Callable[[], None]) -> EpollWatch | None:
     """None if it cannot be: it is an event loop without readers, or the epoll is closed."""
     try:
         fd = os.dup(epoll.fileno())
@@ -63,4 +63,4 @@ def watch(loop: asyncio.AbstractEventLoop, epoll: select.epoll, on_readable: Cal
         if not isinstance(exc, (NotImplementedError, OSError)):
             raise
         return None
-    return Watch(loop, fd)
+    return EpollWatch(loop, fd)

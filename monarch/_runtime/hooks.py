@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._runtime.remote_errors import Raw
     from monarch._runtime.replies import Entry
-    from monarch._runtime.unseen import Unseen
+    from monarch._runtime.unobserved_errors import UnobservedError
 
 
 class Hooks:
@@ -46,13 +46,13 @@ class Hooks:
 
     def call_failed(
         self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
-    ) -> Unseen | None:
+    ) -> UnobservedError | None:
         """Any thread: a call of `caller` to actors of mesh `key` is about to raise the failure of ranks `failed`; of those in
         `awaited` it has no answer. What is to be done if nobody looks at it (perhaps what `entry` has already); None: nothing
         is."""
         return None
 
-    def call_raised(self, entry: Entry, raw: Raw) -> Unseen | None:
+    def call_raised(self, entry: Entry, raw: Raw) -> UnobservedError | None:
         """Any thread: an endpoint that `entry` has called raised. As above."""
         return None
 

@@ -47,7 +47,7 @@ _TURNS = 64  # after which a leader gives up whose own message has not come
 _AT_ONCE = (False,)
 _READ = select.EPOLLIN
 
-current: list[Leadership] = []  # the one of this process; none before it has one
+current: list[LeaderFollower] = []  # the one of this process; none before it has one
 
 
 class WouldBlockRuntime(RuntimeError):
@@ -59,25 +59,25 @@ def wait_for(lock: threading.Lock, timeout: float | None, messages: bool = False
 
     `messages`: it is an actor's thread that waits for its next one, and may do so for ever; otherwise for an answer.
     """
-    for leadership in current:
-        return leadership.wait(lock, timeout, messages)
+    for lead in current:
+        return lead.wait(lock, timeout, messages)
     return lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
 def watch(loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:
     """A task of this thread's event loop is about to wait, while `waits()`."""
-    for leadership in current:
+    for lead in current:
         if not event_loops.is_actors(loop):
-            leadership.watch(loop, waits)
+            lead.watch(loop, waits)
 
 
 def watched() -> None:
     """It has what it waited for."""
-    for leadership in current:
-        leadership.watched()
+    for lead in current:
+        lead.watched()
 
 
-class Leadership:
+class LeaderFollower:
     """The lead of one loop. `always`: the I/O thread stands aside whenever it can, for tests."""
 
     def __init__(self, loop: Loop, always: bool = False) -> None:
@@ -97,7 +97,7 @@ class Leadership:
         self._ended = 0.0  # when a thread last had what it waited for
         # A thread that waited again at once: whether it still waits.
         self._hot: Callable[[], bool] | None = None
-        self._watch: event_loops.Watch | None = None  # an event loop of the program that reads
+        self._watch: event_loops.EpollWatch | None = None  # an event loop of the program that reads
         self._answers: set[int] = set()  # threads that wait for answers and do not lead
         self._followed = False  # another thread waited while one led
         self._misses = 0  # leads that did not pay, since one did
@@ -105,7 +105,7 @@ class Leadership:
 
     def __repr__(self) -> str:
         who = "the I/O thread stands aside" if self.aside else "the I/O thread reads"
-        return f"<Leadership ({who}, {self._leads} leads, {self._misses} misses)>"
+        return f"<LeaderFollower ({who}, {self._leads} leads, {self._misses} misses)>"
 
     # --- threads that wait
 

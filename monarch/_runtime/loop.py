@@ -55,7 +55,7 @@ def wake(waker: Callable[[], Any]) -> None:
         later.append(waker)
 
 
-class Timer:
+class TimerHandle:
     """A call at a time. `cancel` may come from any thread, also after it ran."""
 
     __slots__ = ("cancelled", "fn", "when")
@@ -97,9 +97,9 @@ class Loop:
         self._anonymous = os.fstat(self._wake_fd)  # the inode that epolls and eventfds share
         self.handlers: dict[int, Callable[[int], Any]] = {self._wake_fd: self._drain_wake}
         self.soon: deque[Callable[[], Any]] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._new_timers: deque[Timer] = deque()
-        self._rare_timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, TimerHandle]] = []
+        self._new_timers: deque[TimerHandle] = deque()
+        self._rare_timers: list[tuple[float, int, TimerHandle]] = []
         self._rare_thread: threading.Thread | None = None
         self._rare_lock = threading.Lock()  # entered itself, and not by way of the condition: a handler of signals that
         self._rarely = threading.Condition(self._rare_lock)  # raises as the condition is entered would leave it locked
@@ -110,7 +110,7 @@ class Loop:
         self._polling = False
         self._stopped = False
         self.quick: dict[int, Callable[[], bool]] = {}
-        self._lead: leader.Leadership | None = None
+        self._lead: leader.LeaderFollower | None = None
         self._came = False  # the last turn brought events
         self._told = False  # another thread has called `ended_unasked`
         self._wakes: list[Callable[[], Any]] = []
@@ -130,21 +130,21 @@ class Loop:
             self.wake()
             raise
 
-    def call_later(self, delay: float, fn: Callable[[], Any]) -> Timer:
-        timer = Timer(self.now() + delay, fn)
+    def call_later(self, delay: float, fn: Callable[[], Any]) -> TimerHandle:
+        timer = TimerHandle(self.now() + delay, fn)
         self._new_timers.append(timer)
         if self._polling:
             self.wake()
         return timer
 
-    def call_rarely(self, delay: float, fn: Callable[[], Any]) -> Timer:
+    def call_rarely(self, delay: float, fn: Callable[[], Any]) -> TimerHandle:
         """`call_later` for what is always waited for and may come late.
 
         A loop that sleeps with a time limit costs each call more than a microsecond; here another thread waits.
         """
         if self.virtual:
             return self.call_later(delay, fn)
-        timer = Timer(self.now() + delay, fn)
+        timer = TimerHandle(self.now() + delay, fn)
         with self._rare_lock:
             heapq.heappush(self._rare_timers, (timer.when, next(self._order), timer))
             if self._rare_thread is None:
@@ -180,7 +180,7 @@ class Loop:
     def share_lead(self, when: str) -> None:
         """Before `start`: from now on threads that wait may read what this loop reads (setting `waiters_read`)."""
         if when != "never":
-            self._lead = leader.Leadership(self, when == "always")
+            self._lead = leader.LeaderFollower(self, when == "always")
             self.quick[self._wake_fd] = self._drain_quickly
             leader.current.append(self._lead)
 

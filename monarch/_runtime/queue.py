@@ -10,7 +10,7 @@ from typing import Any
 from monarch._runtime.future import Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure
 from monarch._runtime.replies import Entry, Target
-from monarch._runtime.unseen import Unseen
+from monarch._runtime.unobserved_errors import UnobservedError
 from monarch._wire import message
 from monarch._wire.message import FAILED, VALUE, Failure, ProcEnded
 
@@ -39,7 +39,8 @@ class Queue(Entry):
         super().__init__(target)
         self._lock = threading.Lock()
         self._arrived: deque[Raw] = deque()
-        self._noted: dict[int, Unseen] = {}  # of those that have arrived, errors and failures that somebody is to see
+        # Of those that have arrived, errors and failures that somebody is to see.
+        self._noted: dict[int, UnobservedError] = {}
         self._armed: deque[Arrival] = deque()
         self._error: BaseException | None = None
         self._left = limit
@@ -67,12 +68,12 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if self._expected:
             self._answered(raw[0])
-        unseen: Unseen | None = None
+        unobserved: UnobservedError | None = None
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
                 self.fail(decode_failure(raw[2]))
                 return
-            unseen = self._note_one(raw)
+            unobserved = self._note_one(raw)
         arrival: Arrival | None = None
         try:
             with self._lock:
@@ -84,26 +85,26 @@ class Queue(Entry):
                     if not self._left:
                         self.close()
                 if not self._armed:
-                    if unseen is not None:
-                        self._noted[id(raw)] = unseen
+                    if unobserved is not None:
+                        self._noted[id(raw)] = unobserved
                     self._arrived.append(raw)
                     return
                 arrival = self._armed[0]
                 del self._armed[0]
-            arrival.arrive(raw, unseen)
+            arrival.arrive(raw, unobserved)
         except BaseException:  # of a handler of signals: nobody else knows of the arrival
             if arrival is not None:
-                arrival.arrive(raw, unseen)
+                arrival.arrive(raw, unobserved)
             raise
 
-    def _note_one(self, raw: Raw) -> Unseen | None:
+    def _note_one(self, raw: Raw) -> UnobservedError | None:
         """As `note`; what it gives belongs to this answer, and another one has its own."""
-        if self.unseen is not None:
+        if self.unobserved is not None:
             self.note(raw)
             return None
         self.note(raw)
-        unseen, self.unseen = self.unseen, None
-        return unseen
+        unobserved, self.unobserved = self.unobserved, None
+        return unobserved
 
     def close(self) -> None:
         super().close()
@@ -131,7 +132,7 @@ class Queue(Entry):
                 self._arrived
             ):  # no call behind `raw`: a handler of signals may raise behind one, and the message were lost
                 if self._noted:
-                    arrival.unseen = self._noted.pop(id(self._arrived[0]), None)
+                    arrival.unobserved = self._noted.pop(id(self._arrived[0]), None)
                 arrival.raw = self._arrived[0]
                 arrival.begun = arrival.ready = True
                 del self._arrived[0]
@@ -169,7 +170,7 @@ class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
-    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw", "unseen")
+    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw", "unobserved")
 
     def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
@@ -179,7 +180,7 @@ class Arrival(Source):
         self.begun = False
         self.raw: Raw | None = None
         self.error: BaseException | None = None
-        self.unseen: Unseen | None = None
+        self.unobserved: UnobservedError | None = None
 
     def begin(self) -> None:
         if not self.begun:
@@ -201,8 +202,8 @@ class Arrival(Source):
     def progress(self) -> str:
         return self._queue.progress()
 
-    def arrive(self, raw: Raw, unseen: Unseen | None = None) -> None:
-        self.unseen = unseen
+    def arrive(self, raw: Raw, unobserved: UnobservedError | None = None) -> None:
+        self.unobserved = unobserved
         self.raw = raw
         self.set_ready()
 
@@ -212,9 +213,9 @@ class Arrival(Source):
 
     def value(self) -> Any:
         self._queue.observed()
-        unseen = self.unseen or self._queue.unseen
-        if unseen is not None and (self.raw is None or self.raw[1] != VALUE):
-            unseen.seen()
+        unobserved = self.unobserved or self._queue.unobserved
+        if unobserved is not None and (self.raw is None or self.raw[1] != VALUE):
+            unobserved.seen()
         if self.raw is None:
             assert self.error is not None
             raise self.error

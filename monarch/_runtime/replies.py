@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import LOOK, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
-from monarch._runtime.unseen import Unseen, source_line
+from monarch._runtime.unobserved_errors import UnobservedError, source_line
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
@@ -199,7 +199,7 @@ class Entry(Source):
 
     __slots__ = (
         "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "record", "sending", "table",
-        "taken", "target", "timer", "told", "unseen",
+        "taken", "target", "timer", "told", "unobserved",
     )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
@@ -213,7 +213,7 @@ class Entry(Source):
         self.caller: Instance | None = None  # the actor that calls an endpoint
         self.code: CodeType | None = None  # where it does: see `source_line`
         self.instruction = 0
-        self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
+        self.unobserved: UnobservedError | None = None  # a failure or an error that its observer is to see
         self.record: recording.Sent | None = None  # of the recorder, if there is one
         self.told = 0  # how far that was reported
         self.abandoned = False  # nobody will observe it
@@ -239,25 +239,25 @@ class Entry(Source):
         with _noting:
             awaited = self.awaited_ranks() or failure.ranks
             told = caller.proc.hooks.call_failed(self, caller, failure.mesh, awaited, failure.ranks)
-            if told is not None and told is not self.unseen:
-                if self.unseen is not None:  # an error of another rank, which nobody will hear of
-                    self.unseen.seen()
-                self.unseen = told
+            if told is not None and told is not self.unobserved:
+                if self.unobserved is not None:  # an error of another rank, which nobody will hear of
+                    self.unobserved.seen()
+                self.unobserved = told
 
     def note(self, raw: Raw) -> None:
         """This answer is an error or a failure, for its observer to see."""
         if raw[1] == FAILED:
             self.note_failure(decode_failure(raw[2]))
-        elif self.caller is not None and self.target is not None and self.unseen is None:
-            self.unseen = self.caller.proc.hooks.call_raised(self, raw)
+        elif self.caller is not None and self.target is not None and self.unobserved is None:
+            self.unobserved = self.caller.proc.hooks.call_raised(self, raw)
 
     def note_pending(self) -> None:
         """A rank that it waits for has failed, of which it has not heard: it will, so the failure is its from now on."""
         caller, target = self.caller, self.target
         if caller is not None and target is not None:
             with _noting:
-                if not self.has_outcome() and not self.abandoned and self.unseen is None:
-                    self.unseen = caller.proc.hooks.call_failed(self, caller, target.key, self.awaited_ranks(), ())
+                if not self.has_outcome() and not self.abandoned and self.unobserved is None:
+                    self.unobserved = caller.proc.hooks.call_failed(self, caller, target.key, self.awaited_ranks(), ())
 
     def has_outcome(self) -> bool:
         return self.ready
@@ -419,7 +419,8 @@ class OneReply(_Result):
         self.number = self.instruction = self.told = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = self.record = None
+        self.timer = self.owner = self.broken = self.taken = self.unobserved = None
+        self.caller = self.code = self.record = None
         self.sending = self.abandoned = False
         self._raw: Raw | None = None
         self._error = None
@@ -445,8 +446,8 @@ class OneReply(_Result):
         return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
-        if self.unseen is not None:
-            self.unseen.seen()
+        if self.unobserved is not None:
+            self.unobserved.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error
@@ -507,8 +508,8 @@ class Gather(_Result):
         )
 
     def value(self) -> Any:
-        if self.unseen is not None:
-            self.unseen.seen()
+        if self.unobserved is not None:
+            self.unobserved.seen()
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None

@@ -195,7 +195,7 @@ class Streams:
             raise NoStreamError(way.why)
         secret = Secret(way.secret) if way.secret else None
         slot = Slot()
-        attempts: list[tcp.Dial] = []
+        attempts: list[tcp.DialAttempt] = []
 
         def give_up() -> None:
             for attempt in attempts:

@@ -15,7 +15,6 @@ from monarch._shape.extent import Extent, UnknownDimensionError, list_dimensions
 from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape, cut
 from monarch._shape.slice import NDSlice
-from monarch._shape.view_mistakes import not_subscriptable
 
 _Selector = SupportsIndex | slice
 
@@ -156,7 +155,7 @@ class ShapedMesh(MeshTrait):
         slice = called_as(MeshTrait.slice, "mesh.slice(gpus=0) or mesh.slice(gpus=slice(0, 2))")
 
         def __getitem__(self, index: Any) -> Any:
-            raise TypeError(not_subscriptable(type(self).__name__, self.sizes, index))
+            raise TypeError(_not_subscriptable(type(self).__name__, self.sizes, index))
 
 
 def _shape_of(mesh: MeshTrait) -> Shape:
@@ -269,3 +268,26 @@ def _repeated(labels: Sequence[str]) -> Iterator[str]:
         if label in seen:
             yield label
         seen.add(label)
+
+
+def _not_subscriptable(kind: str, sizes: Mapping[str, int], index: object) -> str:
+    """Returns what is said of `mesh[index]`, and of iterating, where Python asks for index 0 first."""
+    mistake = f"'{kind}' object is not subscriptable, nor iterable"
+    if not sizes:
+        return f"{mistake}: it has no dimensions and is one rank; use it as it is"
+    shown = ", ".join(f"{label}: {size}" for label, size in sizes.items())
+    part = ", ".join(f"{label}={at!r}" for label, at in _coordinates(sizes, index).items())
+    return f"{mistake}: its dimensions have names, {{{shown}}}. A part of it is .slice({part})"
+
+
+def _coordinates(sizes: Mapping[str, int], index: object) -> dict[str, object]:
+    """Returns what was probably meant: the index along the only dimension, or the rank, else the first rank."""
+    if isinstance(index, slice) and len(sizes) == 1:
+        return dict.fromkeys(sizes, index)
+    if isinstance(index, tuple) and len(index) == len(sizes):
+        return dict(zip(sizes, index, strict=True))
+    rank = index if isinstance(index, int) else 0
+    found: dict[str, object] = {}
+    for label, size in reversed(list(sizes.items())):
+        rank, found[label] = divmod(rank, size)
+    return {label: found[label] for label in sizes}

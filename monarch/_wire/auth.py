@@ -151,7 +151,7 @@ class Status(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class HandshakeFailure:
     """Why a handshake failed, and what to do. `final`: trying again does not help until somebody changes something."""
 
     text: str
@@ -175,7 +175,7 @@ class Challenge:
     def __init__(self, secret: Secret | None, random: Callable[[int], bytes] = os.urandom) -> None:
         self.wanted = 0
         self.done = False
-        self.failure: Failure | None = None
+        self.failure: HandshakeFailure | None = None
         self._secret = secret
         flags = 0 if secret is None else _HAS_SECRET
         self._hello = MAGIC + _REST.pack(VERSION, flags, random(NONCE_BYTES))
@@ -224,7 +224,7 @@ class Challenge:
 
     def _fail(self, text: str, final: bool = True) -> None:
         if not self.done and self.failure is None:
-            self.failure = Failure(text, final)
+            self.failure = HandshakeFailure(text, final)
             self.wanted = 0
 
     def _read_hello(self) -> _Step:

@@ -108,7 +108,7 @@ class Share(Kind):
         return self.check(number)
 
 
-class Text(Kind):
+class TextKind(Kind):
     name = "str"
 
     def check(self, value: object) -> str:
@@ -120,7 +120,7 @@ class Text(Kind):
         return text
 
 
-class Choice(Text):
+class Choice(TextKind):
     """One of a few words."""
 
     def __init__(self, *words: str) -> None:
@@ -175,7 +175,7 @@ class EncodingName(Kind):
         return str(kept.value)
 
 
-class Transport(Kind):
+class TransportKind(Kind):
     name = "BindSpec"
 
     def check(self, value: object) -> BindSpec:

@@ -15,7 +15,18 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from monarch.config.encoding import Encoding
-from monarch.config.kinds import Choice, Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
+from monarch.config.kinds import (
+    Choice,
+    Count,
+    Duration,
+    EncodingName,
+    Flag,
+    Kind,
+    OrNone,
+    Share,
+    TextKind,
+    TransportKind,
+)
 from monarch.config.layers import Layers, Setting, Snapshot
 from monarch.config.transport import BindSpec, ChannelTransport
 
@@ -23,7 +34,7 @@ T = TypeVar("T")
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-FLAG, COUNT, POSITIVE, SHARE, TEXT = Flag(), Count(), Count(minimum=1), Share(), Text()
+FLAG, COUNT, POSITIVE, SHARE, TEXT = Flag(), Count(), Count(minimum=1), Share(), TextKind()
 DURATION, ENCODING = Duration(), EncodingName()
 
 
@@ -66,7 +77,7 @@ def text(default: str, env: str, doc: str, *, choices: tuple[str, ...] = ()) -> 
 
 
 def transport(default: ChannelTransport, env: str, doc: str) -> TypedSetting[BindSpec]:
-    return TypedSetting("", Transport(), default, env, doc)
+    return TypedSetting("", TransportKind(), default, env, doc)
 
 
 # fmt: off

@@ -39,8 +39,8 @@ from monarch._wire.message import Envelope, Shutdown, encode_extent
 from monarch.config import settings
 from monarch.testing import local
 from monarch.testing.clock import VirtualClock
-from monarch.testing.hosts import Parting, Prefixes, Reach
-from monarch.testing.network import Network, Sent
+from monarch.testing.hosts import NetworkPartition, Prefixes, Reach
+from monarch.testing.network import DeliveredFrame, Network
 from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 
 Mesh = ProcMesh | ActorMesh[Any] | Actor  # for type checkers, what `spawn` returns is its class
@@ -304,13 +304,13 @@ class InProcessCluster:
         self._check()
         return self.network.cut(agent_at(self._prefix(a)), agent_at(self._prefix(b)))
 
-    def part_hosts(self, a: int | str, b: int | str) -> Parting:
-        """As `cut_hosts`, and they cannot connect until the Parting ends; `network.calm` does not end it. From the setting
-        `channel_reconnect_timeout` on each counts as dead for the other."""
+    def part_hosts(self, a: int | str, b: int | str) -> NetworkPartition:
+        """As `cut_hosts`, and they cannot connect until the NetworkPartition ends; `network.calm` does not end it. From the
+        setting `channel_reconnect_timeout` on each counts as dead for the other."""
         self._check()
-        parting = self._reach.part(self._prefix(a), self._prefix(b))
+        partition = self._reach.part(self._prefix(a), self._prefix(b))
         self.cut_hosts(a, b)
-        return parting
+        return partition
 
     def kill_host(self, index: int) -> None:
         """That host loses power: its agent and processes are gone, and nobody is told. Others notice the silence after three
@@ -390,7 +390,7 @@ class InProcessCluster:
             raise ValueError(f"no message type is called {kind!r}")
         expectation = Expectation(kind)
 
-        def seen(sent: Sent) -> None:
+        def seen(sent: DeliveredFrame) -> None:
             msg = message.decode(sent.head)
             if type(msg) is known or (type(msg) is Envelope and type(message.decode(msg.head)) is known):
                 end()

@@ -38,10 +38,10 @@ class Reach:
             return "no answer: that machine has no power"
         return "the network between the two hosts is cut" if frozenset((one, other)) in self._parted else ""
 
-    def part(self, one: str, other: str) -> Parting:
+    def part(self, one: str, other: str) -> NetworkPartition:
         pair = frozenset((one, other))
         self._parted.append(pair)
-        return Parting(lambda: self._parted.remove(pair))
+        return NetworkPartition(lambda: self._parted.remove(pair))
 
     def darken(self, host: str) -> None:
         """Nobody ever answers there again."""
@@ -52,11 +52,11 @@ class Reach:
         self._dark.discard(host)
 
     def heal(self) -> None:
-        """Ends every parting."""
+        """Ends every partition."""
         self._parted = []
 
 
-class Parting:
+class NetworkPartition:
     """Two hosts that cannot connect to each other until it ends; made by `InProcessCluster.part_hosts`. A context manager
     that ends itself."""
 
@@ -72,7 +72,7 @@ class Parting:
             except ValueError:  # the cluster has healed everything
                 pass
 
-    def __enter__(self) -> Parting:
+    def __enter__(self) -> NetworkPartition:
         return self
 
     def __exit__(self, *exc: object) -> None:

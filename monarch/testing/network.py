@@ -64,7 +64,7 @@ class Rule:
         self.end()
 
 
-class Sent(NamedTuple):
+class DeliveredFrame(NamedTuple):
     """A frame that was delivered: the addresses of its path, and its encoded head."""
 
     source: str
@@ -85,7 +85,7 @@ class Network:
         self._listening: dict[str, InprocTransport] = {}
         self._rules: list[Rule] = []
         self._paths: set[_Path] = set()
-        self._taps: list[Callable[[Sent], None]] = []
+        self._taps: list[Callable[[DeliveredFrame], None]] = []
 
     def __repr__(self) -> str:
         facts = self.statistics()
@@ -157,11 +157,11 @@ class Network:
         for end in ends:
             end.vanish()
 
-    def tap(self, seen: Callable[[Sent], None], source: str = "*", target: str = "*") -> Callable[[], None]:
+    def tap(self, seen: Callable[[DeliveredFrame], None], source: str = "*", target: str = "*") -> Callable[[], None]:
         """`seen(sent)` for each frame between the two, on the receiver's loop once it was handled there.
         Returns what ends that."""
 
-        def matching(sent: Sent) -> None:
+        def matching(sent: DeliveredFrame) -> None:
             if fnmatchcase(sent.source, source) and fnmatchcase(sent.target, target):
                 seen(sent)
 
@@ -234,7 +234,7 @@ class Network:
         with self._lock:
             self._paths.discard(path)
 
-    def delivered(self, sent: Sent) -> None:
+    def delivered(self, sent: DeliveredFrame) -> None:
         for tap in self._taps:
             tap(sent)
 
@@ -389,7 +389,7 @@ class InprocConnection:
         if frames:
             self._handler.connection_received(self, frames)
         for frame in frames:
-            path.network.delivered(Sent(path.source, path.target, frame.head))
+            path.network.delivered(DeliveredFrame(path.source, path.target, frame.head))
 
     def close(self, reason: str) -> None:
         """Any thread. What was sent still arrives, then the other end hears that the connection is gone."""

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from monarch._devices import ipc_counts
-from monarch._devices.memory import Card
+from monarch._devices.memory import Card, ipc_count, remove_ipc_counts
 from tests._devices.counts import Counts
 
 NOWHERE = 1 << 60  # no process has memory there: whoever takes such an address for the host's dies of it
@@ -250,14 +249,14 @@ class FakeCard:
         return self._bytes(memory, size)
 
     def lent(self, shared: tuple[Any, ...]) -> bool:
-        return ipc_counts.count(*shared[3:5]) > 0
+        return ipc_count(*shared[3:5]) > 0
 
     def release(self, shared: tuple[Any, ...]) -> None:
         if self.lent(shared):
             self.counts.drop(*shared[3:5])
 
     def forget(self, shared: tuple[Any, ...]) -> None:
-        ipc_counts.remove(shared[3])
+        remove_ipc_counts(shared[3])
 
     def collect(self) -> None:
         with self._lock:
@@ -288,4 +287,4 @@ class FakeCard:
         self.collect()
 
     def _is_open_elsewhere(self, file: int) -> bool:
-        return any(ipc_counts.count(*count) > 0 for count in self._shared.get(file, ()))
+        return any(ipc_count(*count) > 0 for count in self._shared.get(file, ()))

@@ -56,13 +56,13 @@ LAYOUT = """
 
     import torch
 
-    from monarch._devices import ipc_counts
+    from monarch._devices.memory import ipc_count
 
     storage = torch.zeros(10000, dtype=torch.int64).untyped_storage()
     _, name, _ = storage._share_filename_cpu_()
     counts = torch.empty(0, dtype=torch.int64).set_(storage)
     counts[7] = 3
-    assert [ipc_counts.count(name, number) for number in (6, 7, 8)] == [0, 3, 0]
+    assert [ipc_count(name, number) for number in (6, 7, 8)] == [0, 3, 0]
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch._runtime.replies import Gather, OneReply, Ports, Target
-from monarch._runtime.unseen import Unseen
+from monarch._runtime.unobserved_errors import UnobservedError
 from monarch._wire.message import ERROR, VALUE, Failure
 
 KEPT = 10_000
@@ -23,8 +23,8 @@ class World:
         hooks = SimpleNamespace(call_raised=self._raised)
         self.caller: Any = SimpleNamespace(proc=SimpleNamespace(ports=self.ports, hooks=hooks))
 
-    def _raised(self, entry: Any, raw: Any) -> Unseen:
-        return Unseen(lambda seen: None if seen else self.dropped.append(raw))
+    def _raised(self, entry: Any, raw: Any) -> UnobservedError:
+        return UnobservedError(lambda seen: None if seen else self.dropped.append(raw))
 
     def call(self, ranks: int = 1) -> int:
         """Calls, and drops the Future at once; returns the port."""

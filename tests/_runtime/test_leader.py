@@ -16,7 +16,7 @@ import pytest
 
 from monarch._runtime import leader
 from monarch._runtime.future import make_future
-from monarch._runtime.leader import Leadership, WouldBlockRuntime
+from monarch._runtime.leader import LeaderFollower, WouldBlockRuntime
 from monarch._runtime.loop import Loop, wake
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import OneReply
@@ -38,7 +38,7 @@ class Wire:
         self.loop = Loop("test")
         self.loop.share_lead(when)
         assert self.loop._lead is not None
-        self.lead: Leadership = self.loop._lead
+        self.lead: LeaderFollower = self.loop._lead
         self.handled: list[tuple[bytes, int]] = []  # what came, and the thread that handled it
         self.locks: dict[bytes, threading.Lock] = {}
         self.act: Callable[[bytes], None] = lambda body: None
@@ -456,6 +456,6 @@ def test_the_loop_stands_aside_for_who_waits_again_at_once() -> None:
         wire.close()
 
 
-def hot_and_wanted(lead: Leadership) -> bool:
+def hot_and_wanted(lead: LeaderFollower) -> bool:
     lead._hot = lambda: False
     return lead.wanted()

@@ -108,9 +108,9 @@ def test_a_timer_may_set_another_and_cancel_one_that_is_due() -> None:
     clock = Clock()
     for loop in by_hand(clock):
         seen: list[str] = []
-        other: list[module.Timer] = []
+        other: list[module.TimerHandle] = []
 
-        def first(loop: Loop = loop, other: list[module.Timer] = other, seen: list[str] = seen) -> None:
+        def first(loop: Loop = loop, other: list[module.TimerHandle] = other, seen: list[str] = seen) -> None:
             other[0].cancel()
             loop.call_later(0.0, lambda: seen.append("set by it"))
 

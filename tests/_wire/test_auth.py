@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._wire import auth
-from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret, load_secret
+from monarch._wire.auth import Acceptor, Challenge, Dialler, HandshakeFailure, Secret, load_secret
 from tests.support.examples import examples
 
 SECRET = Secret("a long and random text")
@@ -56,7 +56,7 @@ def talk(dialler: Challenge, acceptor: Challenge) -> tuple[bytes, bytes]:
     return said[0], said[1]
 
 
-def failures(dialler: Challenge, acceptor: Challenge) -> tuple[Failure, Failure]:
+def failures(dialler: Challenge, acceptor: Challenge) -> tuple[HandshakeFailure, HandshakeFailure]:
     talk(dialler, acceptor)
     assert not dialler.done
     assert not acceptor.done
@@ -126,7 +126,7 @@ def test_another_version_is_named_on_both_sides() -> None:
     said, _ = feed(acceptor, hello(version=7))
     assert said[:-1] == acceptor._hello
     assert said[-1] == auth.Status.OTHER_VERSION
-    assert acceptor.failure == Failure(
+    assert acceptor.failure == HandshakeFailure(
         "the other side speaks version 7 of the protocol between hosts, this one version 1; "
         "install the same release of pymonarch on all hosts",
         final=True,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from monarch._runtime.loop import Loop
 from monarch._wire import auth, frame
-from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret
+from monarch._wire.auth import Acceptor, Challenge, Dialler, HandshakeFailure, Secret
 from monarch._wire.transport.handshake import DEADLINE, Handshake
 from monarch.testing.clock import VirtualClock
 from tests.support.examples import examples
@@ -146,7 +146,7 @@ def test_whoever_drips_bytes_is_given_up_at_the_deadline(world: World) -> None:
         assert world.outcomes == []
     world.clock.advance(1.0)
     failure = world.outcome()
-    assert failure == Failure(
+    assert failure == HandshakeFailure(
         "the handshake was not over within 5 s; the other side may hang, or not be a monarch host", final=False
     )
     assert far.recv(1) == b""
@@ -276,7 +276,7 @@ def test_ten_thousand_random_streams_never_reach_a_decoder(world: World) -> None
                 far.shutdown(socket.SHUT_WR)
             except OSError:  # refused meanwhile
                 pass
-            assert isinstance(world.outcome(), Failure)
+            assert isinstance(world.outcome(), HandshakeFailure)
             world.far.remove(far)
             far.close()
 
@@ -309,7 +309,7 @@ def test_no_bytes_in_any_pieces_pass(world: World, chunks: list[bytes], begin: b
     except OSError:
         pass
     failure = world.outcome()
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, HandshakeFailure)
     assert "long and random" not in failure.text
 
 
@@ -320,5 +320,5 @@ def test_it_can_be_seen_where_a_handshake_is(world: World) -> None:
     world.settle()
     assert repr(handshake) == "<Handshake <Acceptor wants 35 bytes>>"
     world.loop.call_soon(lambda: handshake.give_up("enough"))
-    assert world.outcome() == Failure("enough", final=False)
+    assert world.outcome() == HandshakeFailure("enough", final=False)
     assert repr(handshake) == "<Handshake over>"

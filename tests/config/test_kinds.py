@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from monarch.config import BindSpec, ChannelTransport, Encoding
-from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
+from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNone, Share, TextKind, TransportKind
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNo
         (Share(), 1, 1.0, 1.0),
         (Share(), fractions.Fraction(1, 4), 0.25, 0.25),
         (Share(), numpy.float32(0.5), 0.5, 0.5),
-        (Text(), "", "", ""),
+        (TextKind(), "", "", ""),
         (Duration(), "90s", 90.0, "1m 30s"),
         (EncodingName(), Encoding.Json, Encoding.Json, Encoding.Json),
-        (Transport(), ChannelTransport.Unix, BindSpec("unix"), BindSpec("unix")),
-        (Transport(), "tcp://h:1", BindSpec("tcp://h:1"), BindSpec("tcp://h:1")),
+        (TransportKind(), ChannelTransport.Unix, BindSpec("unix"), BindSpec("unix")),
+        (TransportKind(), "tcp://h:1", BindSpec("tcp://h:1"), BindSpec("tcp://h:1")),
         (OrNone(Count()), 3, 3, 3),
         (OrNone(Count()), None, None, None),
         (OrNone(Duration()), "60s", 60.0, "1m"),
@@ -55,15 +55,15 @@ def test_a_value_is_checked_kept_shown_and_carried_as_text(kind: Kind, value: ob
         (Share(), "x", TypeError, "expected a float, got str"),
         (Share(), 1.5, ValueError, "expected a number from 0 to 1"),
         (Share(), float("nan"), ValueError, "expected a number from 0 to 1"),
-        (Text(), 3, TypeError, "expected a str, got int"),
-        (Text(), None, TypeError, "expected a str, got NoneType"),
+        (TextKind(), 3, TypeError, "expected a str, got int"),
+        (TextKind(), None, TypeError, "expected a str, got NoneType"),
         (Duration(), 3, TypeError, 'expected a duration such as "30s", got int'),
         (Duration(), 3.5, TypeError, 'expected a duration such as "30s", got float'),
         (Duration(), None, TypeError, 'expected a duration such as "30s", got NoneType'),
         (Duration(), "soon", TypeError, "Invalid duration format 'soon'"),
         (EncodingName(), "Json", TypeError, "expected a member of monarch.config.Encoding, got str"),
-        (Transport(), 3, TypeError, "expected ChannelTransport enum, BindSpec, or str, got 3 (int)"),
-        (Transport(), "bogus", ValueError, "invalid str for BindSpec 'bogus'"),
+        (TransportKind(), 3, TypeError, "expected ChannelTransport enum, BindSpec, or str, got 3 (int)"),
+        (TransportKind(), "bogus", ValueError, "invalid str for BindSpec 'bogus'"),
     ],
 )
 def test_a_wrong_value_is_refused(kind: Kind, value: object, error: type[Exception], why: str) -> None:
@@ -80,10 +80,10 @@ def test_a_wrong_value_is_refused(kind: Kind, value: object, error: type[Excepti
         *[(Flag(), text, False) for text in ("0", "false", "False", "no", "OFF")],
         (Count(), " 12 ", 12),
         (Share(), "0.5", 0.5),
-        (Text(), " as it is ", " as it is "),
+        (TextKind(), " as it is ", " as it is "),
         (Duration(), "2m", 120.0),
         (EncodingName(), "Json", Encoding.Json),
-        (Transport(), "tcp", BindSpec("tcp")),
+        (TransportKind(), "tcp", BindSpec("tcp")),
         (OrNone(Count()), "", None),
     ],
 )
@@ -101,7 +101,7 @@ def test_text_is_read(kind: Kind, text: str, kept: Any) -> None:
         (Share(), "2", "expected a number from 0 to 1"),
         (Duration(), "30", "Invalid duration format '30': 30 has no unit"),
         (EncodingName(), "xml", "expected one of bincode, json, multipart"),
-        (Transport(), "bogus", "invalid str for BindSpec 'bogus'"),
+        (TransportKind(), "bogus", "invalid str for BindSpec 'bogus'"),
     ],
 )
 def test_unreadable_text_is_refused(kind: Kind, text: str, why: str) -> None:

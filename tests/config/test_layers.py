@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from monarch.config.kinds import Count, Duration, Flag, OrNone, Text
+from monarch.config.kinds import Count, Duration, Flag, OrNone, TextKind
 from monarch.config.layers import Layers, Setting
 
 TABLE = (
     Setting("lines", Count(), 20, "LINES_KEPT", "Lines."),
     Setting("patience", Duration(), "3s", "PATIENCE", "Time."),
-    Setting("folder", Text(), "", "FOLDER", "Where."),
+    Setting("folder", TextKind(), "", "FOLDER", "Where."),
     Setting("nics", OrNone(Count(minimum=1)), None, "NICS", "How many."),
     Setting("enable_log_forwarding", Flag(), False, "FORWARD", "Output."),
     Setting("idle", Count(), 1, "IDLE", "Nothing.", inert=True),

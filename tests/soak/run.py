@@ -140,7 +140,7 @@ class _Runner:
         self._places: dict[str, int | str] = {}  # process -> its host
         self._dead: int | None = None  # the host that was killed
         self._unnoticed = False  # its death may not be known to all
-        self._partings: list[Any] = []
+        self._partitions: list[Any] = []
         self._parted_at = 0.0
         self._torn = False  # links were cut since the last Join
         self._until = time.monotonic() + patience
@@ -409,21 +409,21 @@ class _Runner:
             self._do(cast)
         self._torn = True
         if cut.parted:
-            if not self._partings:
+            if not self._partitions:
                 self._parted_at = self._clock.now()
-            self._partings.append(self._cluster.part_hosts(cut.one, cut.other))
+            self._partitions.append(self._cluster.part_hosts(cut.one, cut.other))
         else:
             self._cluster.cut_hosts(cut.one, cut.other)
 
     def _advance(self, seconds: float) -> None:
-        if self._partings and self._clock.now() + seconds > self._parted_at + _PARTED:
+        if self._partitions and self._clock.now() + seconds > self._parted_at + _PARTED:
             self._heal()
         self._clock.advance(seconds)
 
     def _heal(self) -> None:
-        for parting in self._partings:
-            parting.end()
-        self._partings = []
+        for partition in self._partitions:
+            partition.end()
+        self._partitions = []
 
     def _mend_links(self) -> None:
         """They dial again, or notice that nobody is there any more."""

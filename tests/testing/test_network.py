@@ -12,7 +12,7 @@ from monarch._wire import frame as frames
 from monarch._wire.frame import Frame
 from monarch._wire.transport.base import ConnectionLost
 from monarch.testing import VirtualClock
-from monarch.testing.network import InprocConnection, InprocTransport, Network, Sent
+from monarch.testing.network import DeliveredFrame, InprocConnection, InprocTransport, Network
 
 A, B = "inproc:net/a", "inproc:net/b"
 
@@ -275,7 +275,7 @@ def test_delays_are_checked(pair: Pair, bounds: Any) -> None:
 
 
 def test_a_tap_sees_what_is_delivered_on_its_path_until_it_ends(pair: Pair) -> None:
-    seen: list[Sent] = []
+    seen: list[DeliveredFrame] = []
     end = pair.network.tap(seen.append, A, B)
     pair.send(b"x")
     pair.settle()

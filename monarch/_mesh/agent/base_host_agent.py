@@ -32,7 +32,7 @@ from monarch._mesh.agent.routes import Link, Routes
 from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
 from monarch._mesh.inspection import questions
-from monarch._runtime.loop import Loop, Timer
+from monarch._runtime.loop import Loop, TimerHandle
 from monarch._wire import frame as frames
 from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
@@ -91,7 +91,7 @@ Receiver = Callable[[Connection, Any, Frame], None]
 class _Unheard:
     """Processes that do not know yet that a host was replaced, and whom to tell when they do."""
 
-    def __init__(self, processes: set[str], timer: Timer) -> None:
+    def __init__(self, processes: set[str], timer: TimerHandle) -> None:
         self.processes = processes
         self.timer = timer
         self.tell: list[tuple[Connection, HostReplaced]] = []
@@ -111,7 +111,7 @@ class BaseHostAgent:
         self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
         self._unheard: dict[tuple[str, int], _Unheard] = {}  # by host and generation: who does not know it yet
-        self._timers: dict[tuple[Any, ...], Timer] = {}
+        self._timers: dict[tuple[Any, ...], TimerHandle] = {}
         self._effects: deque[Effect] = deque()
         self._acting = False
         roster, now = self.roster, loop.now

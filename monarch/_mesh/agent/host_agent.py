@@ -36,7 +36,7 @@ from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
 from monarch._runtime.internal_errors import end_process
-from monarch._runtime.loop import Loop, Timer
+from monarch._runtime.loop import Loop, TimerHandle
 from monarch._wire import os_text
 from monarch._wire.address import AGENT, CLIENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
@@ -102,7 +102,7 @@ class HostAgent(BaseHostAgent):
         self.links = HostLinks(options, loop, self.routes, listening)
         self.routes.gateway = options.gateway
         self.lease = Lease(options.lease, self.loop.now())
-        self._lease_timer: Timer | None = None
+        self._lease_timer: TimerHandle | None = None
         self._starter = sock
         self.client: Connection | None = None
         if not options.worker:

@@ -22,7 +22,7 @@ from monarch._wire.link_connection import LinkConnection, limits_from_settings
 from monarch._wire.message import WHO, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import ConnectionLost, DialFailed
-from monarch._wire.transport.dialling import Dial
+from monarch._wire.transport.dialling import DialAttempt
 from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
@@ -70,7 +70,7 @@ class HostLinks:
         self._trusted: dict[str, Credentials] = {}  # by host, where they are not those of our own
         self._listening = listening
         self._closed = False
-        self._knocking: dict[str, Dial] = {}  # at hosts whose agents are to be asked who they are
+        self._knocking: dict[str, DialAttempt] = {}  # at hosts whose agents are to be asked who they are
         self._asking: set[_Question] = set()  # and those that are being asked
         self._rng = random.Random()
         self._frame_limit = settings.codec_max_frame_length()
@@ -165,7 +165,9 @@ class HostLinks:
         """None: of another program of this machine, whose agent is dialled at its socket."""
         return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(self._routes.at(host))
 
-    def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> Dial | None:
+    def _dial(
+        self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]
+    ) -> DialAttempt | None:
         """None: it connects at once or not at all."""
         if address is None:
             neighbours.dial(host, self._loop, done)

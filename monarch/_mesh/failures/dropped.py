@@ -7,7 +7,7 @@ from types import CodeType
 
 from monarch._runtime.log_thread import log
 from monarch._runtime.remote_errors import Raw, decode_remote_error
-from monarch._runtime.unseen import source_line
+from monarch._runtime.unobserved_errors import source_line
 from monarch._wire.message import ERROR
 
 logger = logging.getLogger("monarch")

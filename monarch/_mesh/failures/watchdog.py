@@ -38,7 +38,7 @@ from monarch._mesh.failures.activity import (
 from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
 from monarch._runtime.log_thread import aside
-from monarch._runtime.loop import Timer
+from monarch._runtime.loop import TimerHandle
 from monarch._runtime.proc import Proc
 from monarch._runtime.waiting import Wait
 from monarch._wire.frame import Frame
@@ -64,7 +64,7 @@ class Sweep:
         self._proc = proc
         self._on_slow = on_slow
         self._detector = Detector(proc.address, self._describe)
-        self._timer: Timer | None = None
+        self._timer: TimerHandle | None = None
         self._lock = threading.Lock()  # of the timer
         self._logged: set[Delivery] = set()  # messages that run still and were logged
         proc.ports.watch = self._watch

@@ -22,7 +22,7 @@ import msgspec
 from monarch._linux.local_socket import same_user
 from monarch._mesh import plugins
 from monarch._mesh.inspection.survey import Answers, Survey
-from monarch._runtime.loop import Timer, start_thread
+from monarch._runtime.loop import TimerHandle, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.transport import unix
 from monarch._wire.transport.accepting import Accepting
@@ -130,7 +130,7 @@ class _Visitor:
         self._survey: Survey | None = None
         self._last = False
         self._gone = False
-        self._slow: Timer | None = None
+        self._slow: TimerHandle | None = None
         self._loop.add(sock.fileno(), self._on_event)
 
     def _on_event(self, mask: int) -> None:

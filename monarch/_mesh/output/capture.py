@@ -17,7 +17,7 @@ from monarch._mesh.output import log_lines
 from monarch._mesh.output.kept import KeptOutput, KeptOutputs
 from monarch._mesh.output.left_out import LeftOut
 from monarch._mesh.output.rank_files import RankFile, RankFiles, path_of
-from monarch._runtime.loop import Loop, Timer
+from monarch._runtime.loop import Loop, TimerHandle
 from monarch._wire.address import name_of, split_proc_name
 from monarch._wire.message import Output
 
@@ -109,9 +109,9 @@ class Outputs:
         self._send = send
         self._has_room = has_room
         self._left_out: dict[str, LeftOut] = {}  # by client
-        self._note_timer: Timer | None = None
+        self._note_timer: TimerHandle | None = None
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
-        self._echo_timer: Timer | None = None
+        self._echo_timer: TimerHandle | None = None
         self.kept = KeptOutputs()
         self.files = RankFiles(self._complain)
         self._procs: set[ProcOutput] = set()

@@ -37,7 +37,7 @@ from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
-from monarch._runtime.unseen import Unseen
+from monarch._runtime.unobserved_errors import UnobservedError
 from monarch._wire.address import AGENT, host_of, name_of, split_proc_name
 from monarch._wire.message import (
     VALUE,
@@ -241,10 +241,10 @@ class MeshLayer(Hooks):
 
     def call_failed(
         self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
-    ) -> Unseen | None:
+    ) -> UnobservedError | None:
         return self.owners.call_failed(entry, caller, key, awaited, failed)
 
-    def call_raised(self, entry: Entry, raw: Raw) -> Unseen | None:
+    def call_raised(self, entry: Entry, raw: Raw) -> UnobservedError | None:
         return self.owners.call_raised(entry, raw)
 
     def bounced(self, bounced: Bounced) -> None:

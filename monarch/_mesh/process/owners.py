@@ -23,7 +23,7 @@ from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
-from monarch._runtime.unseen import Unseen
+from monarch._runtime.unobserved_errors import UnobservedError
 from monarch._wire.message import Failure
 
 logger = logging.getLogger("monarch")
@@ -131,15 +131,15 @@ class Owners:
 
     def call_failed(
         self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
-    ) -> Unseen | None:
+    ) -> UnobservedError | None:
         """See `Hooks.call_failed`."""
         with self._owned.lock:
-            known = None if entry.unseen is None else entry.unseen.about
+            known = None if entry.unobserved is None else entry.unobserved.about
             if known is not None:
                 if known.key != key:
                     return None
                 known.failed = known.failed.union(failed)
-                return entry.unseen
+                return entry.unobserved
             if self._owned.ledger.owner_of(key) != caller.unique:
                 return None
             call = OwnersCall(caller.unique, key, awaited, failed, entry.issued)
@@ -152,7 +152,7 @@ class Owners:
             elif proc.closed is None:
                 proc.loop.call_soon(lambda: self._call_over(call, False))
 
-        return Unseen(over, call)
+        return UnobservedError(over, call)
 
     def _call_over(self, call: OwnersCall, seen: bool) -> None:
         with self._owned.lock:
@@ -161,7 +161,7 @@ class Owners:
                 self._owned.observed.stopped(call.key)
         self._carry_out(effects)
 
-    def call_raised(self, entry: Entry, raw: Raw) -> Unseen:
+    def call_raised(self, entry: Entry, raw: Raw) -> UnobservedError:
         """See `Hooks.call_raised`."""
         proc, code, instruction = self._proc, entry.code, entry.instruction
         label = entry.target.label if entry.target is not None else ""
@@ -170,7 +170,7 @@ class Owners:
             if not seen and proc.closed is None:
                 proc.loop.call_soon(lambda: self._dropped.log(label, code, instruction, raw))
 
-        return Unseen(over)
+        return UnobservedError(over)
 
     def _entrust_to_waiting(self, owner: str, failures: Sequence[MeshFailure]) -> None:
         """Calls of the owner that will hear of it: word from the agents may come before that of the actor's process."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux.local_socket import same_user
-from monarch._wire.auth import Dialler, Failure, Secret
+from monarch._wire.auth import Dialler, HandshakeFailure, Secret
 from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
 from monarch._wire.transport.handshake import Handshake
@@ -34,7 +34,7 @@ def dial(
     secret: Secret | None,
     tls: ssl.SSLContext | None = None,
     start_thread: Callable[[Callable[[], None], str], Any],
-) -> Dial:
+) -> DialAttempt:
     """Connects to the host at `address.dial`; call it on the I/O thread. `done` hears of the outcome there, once, after this
     returned: the socket, ready for a StreamConnection, or why there is none.
 
@@ -42,12 +42,12 @@ def dial(
     Bounds: 10 seconds for the name service, 8 addresses of a name one after the other, 5 seconds for each to connect and
     5 for the handshake.
     """
-    attempt = Dial(address, loop, done, secret, tls, start_thread)
+    attempt = DialAttempt(address, loop, done, secret, tls, start_thread)
     loop.call_soon(attempt._begin)
     return attempt
 
 
-class Dial:
+class DialAttempt:
     """One attempt to reach a host; see `dial`."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Dial:
         self._over = False
 
     def __repr__(self) -> str:
-        return f"<Dial {self._to}{' (over)' if self._over else ''}>"
+        return f"<DialAttempt {self._to}{' (over)' if self._over else ''}>"
 
     def cancel(self) -> None:
         """On the I/O thread: gives it up; `done` is not called."""
@@ -175,19 +175,19 @@ class Dial:
         self._stop_watching()
         try:
             if sock.family == socket.AF_UNIX and not same_user(sock):
-                self._refuse(where, Failure("it belongs to another user", final=True))
+                self._refuse(where, HandshakeFailure("it belongs to another user", final=True))
                 return
             tls = None if self._tls is None else tls_over(sock, self._tls, server=False)
         except OSError as exc:
             self._failed(where, exc.errno or errno.EIO)
             return
 
-        def finished(outcome: StreamSocket | Failure) -> None:
+        def finished(outcome: StreamSocket | HandshakeFailure) -> None:
             self._handshake = None
             if self._over:
-                if not isinstance(outcome, Failure):
+                if not isinstance(outcome, HandshakeFailure):
                     outcome.close()
-            elif isinstance(outcome, Failure):
+            elif isinstance(outcome, HandshakeFailure):
                 self._refuse(where, outcome)
             else:
                 self._over = True
@@ -197,7 +197,7 @@ class Dial:
         self._handshake = Handshake(sock, self._loop, Dialler(self._secret), finished, tls=tls)
         self._handshake.start()
 
-    def _refuse(self, where: Any, failure: Failure) -> None:
+    def _refuse(self, where: Any, failure: HandshakeFailure) -> None:
         """Somebody answered, but is not to be spoken to. Another address of the name may belong to somebody else."""
         self._drop()
         self._final = self._final or failure.final

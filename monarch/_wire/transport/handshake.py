@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from monarch._wire.auth import Challenge, Failure
+from monarch._wire.auth import Challenge, HandshakeFailure
 from monarch._wire.transport.base import Reactor, StreamSocket
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def _nothing(*_: object) -> None:
 class Handshake:
     """One connection until it may speak. All of it runs on the I/O thread.
 
-    `done` is called once: with the socket, which is ready for frames and no longer watched here, or with the Failure,
-    when the socket is closed already.
+    `done` is called once: with the socket, which is ready for frames and no longer watched here, or, the
+    socket closed already, with the HandshakeFailure.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Handshake:
         sock: socket.socket,
         loop: Reactor,
         challenge: Challenge,
-        done: Callable[[StreamSocket | Failure], None],
+        done: Callable[[StreamSocket | HandshakeFailure], None],
         *,
         tls: TlsSocket | None = None,
         deadline: float = DEADLINE,
@@ -49,14 +49,14 @@ class Handshake:
         self._tls = tls
         self._loop = loop
         self._challenge = challenge
-        self._done: Callable[[StreamSocket | Failure], None] = done
+        self._done: Callable[[StreamSocket | HandshakeFailure], None] = done
         self._spoke: Callable[[], None] | None = spoke
         self._fd = sock.fileno()
         self._buffer = b""
         self._out = b""
         self._writing = False
         self._over = False
-        self._lingers: Failure | None = None
+        self._lingers: HandshakeFailure | None = None
         self._drained = 0
         self._seconds = deadline
 
@@ -72,8 +72,8 @@ class Handshake:
         self._on_event(0)
 
     def give_up(self, text: str) -> None:
-        """Ends it, with a Failure that says `text`."""
-        self._end(self._lingers or Failure(text, final=False))
+        """Ends it, with a HandshakeFailure that says `text`."""
+        self._end(self._lingers or HandshakeFailure(text, final=False))
 
     def _late(self) -> None:
         stage = "TLS handshake" if self._tls is not None and not self._tls.established else "handshake"
@@ -104,10 +104,10 @@ class Handshake:
         explained = getattr(exc, "tls_failure", None)
         if explained is None:
             text = f"the connection broke in the middle of the handshake: {exc.strerror or exc}"
-            self._end(self._lingers or self._challenge.failure or Failure(text, final=False))
+            self._end(self._lingers or self._challenge.failure or HandshakeFailure(text, final=False))
             return
         # Closing while bytes of the other side are on their way would take the reason (TLS's alert) from it.
-        self._lingers = Failure(str(explained), final=True)
+        self._lingers = HandshakeFailure(str(explained), final=True)
         try:
             self._loop.want_write(self._fd, False)
             self._sock.shutdown(socket.SHUT_WR)
@@ -153,7 +153,7 @@ class Handshake:
             self._writing = wanted
             self._loop.want_write(self._fd, wanted)
 
-    def _end(self, failure: Failure | None) -> None:
+    def _end(self, failure: HandshakeFailure | None) -> None:
         if self._over:
             return
         self._over = True

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux.local_socket import same_user
-from monarch._wire.auth import Acceptor, Failure, Secret
+from monarch._wire.auth import Acceptor, HandshakeFailure, Secret
 from monarch._wire.host_address import HostAddress
 from monarch._wire.logs import warn
 from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Reactor, StreamSocket, Timer
-from monarch._wire.transport.dialling import Dial, dial
+from monarch._wire.transport.dialling import DialAttempt, dial
 from monarch._wire.transport.handshake import Handshake
+from monarch._wire.transport.handshake_slots import HandshakeSlots, source_of
 from monarch._wire.transport.listeners import (
     TLS_MISSING,
     listen,
@@ -33,12 +34,11 @@ from monarch._wire.transport.listeners import (
     tls_over,
     tune,
 )
-from monarch._wire.transport.places import Places, source_of
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Accepted", "Dial", "TcpListener", "dial"]
+__all__ = ["Accepted", "DialAttempt", "TcpListener", "dial"]
 
 IN_HANDSHAKE = 512  # connections of one listener that have not shown yet who they are
 _SHARE = 4  # at most one in so many of the descriptors that this process may have
@@ -60,8 +60,8 @@ class TcpListener:
 
     `*` listens over IPv6 and IPv4 where the machine has both. A Unix socket has mode 0600 and takes our own user only; a
     file that is left there is removed when nobody listens to it. Bounds: 512 connections in their handshake, or a quarter of
-    the descriptors of this process, then one gives way to the next (see `places`); each for 5 seconds at most. Those that
-    fail are logged with their address, 5 lines in 10 seconds.
+    the descriptors of this process, then one gives way to the next (see `handshake_slots`); each for 5 seconds at most.
+    Those that fail are logged with their address, 5 lines in 10 seconds.
 
     Make and close it on the I/O thread, or before it runs. OSError when the address cannot be had, ValueError when it wants
     certificates (`tls`, a context for servers) and there are none.
@@ -81,7 +81,7 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._secret = secret
-        self._handshakes: Places[Handshake] = Places(_most_in_handshake(), random.Random())
+        self._handshakes: HandshakeSlots[Handshake] = HandshakeSlots(_most_in_handshake(), random.Random())
         self._log = _FailureLog(loop)
         sock = listen(address)
         self._tls = None if sock.family == socket.AF_UNIX else tls
@@ -118,9 +118,9 @@ class TcpListener:
         if self._handshakes.full:
             self._give_one_up()
 
-        def done(outcome: StreamSocket | Failure) -> None:
+        def done(outcome: StreamSocket | HandshakeFailure) -> None:
             self._handshakes.remove(handshake)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, HandshakeFailure):
                 if not self._closed:
                     self._log.failed(peer, outcome.text, self.prefix)
             else:

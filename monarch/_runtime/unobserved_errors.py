@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Any
 
 
-class Unseen:
+class UnobservedError:
     """Lives with what carries the outcome. `seen()` when it is raised; dropped without that, it says so.
 
     `over(seen)` is called once, by any thread, perhaps in the middle of anything (a garbage collection): it takes no lock.

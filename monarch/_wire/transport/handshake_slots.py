@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Hashable)
 _IPV6_NETWORK = 64  # bits: as many addresses as it likes belong to one machine
 
 
-class Places(Generic[T]):
+class HandshakeSlots(Generic[T]):
     """At most `limit` items."""
 
     def __init__(self, limit: int, rng: random.Random) -> None:
@@ -36,7 +36,7 @@ class Places(Generic[T]):
         return iter(list(self._source))
 
     def __repr__(self) -> str:
-        return f"<Places {len(self)} of {self.limit}, from {len(self._silent.keys() | self._spoken.keys())} sources>"
+        return f"<HandshakeSlots {len(self)} of {self.limit}, from {len(self._silent.keys() | self._spoken.keys())} sources>"
 
     @property
     def full(self) -> bool:
