@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from monarch._errors import ActorError, NotSendableError, SupervisionError
@@ -315,12 +317,12 @@ def test_iterating_a_receiver_gives_futures(proc: Any) -> None:
 def test_a_once_channel_takes_and_gives_one_message(proc: Any) -> None:
     port, receiver = Channel.open(once=True)
     port.send(1)
-    with pytest.raises(RuntimeError, match="already used"):
+    with pytest.raises(RuntimeError, match="OncePortRef already used"):
         port.send(2)
     with pytest.raises(RuntimeError, match="already used"):
         port.exception(ValueError())
     assert receiver.recv().get(TIMEOUT) == 1 and len(proc.ports) == 0
-    with pytest.raises(ValueError, match="exactly one message"):
+    with pytest.raises(ValueError, match=r"OncePort is already used.*exactly one message"):
         receiver.recv()
 
 
@@ -331,7 +333,7 @@ def test_ranked_receivers_say_who_sent(proc: Any) -> None:
     proc.ports.receive(number, value(3, "a"))
     proc.ports.receive(number, value(-1, "b"))
     assert ranked.recv().get(TIMEOUT) == (3, "a")
-    with pytest.raises(ValueError, match="without a rank"):
+    with pytest.raises(ValueError, match="RankedPort receiver got a message without a rank"):
         ranked.recv().get(TIMEOUT)
     assert isinstance(Channel.open_ranked()[1], RankedPortReceiver)
 
@@ -369,13 +371,15 @@ def test_what_cannot_be_sent_is_not_sent(proc: Any) -> None:
     for unsendable in (done_future(1), receiver, [receiver.ranked()]):
         with pytest.raises(NotSendableError, match="cannot be sent to another process"):
             port.send(unsendable)
+    with pytest.raises(TypeError, match="generator"):
+        port.send(item for item in ())
     with pytest.raises(TypeError, match="expects an exception, got str"):
         port.exception("text")  # type: ignore[arg-type]
     port.send("still usable")
     assert receiver.recv().get(TIMEOUT) == "still usable"
-    for thing in (receiver, done_future(1)):
+    for thing, dumps in itertools.product((receiver, done_future(1)), (pickle.dumps, cloudpickle.dumps)):
         with pytest.raises(TypeError, match="send"):
-            pickle.dumps(thing)
+            dumps(thing)
 
 
 def test_nobody_listens_to_a_sink(proc: Any) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import threading
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch.actor import (
     Actor,
     Channel,
     Port,
-    PortReceiver,
     ProcMesh,
     SupervisionError,
     current_rank,
@@ -111,14 +108,6 @@ def one(senders: Any) -> Any:
 # --- channels
 
 
-def test_what_is_sent_is_received_in_order() -> None:
-    port, receiver = Channel[Any].open()
-    assert isinstance(port, Port) and isinstance(receiver, PortReceiver)
-    for value in (1, "two", [3], None):
-        port.send(value)
-    assert [receiver.recv().get(timeout=TIMEOUT) for _ in range(4)] == [1, "two", [3], None]
-
-
 def test_what_is_sent_is_a_copy() -> None:
     port, receiver = Channel[Any].open()
     mine = [1]
@@ -167,73 +156,10 @@ def test_an_exception_sent_to_a_port_is_raised_as_it_is(one: Any) -> None:
     assert receiver.recv().get(timeout=TIMEOUT) == "after it"
 
 
-def test_an_unpicklable_value_is_refused_by_send() -> None:
-    port, receiver = Channel[Any].open()
-    with pytest.raises(TypeError, match="generator"):
-        port.send(x for x in ())
-    port.send("still usable")
-    assert receiver.recv().get(timeout=TIMEOUT) == "still usable"
-
-
-def test_ports_can_be_pickled_and_receivers_cannot() -> None:
-    port, receiver = Channel[Any].open()
-    cloudpickle.loads(cloudpickle.dumps(port)).send("through the copy")
-    assert receiver.recv().get(timeout=TIMEOUT) == "through the copy"
-    for dumps in (pickle.dumps, cloudpickle.dumps):
-        with pytest.raises(TypeError):
-            dumps(receiver)
-
-
 def test_a_receiver_cannot_be_an_argument(one: Any) -> None:
     _port, receiver = Channel[Any].open()
     with pytest.raises(TypeError, match="PortReceiver"):
         one.emit.call_one(receiver, [])
-
-
-# --- recv
-
-
-def test_receivers_are_served_in_the_order_they_are_observed() -> None:
-    port, receiver = Channel[Any].open()
-    made_first, made_second = receiver.recv(), receiver.recv()
-    port.send(1)
-    port.send(2)
-    assert made_second.get(timeout=TIMEOUT) == 1
-    assert made_first.get(timeout=TIMEOUT) == 2
-
-
-def test_a_recv_that_timed_out_keeps_its_place() -> None:
-    port, receiver = Channel[Any].open()
-    armed = receiver.recv()
-    with pytest.raises(TimeoutError):
-        armed.get(timeout=0.05)
-    other = receiver.recv()
-    with pytest.raises(TimeoutError):
-        other.get(timeout=0)
-    port.send("first")
-    port.send("second")
-    assert other.get(timeout=TIMEOUT) == "second"
-    assert armed.get(timeout=TIMEOUT) == "first"
-
-
-def test_a_recv_gives_the_same_message_each_time() -> None:
-    port, receiver = Channel[Any].open()
-    future = receiver.recv()
-    port.send(["one"])
-    assert future.get(timeout=TIMEOUT) is future.get(timeout=TIMEOUT)
-
-
-# --- once
-
-
-def test_a_once_port_carries_one_message() -> None:
-    port, receiver = Channel[Any].open(once=True)
-    port.send("only")
-    with pytest.raises(RuntimeError, match="OncePortRef already used"):
-        port.send("more")
-    assert receiver.recv().get(timeout=TIMEOUT) == "only"
-    with pytest.raises(ValueError, match="OncePort is already used"):
-        receiver.recv().get(timeout=TIMEOUT)
 
 
 # --- ranked
@@ -250,13 +176,6 @@ def test_ranked_turns_a_receiver_into_a_ranked_one(senders: Any) -> None:
     send(senders.answer_rank, (), {}, port=port)
     ranked = receiver.ranked()
     assert sorted(ranked.recv().get(timeout=TIMEOUT) for _ in range(2)) == [(0, 0), (1, 1)]
-
-
-def test_a_ranked_receiver_refuses_a_message_without_a_rank() -> None:
-    port, receiver = Channel[Any].open_ranked()
-    port.send("from nowhere")
-    with pytest.raises(ValueError, match="RankedPort receiver got a message without a rank"):
-        receiver.recv().get(timeout=TIMEOUT)
 
 
 # --- explicit response ports
