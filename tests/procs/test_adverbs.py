@@ -179,12 +179,6 @@ def test_ranks_do_not_share_the_objects_they_answered(workers: Any) -> None:
 # --- call_one, choose
 
 
-def test_call_one_needs_exactly_one_actor(workers: Any) -> None:
-    with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 4"):
-        workers.add.call_one()
-    assert workers.slice(a=1, b=1).rank.call_one().get(timeout=TIMEOUT) == 0
-
-
 def test_choose_runs_on_one_rank_and_in_time_on_all(workers: Any) -> None:
     chosen = [workers.where.choose() for _ in range(200)]
     ranks = [f.get(timeout=TIMEOUT)[0] for f in chosen]
@@ -303,11 +297,6 @@ def test_send_brings_errors_to_the_port(workers: Any) -> None:
             receiver.recv().get(timeout=TIMEOUT)
 
 
-def test_an_unknown_selection_is_a_value_error(workers: Any) -> None:
-    with pytest.raises(ValueError, match="Invalid selection"):
-        send(workers.rank, (), {}, selection="some")
-
-
 # --- Accumulator
 
 
@@ -343,14 +332,6 @@ def test_accumulate_raises_what_a_rank_raised(workers: Any) -> None:
 # --- with_timeout
 
 
-def test_a_call_with_timeout_names_the_ranks_that_have_not_answered(workers: Any) -> None:
-    workers.slice(a=0).open.call().get(timeout=TIMEOUT)
-    with pytest.raises(TimeoutError) as caught:
-        workers.wait.with_timeout(0.3).call().get(timeout=TIMEOUT)
-    text = str(caught.value)
-    assert "wait" in text and "2" in text and "3" in text
-
-
 def test_a_timed_out_call_stays_timed_out_and_harms_nobody(workers: Any) -> None:
     future = workers.wait.with_timeout(0.1).call()
     first = future.exception(timeout=TIMEOUT)
@@ -360,27 +341,9 @@ def test_a_timed_out_call_stays_timed_out_and_harms_nobody(workers: Any) -> None
     assert workers.wait.call().get(timeout=TIMEOUT).values() == ["opened"] * 4
 
 
-def test_with_timeout_goes_with_every_waiting_adverb(workers: Any, one: Any) -> None:
-    waits = [
-        one.wait.with_timeout(0.1).call_one(),
-        workers.wait.with_timeout(0.1).choose(),
-        next(iter(workers.wait.with_timeout(0.1).stream())),
-    ]
-    for future in waits:
-        assert isinstance(future.exception(timeout=TIMEOUT), TimeoutError)
-    assert workers.rank.with_timeout(TIMEOUT).call().get(timeout=TIMEOUT).values() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
-def test_with_timeout_needs_a_finite_time(one: Any, seconds: float) -> None:
-    with pytest.raises(ValueError, match="timeout"):
-        one.rank.with_timeout(seconds)
-
-
 # --- checks at the call
 
 
-@pytest.mark.parametrize("adverb", ["call", "call_one", "choose", "broadcast", "stream"])
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
@@ -391,19 +354,12 @@ def test_with_timeout_needs_a_finite_time(one: Any, seconds: float) -> None:
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_at_the_call(
-    one: Any, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], text: str
+    one: Any, args: tuple[Any, ...], kwargs: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(TypeError, match=text):
-        getattr(one.add, adverb)(*args, **kwargs)
+        one.add.call(*args, **kwargs)
     with pytest.raises(TypeError, match=text):
         send(one.add, args, kwargs)
-
-
-@pytest.mark.parametrize("adverb", ["call", "call_one", "choose", "broadcast", "stream"])
-def test_arguments_that_cannot_be_pickled_are_refused_at_the_call(one: Any, adverb: str) -> None:
-    with pytest.raises(TypeError, match="generator"):
-        getattr(one.note, adverb)(x for x in ())
-    assert one.notes.call_one().get(timeout=TIMEOUT) == []
 
 
 # --- order

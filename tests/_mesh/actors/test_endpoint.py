@@ -202,8 +202,8 @@ def test_choose_asks_one_of_them(proc: Any) -> None:
 
 @pytest.mark.parametrize("adverb", ["call", "choose", "stream", "broadcast"])
 def test_nothing_is_sent_with_arguments_that_do_not_fit_or_cannot_travel(proc: Any, adverb: str) -> None:
-    for args in ((), (1, 2, 3), (iter_of_nothing(),)):
-        with pytest.raises(TypeError):
+    for args, text in (((), "'y'"), ((1, 2, 3), "too many"), ((iter_of_nothing(),), "generator")):
+        with pytest.raises(TypeError, match=text):
             getattr(on_mesh(), adverb)(*args)
     assert proc.sent == [] and len(proc.ports) == 0
 
