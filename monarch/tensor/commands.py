@@ -15,7 +15,7 @@ class WorkerCommand(msgspec.Struct, array_like=True, gc=False):
 
 
 class SetPlacement(WorkerCommand, tag=0):
-    """What follows is for the ranks of mesh `mesh` and runs on stream `stream`."""
+    """Selection of the ranks and the stream of what follows: those of mesh `mesh`, stream `stream`."""
 
     mesh: int
     stream: int
@@ -34,7 +34,7 @@ class Run(WorkerCommand, tag=1):
 
 
 class Define(WorkerCommand, tag=2):
-    """`payload` is a signature.Call: what Run commands that say `signature` do from here on."""
+    """`payload` is a signature.WorkerCall: what Run commands that say `signature` do from here on."""
 
     signature: int
     payload: int
@@ -88,7 +88,7 @@ class Sync(WorkerCommand, tag=8):
 
 
 class Do(WorkerCommand, tag=9):
-    """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident +
+    """`payload` is a signature.WorkerCall that runs this once, with the tensors `inputs`; its results are `ident`, `ident +
     1`, ..."""
 
     ident: int
@@ -97,7 +97,7 @@ class Do(WorkerCommand, tag=9):
 
 
 class AskRanks(WorkerCommand, tag=20):
-    """`payload` is a signature.Call: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what
+    """`payload` is a signature.WorkerCall: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what
     it gave; the others only say whether their inputs are good. `taints` as in Fetch."""
 
     ident: int

@@ -95,7 +95,7 @@ class GroupLost(RuntimeError):
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether `error` only says that other ranks are gone: GroupLost, or what torch raises when a connection breaks."""
+    """True if `error` only says that other ranks are gone: GroupLost, or what torch raises when a connection breaks."""
     return isinstance(error, GroupLost) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 

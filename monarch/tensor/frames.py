@@ -9,5 +9,5 @@ PACKAGE = __file__.rpartition("/")[0] + "/"  # of monarch.tensor, with all its f
 
 
 def internal(filename: str) -> bool:
-    """Whether code of this file is torch's, this package's, or nobody's."""
+    """True if code of this file is torch's, this package's, or nobody's."""
     return filename.startswith((TORCH, PACKAGE, "<frozen ")) or not filename

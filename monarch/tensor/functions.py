@@ -26,7 +26,7 @@ OPENED = 4096  # functions by value that a worker keeps; beyond that it starts o
 
 
 class Resolvable(Protocol):
-    """What travels in place of a function."""
+    """A thing that travels in place of a function."""
 
     def resolve(self) -> Callable[..., Any]:
         """The function, in the worker. Raises whatever stands in its way."""
@@ -152,7 +152,7 @@ def by_value(target: object) -> Resolvable | None:
 
 
 def named(target: object) -> Resolvable | None:
-    """How workers find it by a name alone, if they can."""
+    """Returns how workers find it by a name alone, if they can."""
     return torch_op(target) or dotted(target) or importable_function(target)
 
 
@@ -163,7 +163,7 @@ _strings: dict[str, Any] = {}
 
 
 def resolvable(target: object) -> Any:
-    """What `function_resolvers` make of `target`; the same object each time.
+    """Returns what `function_resolvers` make of `target`; the same object each time.
 
     ValueError when none of them knows it; whatever pickling raises for a function that cannot be sent.
     """
@@ -193,18 +193,18 @@ def _known(target: object) -> Any:
 
 
 def undecorated(found: object) -> Any:
-    """What `remote` was given, if `found` is what it returned: a string is the path of the function."""
+    """Returns what `remote` was given, if `found` is what it returned: a string is the path of the function."""
     inner = wrapped(found)
     return resolvable(inner).resolve() if isinstance(inner, str) and inner is not found else inner
 
 
 def wrapped(found: Any) -> Any:
-    """What `remote` was given, if `found` is what it returned."""
+    """Returns what `remote` was given, if `found` is what it returned."""
     return found._function if getattr(found, "_is_remote", False) else found
 
 
 def label(target: object) -> str:
-    """As reports show it."""
+    """Returns its name as reports show it."""
     if isinstance(target, str):
         return target
     return str(getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or target)

@@ -55,7 +55,7 @@ class Meta:
         return True
 
     def fake(self) -> torch.Tensor:
-        """A tensor of this metadata under the FakeTensorMode that is active."""
+        """Makes a tensor of this metadata under the FakeTensorMode that is active."""
         itemsize = self.dtype.itemsize
         whole = torch.empty(-(-self.nbytes // itemsize), dtype=self.dtype, device=self.device)
         made = torch.as_strided(whole, self.shape, self.stride, self.offset)
@@ -93,7 +93,7 @@ def intern(
 
 
 def check_dense(tensor: torch.Tensor) -> None:
-    """NotImplementedError for tensors of which there are no distributed ones: sparse, quantized, nested."""
+    """Raises NotImplementedError for tensors of which there are no distributed ones: sparse, quantized, nested."""
     kind = str(tensor.layout).removeprefix("torch.") if tensor.layout is not torch.strided else ""
     if not kind and (tensor.is_quantized or tensor.is_nested):
         kind = "quantized" if tensor.is_quantized else "nested"
@@ -102,7 +102,7 @@ def check_dense(tensor: torch.Tensor) -> None:
 
 
 def not_dense(kind: str) -> NotImplementedError:
-    """The error for an operation that makes a tensor of a kind of which there are no distributed ones."""
+    """Returns the error for an operation that makes a tensor of a kind of which there are no distributed ones."""
     return NotImplementedError(
         f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, "
         f"which may "
@@ -111,7 +111,7 @@ def not_dense(kind: str) -> NotImplementedError:
 
 
 def of(tensor: torch.Tensor) -> Meta:
-    """The metadata of a local or fake tensor. NotImplementedError for what is not dense."""
+    """Returns the metadata of a local or fake tensor. NotImplementedError for what is not dense."""
     check_dense(tensor)
     return intern(
         tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device,
@@ -120,13 +120,13 @@ def of(tensor: torch.Tensor) -> Meta:
 
 
 def contiguous(shape: object, dtype: torch.dtype, device: torch.device) -> Meta:
-    """The metadata of a fresh contiguous tensor."""
+    """Returns the metadata of a fresh contiguous tensor."""
     size = torch.Size(shape)
     return intern(size, steps(size), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)
 
 
 def steps(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a fresh contiguous tensor."""
+    """Returns the strides of a fresh contiguous tensor."""
     found, step = [], 1
     for length in reversed(shape):
         found.append(step)

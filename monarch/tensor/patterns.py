@@ -30,20 +30,20 @@ _inside = _Inside()
 
 
 def propagating() -> bool:
-    """Whether this thread is inside a `propagate` function."""
+    """True if this thread is inside a `propagate` function."""
     return _inside.propagating
 
 
 def nothing() -> Outcome:
-    """The outcome of a function whose result nobody wants."""
+    """Returns the outcome of a function whose result is not wanted."""
     return Outcome([], lambda leaves: None, (), ())
 
 
 def propagated(
     propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[object]
 ) -> Outcome:
-    """The outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the distributed
-    `inputs`."""
+    """Returns the outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the
+    distributed `inputs`."""
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
         fakes = _fakes(inputs)
         before = [fake._version for fake in fakes]
@@ -57,7 +57,7 @@ def propagated(
 
 
 def _fakes(inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """Stand-ins for distributed tensors, in shared memory where these share theirs."""
+    """Makes stand-ins for distributed tensors, in shared memory where these share theirs."""
     wholes: dict[int, torch.Tensor] = {}
     found = []
     for tensor in inputs:
@@ -74,7 +74,7 @@ def _fakes(inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of local tensors, in shared memory where these share theirs."""
+    """Copies local tensors, in shared memory where these share theirs."""
     storages: dict[int, Any] = {}
     found = []
     for tensor in tensors:
@@ -88,13 +88,13 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def written(tensors: Sequence[torch.Tensor], before: Sequence[int]) -> tuple[int, ...]:
-    """The places of those whose memory was written to since their versions were `before`."""
+    """Returns the places of those whose memory was written to since their versions were `before`."""
     changed = {_storage(tensor) for tensor, version in zip(tensors, before, strict=True) if tensor._version != version}
     return tuple(place for place, tensor in enumerate(tensors) if _storage(tensor) in changed)
 
 
 def outcome(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Outcome:
-    """The Outcome of what was run on `inputs` and gave `result`, any pytree."""
+    """Returns the Outcome of what was run on `inputs` and gave `result`, any pytree."""
     values, spec = pytree.tree_flatten(result)
     found = leaves(values, inputs)
     return Outcome(found, structure(spec, found), mutates, ())
@@ -115,7 +115,7 @@ def leaves(values: Sequence[object], inputs: Sequence[torch.Tensor]) -> list[Lea
 
 
 def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], Any] | None:
-    """What puts the leaves of a result together again; None for a single tensor."""
+    """Returns what puts the leaves of a result together again; None for a single tensor."""
     if spec.is_leaf():
         return None if found[0].meta is not None else lambda leaves: leaves[0]
     if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):

@@ -63,7 +63,7 @@ def whole_shape(
 
 
 def part(local: Sequence[int], placement: Placement, sizes: Mapping[str, int], coordinate: Mapping[str, int]) -> Part:
-    """What the process at `coordinate` has of a whole whose parts have shape `local`."""
+    """Returns what the process at `coordinate` has of a whole whose parts have shape `local`."""
     index = [0] * len(local)
     for name, size in sizes.items():
         if name in placement:
@@ -72,7 +72,7 @@ def part(local: Sequence[int], placement: Placement, sizes: Mapping[str, int], c
 
 
 def coordinates(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Those of a mesh, in row-major order."""
+    """Yields the coordinates of a mesh, in row-major order."""
     for numbers in product(*(range(size) for size in sizes.values())):
         yield dict(zip(sizes, numbers, strict=True))
 
@@ -87,8 +87,9 @@ def holders(placement: Placement, sizes: Mapping[str, int]) -> dict[tuple[int, .
 
 
 def writers(tensors: Iterable[tuple[Placement, int]], sizes: Mapping[str, int]) -> list[list[bool]]:
-    """For each of `tensors`, by placement and bytes of a part, which processes write theirs, so that each part is written
-    once and the processes write about as much as each other: of those that have it, the one with the least so far."""
+    """Decides for each of `tensors`, by placement and bytes of a part, which processes write theirs, so that each
+    part is written once and the processes write about as much as each other: of those that have it, the one with the
+    least so far."""
     count = 1
     for size in sizes.values():
         count *= size

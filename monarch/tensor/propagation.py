@@ -51,7 +51,7 @@ class _FakeMode(FakeTensorMode):
 
 
 def fake_mode() -> FakeTensorMode:
-    """The one mode of this process. Nothing is allocated, whatever device a tensor claims to be on."""
+    """Returns the one mode of this process. Nothing is allocated, whatever device a tensor claims to be on."""
     global _mode
     if _mode is None:
         _mode = _FakeMode(allow_non_fake_inputs=False)
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Sequence[Meta]) -> Outcome:
-    """The outcome of `op` with Slots of `args` and `kwargs` filled by tensors of metadata `inputs`.
+    """Returns the outcome of `op` with the TensorHoles of `args` and `kwargs` filled by tensors of metadata `inputs`.
 
     Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
     exceptions of torch's fake tensors for results that depend on values.
@@ -132,7 +132,7 @@ def describe(
     changed: tuple[tuple[int, Meta], ...],
     moved: tuple[tuple[int, int], ...] = (),
 ) -> Outcome:
-    """The Outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
+    """Returns the Outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
     leaves: list[Leaf] = []
     storages = {_storage(fake): place for place, fake in reversed(list(enumerate(fakes)))}
     fresh = 0
@@ -153,7 +153,7 @@ def describe(
 
 
 def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """`value` with its Slots replaced."""
+    """Replaces the TensorHoles in `value`."""
     kind = type(value)
     if kind is signature.TensorHole:
         return tensors[value]
@@ -163,7 +163,7 @@ def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def written(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> tuple[int, ...]:
-    """The inputs that `op` writes to, by its schema."""
+    """Returns the inputs that `op` writes to, by its schema."""
     schema = op._schema
     if not schema.is_mutable:
         return ()
@@ -177,7 +177,7 @@ def written(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> tuple[int
 
 
 def _rebuilder(result: object) -> Callable[[list[Any]], Any]:
-    """A function that puts leaves in the place of those of `result`."""
+    """Returns a function that puts leaves in the place of those of `result`."""
     shape = _skeleton(result)
 
     return lambda leaves: _build(shape, iter(leaves))

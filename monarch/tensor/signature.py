@@ -36,10 +36,10 @@ class WorkerCall(Protocol):
     mutates: tuple[int, ...]
 
     def prepare(self, executor: Any) -> Runner:
-        """The function of (tensors, numbers) that does it, in the worker, on the thread of its stream."""
+        """Returns the function of (tensors, numbers) that does it, in the worker, on the thread of its stream."""
 
     def name(self) -> str:
-        """As reports of failures show it."""
+        """Returns its name as reports of failures show it."""
 
 
 class TensorHole(int):
@@ -58,14 +58,14 @@ CONTIGUOUS = "contiguous"  # in place of strides
 
 
 class Layout(NamedTuple):
-    """What a result has to be."""
+    """The shape, strides and dtype that a result has to have."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is so. Strides count where a dimension has a second element."""
+        """True if `tensor` is so. Strides count where a dimension has a second element."""
         return tensor.shape == self.shape and tensor.dtype is self.dtype and same_strides(tensor, self.stride)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
 
 
 class OpCall:
-    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them.
+    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with TensorHoles and NumberHoles in them.
     `default`: the program's default dtype where it is not float32. `strides`: those the controller expects of each
     result that is kept, or CONTIGUOUS (None: it is a view, whose follow from those of what it views). A result of torch's
     own kernels that has others is copied into these. Operations of others have `exact`: what each result has to be, or
@@ -105,12 +105,12 @@ class OpCall:
 
     @property
     def plain(self) -> bool:
-        """Whether the operation itself is all that it does, but for looking at a result that is to be contiguous."""
+        """True if the operation itself is all that it does, but for looking at a result that is to be contiguous."""
         return (self.strides is None or self.contiguous) and self.default is None and self.exact is None
 
     @property
     def contiguous(self) -> bool:
-        """Whether it has one result, and this is contiguous."""
+        """True if it has one result, and this is contiguous."""
         return self.keeps is None and self.strides == (CONTIGUOUS,)
 
     def prepare(self, executor: Any) -> Runner:
@@ -161,7 +161,7 @@ def _exactly(target: str, run: Runner, keeps: tuple[int, ...] | None, exact: Seq
 
 
 def with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str | None) -> torch.Tensor:
-    """`tensor`, or a copy of it that has these strides."""
+    """Returns `tensor`, or a copy of it that has these strides."""
     if wanted is None:
         return tensor
     if wanted == CONTIGUOUS:
@@ -172,7 +172,7 @@ def with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str | None) -> 
 
 
 def same_strides(tensor: torch.Tensor, wanted: Any) -> bool:
-    """Whether its elements lie where these strides say."""
+    """True if its elements lie where these strides say."""
     if tensor.stride() == wanted or not tensor.numel():
         return True
     return all(
@@ -208,7 +208,7 @@ _ASK_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 
 
 def resolve_op(name: str) -> Any:
-    """The operation called `namespace.name.overload`. AttributeError when this process has not registered it."""
+    """Returns the operation called `namespace.name.overload`. AttributeError when this process has not registered it."""
     if (inner := generators.drawn_op(name)) is not None:
         return generators.drawing(_overload(inner))
     op = _overload(name)
@@ -241,7 +241,7 @@ def runner(function: Callable[..., Any], args: Sequence[object], kwargs: Kwargs,
 
 
 def contiguously(call: str) -> str:
-    """The expression `call`, whose value is made contiguous if it is not."""
+    """Returns the expression `call`, whose value is made contiguous if it is not."""
     return f"r if (r := {call}).is_contiguous() else r.contiguous()"
 
 
@@ -263,8 +263,8 @@ def _expression(value: Any, constants: list[Any]) -> str:
 
 
 def here(value: Any) -> object:
-    """In place of a device of the controller's: `cuda`, whatever its number, is the one that this thread uses. All else stays
-    as it is."""
+    """Replaces a device of the controller's: `cuda`, whatever its number, is the one that this thread uses. All else
+    stays as it is."""
     if type(value) is not torch.device or value.index is None or value.type == "cpu":
         return value
     module = getattr(torch, value.type, None)
@@ -274,14 +274,14 @@ def here(value: Any) -> object:
 
 
 def has_hole(value: Any) -> bool:
-    """Whether a tensor or a number that travels with each call belongs somewhere in `value`."""
+    """True if a tensor or a number that travels with each call belongs somewhere in `value`."""
     if type(value) in (list, tuple):
         return any(has_hole(item) for item in value)
     return type(value) in (TensorHole, NumberHole)
 
 
 def flatten(result: PyTree) -> list[Any]:
-    """The leaves of what an operation returned: nested lists and tuples in order."""
+    """Returns the leaves of what an operation gave: nested lists and tuples in order."""
     if type(result) in (list, tuple):
         return [leaf for item in result for leaf in flatten(item)]
     return [result]

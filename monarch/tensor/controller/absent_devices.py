@@ -33,7 +33,7 @@ _strangers: list[torch.device] = []  # devices that this process cannot use, in 
 
 
 def home(device: torch.device) -> torch.device:
-    """Where wrappers of tensors on `device` are, for torch in this process: there, or on "meta"."""
+    """Returns the device that wrappers of tensors on `device` have in this process: that one, or "meta"."""
     found = _homes.get(device)
     if found is None:
         found = _homes[device] = device if device.type in ("cpu", "meta") or _usable(device) else _META

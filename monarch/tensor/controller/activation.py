@@ -40,8 +40,8 @@ _active = _ActiveMeshes()
 
 
 class _Everywhere:
-    """How many activations of meshes there are in all threads. `told` is called with True when the first begins, and with
-    False when the last has ended."""
+    """A count of the activations of meshes in all threads. `told` is called with True when the first begins, and
+    with False when the last has ended."""
 
     def __init__(self) -> None:
         self.told: Callable[[bool], None] = lambda any_is: None
@@ -164,7 +164,7 @@ no_mesh = _NoMesh()
 
 
 def active_mesh() -> DeviceMesh | None:
-    """The mesh that is active in this thread, if any."""
+    """Returns the mesh that is active in this thread, if any."""
     if not _active.stack or isinstance(_active.stack[-1], _NoMeshActivation):
         return None
     mesh: DeviceMesh = _active.stack[-1].mesh
@@ -172,8 +172,8 @@ def active_mesh() -> DeviceMesh | None:
 
 
 def mesh_of_operations() -> DeviceMesh | None:
-    """The mesh that torch's operations of this thread go to. In threads in which autograd computes derivatives it is that
-    of the thread which asked for them, by which none was activated there."""
+    """Returns the mesh that torch's operations of this thread go to. In threads in which autograd computes
+    derivatives it is that of the thread which asked for them, by which none was activated there."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if type(mode) is _MeshMode:
             return mode.mesh

@@ -34,7 +34,7 @@ _orphans: deque[_BorrowLoan] = deque()  # whose Borrow the collector took
 
 
 def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Any, Borrow]:
-    """The memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
+    """Returns the memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
 
     On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was
     borrowed; that stream waits for `stream` when the Borrow is dropped. In between, what the two do runs side by
@@ -62,8 +62,8 @@ def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Any, 
 
 
 def lend_all(tensors: Sequence[Tensor], stream: Stream, mutable: bool) -> tuple[list[Any], list[_BorrowLoan]]:
-    """What stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and the loans, for
-    `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
+    """Returns what stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and
+    the loans, for `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
     sweep()
     seen: set[int] = set()
     for tensor in tensors:
@@ -129,7 +129,7 @@ class Borrow:
 
     @property
     def dropped(self) -> bool:
-        """Whether it was given back."""
+        """True if it was given back."""
         return bool(self._loan.returned)
 
     def drop(self) -> None:
@@ -161,7 +161,7 @@ class Borrow:
 
 
 class _BorrowLoan:
-    """What a Borrow is about: memory `lent` of a tensor at `place`, as `alias`."""
+    """The loan behind a Borrow: memory `lent` of a tensor at `place`, as `alias`."""
 
     __slots__ = ("alias", "event", "lent", "mutable", "orphaned", "place", "returned", "why")
 
@@ -177,7 +177,7 @@ class _BorrowLoan:
 
 
 class _Access:
-    """Who may use a storage: `own`, the loan that it is itself, and the `live` loans of it."""
+    """The rights to use a storage: `own`, the loan that it is itself, and the `live` loans of it."""
 
     __slots__ = ("live", "own")
 

@@ -29,7 +29,7 @@ def check(
     place: StreamPlacement,
     mesh: Any,
 ) -> StreamPlacement:
-    """Every reason why an input cannot be used. Returns where the operation runs."""
+    """Returns where the operation runs. Raises every reason why an input cannot be used."""
     stream = _streams.stream
     if place.stream is not stream and torch._C._current_graph_task_id() != -1:
         stream = place.stream  # derivatives run where their operations ran
@@ -45,7 +45,7 @@ def check(
 
 
 def trouble(tensor: Tensor, place: StreamPlacement, writes: bool) -> OperandProblem | None:
-    """Why `tensor` cannot be used at `place`, if so."""
+    """Returns why `tensor` cannot be used at `place`, or None."""
     if not is_distributed(tensor):
         return OperandProblem(tensor, "LOCAL_TENSOR")
     if recorders and (here := recorder()) is not None:

@@ -107,7 +107,7 @@ def _look(tree: PyTree, dims: Any, reduction: str, scatter: bool, mesh: Any, inp
 
 
 def _together(tensors: Sequence[Tensor], inplace: bool) -> list[list[int]]:
-    """Which tensors go in one command: those of one mesh and device; in place only if no two share memory."""
+    """Groups the tensors that go in one command: those of one mesh and device; in place only if no two share memory."""
     groups: dict[Any, list[int]] = {}
     seen: set[int] = set()
     shared = []
@@ -125,7 +125,7 @@ def _together(tensors: Sequence[Tensor], inplace: bool) -> list[list[int]]:
 def _checked(
     tensors: list[Tensor], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
 ) -> tuple[StreamPlacement, tuple[str, ...], tuple[int, ...]]:
-    """Where it runs, along which dimensions, and the shape of its result."""
+    """Returns where it runs, along which dimensions, and the shape of its result."""
     if mesh is not None:
         raise NotImplementedError("reduce(mesh=...): reduce first, then bring the result there with .to_mesh(...)")
     if reduction not in REDUCTIONS:
@@ -195,7 +195,7 @@ def _issue(
 def _usable(
     name: str, inputs: list[Tensor], dims: object, reduction: str, scatter: bool, inplace: bool, has_out: bool
 ) -> StreamPlacement:
-    """Where it runs. TypeError when one of the tensors cannot be used."""
+    """Returns where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()
     first = next((tensor for tensor in inputs if is_distributed(tensor)), None)
     mesh: DeviceMesh | None = first._record.place.mesh if first is not None else active_mesh()

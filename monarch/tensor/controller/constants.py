@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def constant(place: StreamPlacement, local: torch.Tensor) -> Tensor:
-    """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
+    """Returns a distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
         host = local.cpu()
@@ -35,8 +35,8 @@ def constant(place: StreamPlacement, local: torch.Tensor) -> Tensor:
 
 
 def replica(place: StreamPlacement, local: torch.Tensor) -> Tensor:
-    """The same on purpose, whatever device `local` is on: the processes get it on the CPU. TypeError for tensors that have no
-    values to send, or more to them than values."""
+    """Returns the same on purpose, whatever device `local` is on: the processes get it on the CPU. TypeError for
+    tensors that have no values to send, or more to them than values."""
     check_values(local)
     with _disable_current_modes():
         host = local.detach().cpu()
@@ -53,7 +53,7 @@ def check_values(local: torch.Tensor) -> None:
 
 
 def on_device_of(local: torch.Tensor, made: Tensor) -> Tensor:
-    """`made` on a device of the kind that `local` is on."""
+    """Returns `made` on a device of the kind that `local` is on."""
     if local.device.type == "cpu":
         return made
     with torch.no_grad():
@@ -62,8 +62,8 @@ def on_device_of(local: torch.Tensor, made: Tensor) -> Tensor:
 
 
 def goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:
-    """Whether a local tensor may be the operand of an operation beside distributed ones without the program having asked:
-    constants of a derivative that was made outside any mesh, and there torch's own scalars too."""
+    """True if a local tensor may be the operand of an operation beside distributed ones without the program having
+    asked: constants of a derivative that was made outside any mesh, and there torch's own scalars too."""
     if type(local) is not torch.Tensor or local.device.type != "cpu":
         return False
     in_a_derivative = torch._C._current_graph_task_id() != -1

@@ -91,7 +91,7 @@ class KnownCall:
 
 
 class _KnownOp:
-    """What is known of an operation: which of its arguments are numbers that leave metadata alone, and special handling."""
+    """A torch operation: which of its arguments are numbers that leave metadata alone, and special handling."""
 
     __slots__ = ("names", "op", "places", "random", "special")
 
@@ -134,7 +134,7 @@ _ops: dict[int, _KnownOp] = {}  # by the operation's id: an OpOverload hashes in
 
 
 def known_op(func: OpOverload) -> _KnownOp:
-    """What is known of an operation."""
+    """Returns what is known of an operation."""
     op = _ops.get(id(func))
     if op is None:
         op = _ops[id(func)] = _KnownOp(func)
@@ -272,15 +272,15 @@ _default_dtype = torch.get_default_dtype
 
 
 def _plain(kind: type, value: object) -> Hashable:
-    """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like
-    NaN."""
+    """Returns the key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and
+    NaN is like NaN."""
     if kind is float or kind is complex:
         return kind, repr(value)
     return kind, value
 
 
 def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
-    """The key of a list or tuple argument; its tensors go to `inputs`."""
+    """Returns the key of a list or tuple argument; its tensors go to `inputs`."""
     key: list[object] = [type(value)]
     for item in value:
         kind = type(item)
@@ -299,8 +299,8 @@ def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
 
 
 def template(args: Args, kwargs: Kwargs, op: _KnownOp | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
-    """The arguments with Slots for tensors and, where `op` lets them, Numbers for numbers; and the tensors in the order of
-    `operate`."""
+    """Returns the arguments with TensorHoles for tensors and, where `op` lets them, NumberHoles for numbers; and the
+    tensors in the order of `operate`."""
     tensors: list[Tensor] = []
     count = itertools.count()
     places = op.places if op is not None else ()
@@ -371,14 +371,15 @@ _TORCH = frozenset(
 
 
 def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | str | None:
-    """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
+    """Returns the strides that workers have to give a new tensor; None for views, which follow from those of what
+    they view."""
     if leaf.meta is None or leaf.view != -1 or leaf.meta.deferred:
         return None
     return CONTIGUOUS if leaf.meta.is_contiguous() else leaf.meta.stride
 
 
 def _frozen(value: Any) -> Hashable:
-    """A key for a template: equal ones mean the same call."""
+    """Returns a key for a template: equal ones mean the same call."""
     kind = type(value)
     if kind in (list, tuple):
         return (kind, *(_frozen(item) for item in value))
@@ -397,7 +398,7 @@ def _finish(
     ident: int,
     taint: Taint | None,
 ) -> PyTree:
-    """Results of every form: several, nested, none, of changed metadata."""
+    """Returns results of every form: several, nested, none, of changed metadata."""
     outcome = entry.outcome
     for index in outcome.mutates:
         inputs[index]._record.storage.taint = taint
@@ -418,7 +419,8 @@ def _finish(
 def fresh_leaves(
     outcome: propagation.Outcome, inputs: list[Tensor], place: StreamPlacement, ident: int, taint: Taint | None
 ) -> list[Any]:
-    """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
+    """Returns the leaves of a result: new tensors with the references from `ident` on, inputs that come back, other
+    values."""
     leaves: list[object] = []
     fresh: list[Tensor] = []
     for leaf in outcome.leaves:
@@ -457,7 +459,7 @@ def change_meta(op: OpOverload, args: Args, kwargs: Kwargs, tensor: Tensor, meta
 
 
 def _move(record: TensorRecord, source: TensorRecord | None, taint: Taint | None) -> None:
-    """A tensor lies in the storage of another from here on, or in one of its own (`set_`)."""
+    """Puts a tensor in the storage of another from here on, or in its own (`set_`)."""
     before = record.storage.records
     if before is not None:
         before[:] = [known for known in before if known() is not record]
@@ -470,9 +472,9 @@ def _move(record: TensorRecord, source: TensorRecord | None, taint: Taint | None
 
 
 def _with_locals(func: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], mesh: DeviceMesh | None) -> PyTree:
-    """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
-    sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
-    number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
+    """Handles local tensors among the inputs. What a distributed tensor is to be a copy of (`copy_`, and with it
+    `load_state_dict`) is sent; so are constants that a derivative made outside any mesh, and there torch's own
+    scalars: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
     ours = [tensor for tensor in inputs if type(tensor) is Tensor]
     place = ours[0]._record.place if ours else None
     others = [tensor for tensor in inputs if type(tensor) is not Tensor]
@@ -511,7 +513,7 @@ def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
 
 
 def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
-    """What stays local for local tensors, also under a mesh."""
+    """Handles operations that stay local for local tensors, also under a mesh."""
     if any(type(arg) is Tensor for arg in args):
         return NotImplemented
     return func(*args, **kwargs)

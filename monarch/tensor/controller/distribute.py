@@ -176,8 +176,8 @@ def _like(local: torch.Tensor, made: Any) -> torch.Tensor:
 
 
 class ShardCall:
-    """A `signature.Call` that gives each rank its part of a tensor of the program. `meta`: what the parts are like; it stays
-    here."""
+    """A `signature.WorkerCall` that gives each rank its part of a tensor of the program. `meta`: what the parts are like;
+    it stays here."""
 
     keeps: tuple[int, ...] | None = None
     mutates: tuple[int, ...] = ()

@@ -94,7 +94,7 @@ class TensorEngine:
         return self._root
 
     def mesh(self, shape: Shape) -> DeviceMesh:
-        """The mesh of these ranks and names; the same object each time."""
+        """Returns the mesh of these ranks and names; the same object each time."""
         key = (tuple(shape.labels), tuple(shape.extent.sizes), tuple(shape.ndslice))
         with self._lock:
             known = self._meshes.get(key)
@@ -104,7 +104,7 @@ class TensorEngine:
         return known
 
     def stream_number(self, stream: Stream) -> int:
-        """The number of `stream` on the workers, which learn of it by this."""
+        """Returns the number of `stream` on the workers, which learn of it by this."""
         with self._lock:
             number = self._streams.get(stream)
             if number is None:
@@ -114,12 +114,12 @@ class TensorEngine:
         return number
 
     def dead_of(self, stream: Stream) -> list[int]:
-        """References on `stream` that no tensor has any more, until the next command there takes them along."""
+        """Returns the references on `stream` that no tensor has any more, until the next command there takes them along."""
         return self._dead.setdefault(stream, [])
 
     @property
     def streams(self) -> list[Stream]:
-        """Those that the workers know."""
+        """The streams that the workers know."""
         return list(self._streams)
 
     @property
@@ -129,12 +129,12 @@ class TensorEngine:
 
     @property
     def worker_key(self) -> str:
-        """By which the workers are known in their processes."""
+        """The name of its workers in their processes."""
         return str(self._workers._spec.key)
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of the workers' processes, by rank."""
+        """The addresses of the workers' processes, by rank."""
         found: Sequence[str] = self._workers._spec.addresses
         return found
 
@@ -174,7 +174,7 @@ class TensorEngine:
         return ident
 
     def do(self, place: StreamPlacement, call: WorkerCall, inputs: Sequence[int], results: int) -> int:
-        """Issues a call that is made once (`signature.Call`); returns its ident, which is its first result."""
+        """Issues a call that is made once (`signature.WorkerCall`); returns its ident, which is its first result."""
         sealed = Sealed(call)
         return self._issue(
             place, call, inputs, results, lambda ident: commands.Do(ident, self._carry(sealed), tuple(inputs))
@@ -241,8 +241,8 @@ class TensorEngine:
         self.flush()
 
     def define(self, key: Hashable, call: WorkerCall) -> int:
-        """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls
-        that are the same; with one that cannot be hashed it is defined anew."""
+        """Returns the number of the signature that does `call`, defined on the workers the first time. `key`: equal
+        for calls that are the same; with one that cannot be hashed it is defined anew."""
         try:
             number = self._signatures.get(key)
         except TypeError:
@@ -262,8 +262,8 @@ class TensorEngine:
         return number
 
     def forget(self, signature: int, place: StreamPlacement) -> None:
-        """No command will name `signature` any more; those that do are at `place`. Safe from whatever the collector
-        interrupts."""
+        """Forgets `signature`, which no command will name any more; those that did are at `place`. Safe from
+        whatever the collector interrupts."""
         self._forgotten.append((signature, place))
 
     def remember(self, key: object, entry: object) -> None:
@@ -394,7 +394,7 @@ class TensorEngine:
             self._acks.popleft()
 
     def _take(self, future: Future[Any], stream: Stream = MAIN) -> list[Any]:
-        """The answers of all workers to a Sync on `stream`; what failed is noted."""
+        """Returns the answers of all workers to a Sync on `stream`; what failed is noted."""
         try:
             answers = list(future.get().values())
         except SupervisionError as exc:
@@ -407,7 +407,7 @@ class TensorEngine:
         return answers
 
     def note(self, answer: Any) -> None:
-        """An answer of a worker: the failures that it tells of."""
+        """Notes the failures that an answer of a worker tells of."""
         if answer is not None:
             for failed in answer[1]:
                 if type(failed) is Tainted:
@@ -420,7 +420,7 @@ class TensorEngine:
     # --- answers
 
     def _question(self) -> int:
-        """The ident of what the workers are about to be asked. Under the lock. EngineEnded."""
+        """Returns the ident of what the workers are about to be asked. Under the lock. EngineEnded."""
         self.check_alive()
         ident = self._next
         self._next += 1
@@ -431,7 +431,8 @@ class TensorEngine:
         self, mesh: DeviceMesh, rank: int, refs: Sequence[int], taints: Sequence[Taint | None],
         convert: Callable[[list[Any]], Any], stream: Stream = MAIN,
     ) -> Future[Any]:  # fmt: skip
-        """The local tensors of rank `rank` of the engine, when every rank on which they depend has them without failure.
+        """Fetches the local tensors of rank `rank` of the engine, when every rank on which they depend has them without
+        failure.
 
         The Future raises RemoteException for the failure issued first, SupervisionError when a worker has ended.
         """
@@ -449,8 +450,8 @@ class TensorEngine:
         return follow(self._unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: StreamPlacement, open_: list[Taint]) -> StreamPlacement:
-        """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks.
-        What ran on other streams comes first."""
+        """Returns where to ask for what the values at `place` depend on: there, or, where other ranks took part, on
+        all ranks. What ran on other streams comes first."""
         others = {taint.place for taint in open_ if taint.place is not None and taint.place is not place}
         if not others:
             return place
@@ -514,14 +515,14 @@ class TensorEngine:
         return failed.ident in self._told
 
     def value_of(self, answer: Any) -> Any:
-        """The value of an answer to `ask`. RemoteException when it failed."""
+        """Returns the value of an answer to `ask`. RemoteException when it failed."""
         self.note(answer)
         if answer is not None and isinstance(answer[0], Failed):
             raise self.exception_of(answer[0])
         return answer[0] if answer is not None else None
 
     def exception_of(self, failed: Failed) -> RemoteException:
-        """What the program is told of `failed`; it counts as told from here on."""
+        """Returns the error for the program; `failed` counts as told from here on."""
         if len(self._told) >= 4096:  # one told twice does no harm
             self._told.clear()
         self._told.add(failed.ident)
@@ -549,7 +550,7 @@ class TensorEngine:
     # --- life
 
     def check_alive(self) -> None:
-        """EngineEnded when it has ended, with why."""
+        """Raises EngineEnded when it has ended, with why."""
         if self._ended is not None:
             raise EngineEnded(self._ended)
 
@@ -558,7 +559,7 @@ class TensorEngine:
         return self._ended is not None
 
     def end(self, why: str) -> None:
-        """Nothing runs on it any more; later commands raise EngineEnded with `why`. Idempotent."""
+        """Ends it: later commands raise EngineEnded with `why`. Idempotent."""
         if self._ended is None:
             self._ended = (
                 f"The tensor engine of {self.root} has ended, and its tensors with it: {why}\n"
@@ -571,7 +572,7 @@ class TensorEngine:
             self._unsent = deque()  # a thread that is sending goes on with the one before
 
     def _rescue(self, error: Exception) -> Exception:
-        """What the program is told when a worker did not answer."""
+        """Returns the error for the program when a worker did not answer."""
         if isinstance(error, SupervisionError):
             self.end(cause_of(str(error)))
             return EngineEnded(self._ended or "")

@@ -78,7 +78,7 @@ class UnfetchedFailures:
         self._engine = engine
 
     def watched(self, answers: Future[Any]) -> Future[Any]:
-        """The same answers, of all workers that were asked; see `read_if_dropped`."""
+        """Returns the same answers, of all workers that were asked; see `read_if_dropped`."""
         if not _reader:
             with _starting:
                 if not _reader:
@@ -86,7 +86,7 @@ class UnfetchedFailures:
         return read_if_dropped(answers, lambda found: _dropped.put((self, found)))
 
     def read(self, answers: Future[Any]) -> None:
-        """Their Future was dropped unseen."""
+        """Logs their failures: their Future was dropped unseen."""
         try:
             values = answers.get(0)
         except Exception:  # a worker has ended: the engine hears of that by itself
@@ -101,7 +101,7 @@ class UnfetchedFailures:
             _log.error("the Future of a call was dropped without a look at it. %s", self._engine.exception_of(worst))
 
     def say_untold(self, why: str) -> None:
-        """The engine has ended: no fetch tells of them any more."""
+        """Logs what no fetch tells of any more: the engine has ended."""
         untold = self._engine.untold
         for failed in untold[:_LOGGED]:
             _log.error("nobody has fetched what depends on this, and %s has ended (%s). %s", self._engine.root, why,

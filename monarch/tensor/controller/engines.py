@@ -95,7 +95,8 @@ def device_mesh(procs: ProcMesh) -> DeviceMesh:
 
 
 def _simulating() -> Any:
-    """What makes the mesh in place of processes for the actor that runs this; None for most (`patch_tensor_engine`)."""
+    """Returns what makes the mesh in place of processes for the actor that runs this; None for most
+    (`patch_tensor_engine`)."""
     try:
         behaviour = context().actor_instance._instance.behaviour
     except RuntimeError:  # a plain thread of an actor's process: nobody can say whose
@@ -113,8 +114,8 @@ def _simulated(factory: Any, procs: ProcMesh) -> DeviceMesh:
 
 
 def _environments(procs: ProcMesh) -> list[dict[str, str]]:
-    """What libraries for distributed programs read, for each rank. Ranks of one host count among each other, whatever the
-    mesh's dimensions are called."""
+    """Returns the variables that libraries for distributed programs read, for each rank. Ranks of one host count
+    among each other, whatever the mesh's dimensions are called."""
     hosts = [host for host, _ in procs._places()]
     sizes, seen = Counter(hosts), Counter[str]()
     found = []

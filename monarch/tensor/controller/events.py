@@ -12,7 +12,8 @@ _numbers = itertools.count(1)
 
 
 def follow_stream(place: StreamPlacement, stream: Stream) -> None:
-    """What `stream` is given from here on, on the mesh of `place`, runs behind all that the stream of `place` was given."""
+    """Lets what `stream` is given from here on, on the mesh of `place`, run behind all that the stream of `place`
+    was given."""
     wait(place.mesh.place(stream), post(place))
 
 

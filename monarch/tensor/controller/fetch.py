@@ -87,7 +87,7 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
 
 
 def inspect(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinates: int) -> PyTree:
-    """`fetch_shard(...)`, waited for."""
+    """Returns what `fetch_shard(...)` gives; waits for it."""
     return fetch_shard(obj, shard, **coordinates).get()
 
 

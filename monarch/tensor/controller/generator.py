@@ -159,8 +159,8 @@ class Generator(_Plain, metaclass=_GeneratorType):
 
     @contextlib.contextmanager
     def _before_recording(self) -> Iterator[None]:
-        """What is issued in here was there before the recording that is going on, and is no part of it: a replay goes on
-        drawing where the call before ended. Not so for a generator that the recorded function makes itself."""
+        """Keeps what is issued in it out of the recording that is going on, as if it had been there before: a replay
+        goes on drawing where the call before ended. Not so for a generator that the recorded function makes itself."""
         here = recorder() if recorders else None
         if here is None or not here.replays or (self._made_in is not None and self._made_in() is here):
             yield

@@ -164,7 +164,7 @@ class GradientGenerator:
         return self
 
     def __len__(self) -> int:
-        """How many are left."""
+        """Returns how many are left."""
         return len(self._wanted) - self._index
 
     def __next__(self) -> torch.Tensor | None:
@@ -212,7 +212,7 @@ def _ones(root: Root) -> torch.Tensor:
 
 
 def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any, int]) -> Sequence[Any]:
-    """What the node gives, one for each of its next functions; None where there is no gradient."""
+    """Returns what the node gives, one for each of its next functions; None where there is no gradient."""
     if callable(node):
         found = node(*gradients)
         return found if isinstance(found, tuple) else (found,)
@@ -238,8 +238,8 @@ def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any,
 
 
 def _fitted(gradient: torch.Tensor, about: Any) -> torch.Tensor:
-    """As autograd's engine does between nodes: summed over what the operation had broadcast, in the dtype of the
-    tensor."""
+    """Fits a gradient as autograd's engine does between nodes: summed over what the operation had broadcast, in the
+    dtype of the tensor."""
     shape = tuple(about.shape)
     if tuple(gradient.shape) != shape:
         gradient = gradient.sum_to_size(shape)

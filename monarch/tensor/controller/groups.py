@@ -47,11 +47,11 @@ class RemoteProcessGroup:
 
     @property
     def dropped(self) -> bool:
-        """Whether `drop()` was called."""
+        """True if `drop()` was called."""
         return bool(self._dropped)
 
     def size(self) -> int:
-        """How many processes a group has."""
+        """Returns how many processes a group has."""
         size: int = self._mesh.size(self._dims)
         return size
 

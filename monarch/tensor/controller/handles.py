@@ -22,8 +22,8 @@ else:
 
 
 class MadeInInference:
-    """What was ever made in this process. Tensors of inference mode must not be changed outside of it; whether a tensor is
-    one is dear to ask, and hardly ever true."""
+    """A note of what was ever made in this process. Tensors of inference mode must not be changed outside of it;
+    whether a tensor is one is dear to ask, and hardly ever true."""
 
     inference = False
 

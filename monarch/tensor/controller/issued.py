@@ -38,7 +38,8 @@ class CommandStacks:
         self.note((ident, _gather(True, False, False)))
 
     def frames(self, ident: int) -> list[traceback.FrameSummary]:
-        """The program's frames, outermost first, without those of torch and of this package. Empty when no longer kept."""
+        """Returns the program's frames, outermost first, without those of torch and of this package. Empty when no
+        longer kept."""
         stacks = list(self._stacks)
         at = bisect_right(stacks, ident, key=lambda entry: entry[0]) - 1
         if at < 0 or stacks[at][0] != ident:
@@ -81,7 +82,7 @@ class IssuedCommand:
 
 
 class RepeatedConstant:
-    """A signature.Call that gives a tensor the program sent: a new copy each time, because it may be changed."""
+    """A signature.WorkerCall that gives a tensor the program sent: a new copy each time, because it may be changed."""
 
     keeps: tuple[int, ...] | None = None
     mutates: tuple[int, ...] = ()

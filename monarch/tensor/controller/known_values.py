@@ -50,7 +50,8 @@ def know(
 
 
 def value_of(record: TensorRecord, any_shape: bool = False) -> torch.Tensor | None:
-    """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
+    """Returns what is known of a tensor's only element, as a scalar: nothing through a view that shows it as
+    something else."""
     known, meta = record.storage.known, record.meta
     if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.deferred:
         return None
@@ -58,7 +59,7 @@ def value_of(record: TensorRecord, any_shape: bool = False) -> torch.Tensor | No
 
 
 def is_known(tensor: Tensor) -> bool:
-    """Whether `known_scalar` has its number."""
+    """True if `known_scalar` has its number."""
     return value_of(tensor._record, any_shape=True) is not None and not tensor._record.storage.flags & DROPPED
 
 

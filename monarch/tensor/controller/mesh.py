@@ -60,7 +60,7 @@ class DeviceMesh(MeshTrait):
 
     @property
     def processes(self) -> NDSlice:
-        """Which ranks of the engine's mesh this one has."""
+        """The ranks of the engine's mesh that this one has."""
         return self._shape.ndslice
 
     @property
@@ -84,7 +84,7 @@ class DeviceMesh(MeshTrait):
         return self.slice(**selection)
 
     def place(self, stream: Stream) -> StreamPlacement:
-        """Where tensors of this mesh on `stream` live."""
+        """Returns where tensors of this mesh on `stream` live."""
         known = self._places.get(stream)
         if known is None:
             dead = self._engine.dead_of(stream)
@@ -94,7 +94,7 @@ class DeviceMesh(MeshTrait):
     # --- activation
 
     def activate(self) -> Activation[DeviceMesh]:
-        """From here on torch operations run on this mesh; leaving the `with` block, or `deactivate()`, ends that."""
+        """Lets torch operations run on this mesh from here on; leaving the `with` block, or `deactivate()`, ends that."""
         return Activation(self)
 
     def deactivate(self) -> None:
@@ -113,7 +113,7 @@ class DeviceMesh(MeshTrait):
 
     @property
     def ranks(self) -> dict[str, torch.Tensor]:
-        """`rank(name)` for each dimension."""
+        """The result of `rank(name)` for each dimension."""
         return {name: self.rank(name) for name in self.names}
 
     def process_idx(self) -> torch.Tensor:

@@ -112,7 +112,7 @@ class LocalOperandsError(RuntimeError):
 
 
 def asked_by(file: str) -> bool:
-    """Whether the code that called torch, or this package, is in the file `file`, or in the folder, which ends in a slash."""
+    """True if the code that called torch, or this package, is in the file `file`, or in the folder, which ends in a slash."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -134,7 +134,7 @@ _DATA = TORCH + "utils/data/"
 
 
 def in_operator() -> bool:
-    """Whether the program's own line, which called torch, is at an operator such as `+` or `==` and not at a call."""
+    """True if the program's own line, which called torch, is at an operator such as `+` or `==` and not at a call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, PACKAGE)):
         frame = frame.f_back
@@ -187,8 +187,8 @@ def no_prediction(what: str) -> NotImplementedError:
 
 
 def compiling() -> bool:
-    """Whether torch.compile looks at the Python code that runs in this thread."""
-    if "torch._dynamo" not in sys.modules:  # set by whoever compiles first
+    """True if torch.compile looks at the Python code that runs in this thread."""
+    if "torch._dynamo" not in sys.modules:  # set by the first to compile
         return False
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)  # None: torch below 2.6 cannot say
     return callback is not None and callback() not in (None, False)

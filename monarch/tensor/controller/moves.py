@@ -63,7 +63,7 @@ class MeshSliceTensor:
         self.slicing = slicing
 
     def to_mesh(self, mesh: object, stream: Stream | None = None) -> Tensor:
-        """As `monarch.to_mesh`."""
+        """Copies it to another mesh; see `monarch.to_mesh`."""
         return _moved(self, _device_mesh(mesh), stream)
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ def routes(start: DeviceMesh, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
 
 
 def _outside() -> int:
-    """How far up the first frame outside this package is, for `stacklevel` of who calls this."""
+    """Returns how far up the first frame outside this package is, for the `stacklevel` of the caller."""
     import sys
 
     level, frame = 1, sys._getframe(1)

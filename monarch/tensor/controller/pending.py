@@ -51,7 +51,7 @@ class PendingReduce:
 
     @property
     def waited(self) -> bool:
-        """Whether `wait()` was called."""
+        """True if `wait()` was called."""
         return bool(self._waited)
 
     def wait(self) -> Any:

@@ -76,8 +76,8 @@ def manual_seed_per_rank(seed: int) -> None:
 
 
 def make_deterministic() -> None:
-    """From here on operations in the processes give the same results each time for the same inputs; those that cannot
-    fail (as by `torch.use_deterministic_algorithms(True)`). It seeds nothing."""
+    """Makes operations in the processes give the same results each time for the same inputs; those that cannot fail
+    (as by `torch.use_deterministic_algorithms(True)`). It seeds nothing."""
     issue(_here(), "make_deterministic")
 
 

@@ -86,13 +86,13 @@ def given_state(
 
 
 def _is_default(generator: Any) -> bool:
-    """Whether it is a generator that torch has by itself: torch.default_generator or that of a device."""
+    """True if it is a generator that torch has by itself: torch.default_generator or that of a device."""
     own = (torch.default_generator, *torch.cuda.default_generators)
     return generator._cdata in [one._cdata for one in own]
 
 
 def _check_device(generator: Any, args: Args, kwargs: Kwargs) -> None:
-    """As torch does where it draws."""
+    """Raises as torch does where it draws."""
     device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
     wanted = torch.device(device if device is not None else "cpu").type
     if generator.device.type != wanted:

@@ -28,7 +28,7 @@ class Stream:
         return f"stream {self.name!r}"
 
     def activate(self) -> StreamActivation:
-        """From here on operations run on this stream; leaving the `with` block ends that."""
+        """Lets operations run on this stream from here on; leaving the `with` block ends that."""
         return StreamActivation(self)
 
     def borrow(self, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:

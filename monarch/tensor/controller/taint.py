@@ -1,7 +1,7 @@
 """Which commands between ranks a value depends on.
 
 A failure on one rank reaches the others only through such commands (collectives, moves): they take part with other data, so
-that their peers go on, and what they give is not to be trusted. Whoever fetches a value asks every rank of every such
+that their peers go on, and what they give is not to be trusted. A fetch of a value asks every rank of every such
 command that the value depends on and that is not known to have gone well.
 """
 
@@ -33,7 +33,8 @@ class Taint:
 
 
 def merge(first: Taint | None, second: Taint | None) -> Taint | None:
-    """What depends on both. One of them where that says it all; else a node without a command of its own (ident -1)."""
+    """Returns what depends on both: one of them where that says it all, else a node without a command of its own
+    (ident -1)."""
     if first is None or first is second or first.good:
         return second if second is None or not second.good else None
     if second is None or second.good or second in first.parents:

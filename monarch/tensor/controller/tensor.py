@@ -40,7 +40,7 @@ class Tensor(torch.Tensor):
 
     Every torch operation on it is issued to the workers and returns at once with a tensor whose metadata is known; values
     come back with `fetch_shard` and `inspect`. Operations whose shape does not fit raise torch's own error here; what fails
-    in a worker is raised by whoever fetches something that depends on it. Autograd works: its graph lives here.
+    in a worker is raised by a fetch of something that depends on it. Autograd works: its graph lives here.
     """
 
     __slots__ = ("_record",)  # found faster than in a __dict__, which most tensors then do without
@@ -58,7 +58,7 @@ class Tensor(torch.Tensor):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Where its local tensors are."""
+        """The mesh of its local tensors."""
         return self._record.place.mesh
 
     @property
@@ -68,7 +68,7 @@ class Tensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:
-        """That of its local tensors, whether this process has one or not."""
+        """The device of its local tensors, whether this process has one or not."""
         device: torch.device = self._record.meta.device
         return device
 
@@ -81,12 +81,12 @@ class Tensor(torch.Tensor):
         return bool(self._record.meta.device.type == "meta")
 
     def to(self, *args: object, **kwargs: object) -> Any:
-        """As in torch."""
+        """Returns it with another dtype or on another device, as in torch."""
         kwargs = {name: numbered(value) for name, value in kwargs.items()}
         return super().to(*map(numbered, args), **kwargs)
 
     def cuda(self, device: object = None, non_blocking: bool = False, **kwargs: object) -> Any:
-        """As in torch."""
+        """Returns it with another dtype or on another device, as in torch."""
         where = torch.device("cuda", device) if isinstance(device, int) else device
         return self.to(where if where is not None else "cuda", non_blocking=non_blocking, **kwargs)
 
@@ -102,7 +102,7 @@ class Tensor(torch.Tensor):
 
     @property
     def dropped(self) -> bool:
-        """Whether `drop()` has deleted its memory."""
+        """True if `drop()` has deleted its memory."""
         return bool(self._record.storage.flags & DROPPED)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -153,8 +153,8 @@ class Tensor(torch.Tensor):
         create_graph: bool = False,
         inputs: object = None,
     ) -> None:
-        """As in torch. Derivatives are issued by this thread, whatever device the tensors are on, so that a failure is told
-        with this line."""
+        """Computes gradients as in torch. Derivatives are issued by this thread, whatever device the tensors are on,
+        so that a failure is told with this line."""
         with in_this_thread():
             super().backward(gradient, retain_graph, create_graph, inputs)
 
@@ -223,7 +223,7 @@ class Tensor(torch.Tensor):
         return int(value)
 
     def tolist(self) -> Any:
-        """As `item`, for scalars that this process knows."""
+        """Returns the same as `item`, for scalars that this process knows."""
         if self._record.storage.flags & KNOWN and not self.shape:
             return known_values.known_scalar(self)
         raise misuse.data_dependent("tolist()")
@@ -356,7 +356,7 @@ def _saved(tensor: Tensor) -> torch.Tensor:
 
 
 def _follow_parameters() -> None:
-    """From here on the state that any optimizer loads for a distributed parameter is distributed. Idempotent."""
+    """Makes the state that any optimizer loads for a distributed parameter distributed, from here on. Idempotent."""
     plain = getattr(torch.optim.Optimizer, _TO_PARAMETER, None)
     if plain is None or hasattr(plain, "_follows_parameters"):
         return

@@ -66,7 +66,7 @@ class TestingContext:
     def local_engine_on_proc_mesh(
         self, num_hosts: int, gpu_per_host: int
     ) -> contextlib.AbstractContextManager[DeviceMesh]:
-        """The same, not active."""
+        """Gives the same mesh, not active."""
         return self.local_device_mesh(num_hosts, gpu_per_host, activate=False)
 
 
@@ -87,7 +87,7 @@ class _MockSpec:
 
 
 class _MockWorkers:
-    """In the place of an engine's workers: takes everything."""
+    """A stand-in for an engine's workers that takes everything."""
 
     def __init__(self, count: int) -> None:
         self._spec = _MockSpec(count)
@@ -103,7 +103,7 @@ class _MockWorkers:
         """Dropped."""
 
     def call(self, number: int, data: bytes, payloads: tuple[object, ...]) -> Any:
-        """What asks for values fails; everything else is done."""
+        """Fails for what asks for values; everything else is done."""
         promise: Promise[dict[int, Any]] = Promise()
         last = commands.decode(data)[-1]
         if isinstance(last, commands.Sync):

@@ -74,7 +74,8 @@ def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Call
 
 
 def _place(state: object = None) -> StreamPlacement | None:
-    """Where a function issues its command: with a mesh's `state` on that mesh, else on the active one; None without."""
+    """Returns where a function issues its command: with a mesh's `state` on that mesh, else on the active one; None
+    without."""
     if not is_distributed(state):
         mesh = mesh_of_operations()
         return mesh.place(get_active_stream()) if mesh is not None else None
@@ -121,13 +122,14 @@ def _initial_seed(place: StreamPlacement, which: _Which) -> int:
 
 
 class _DefaultGenerator:
-    """In the place of `torch.random.default_generator`, through which torch.random's functions work."""
+    """A stand-in for `torch.random.default_generator`, through which torch.random's functions work."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain
 
     def manual_seed(self, seed: int) -> Any:
-        """Of this process too: what it draws itself, such as the order of a DataLoader's items, is the same in every run."""
+        """Seeds this process too: what it draws itself, such as the order of a DataLoader's items, is the same in
+        every run."""
         if (place := _place()) is not None:
             _seed(place, "manual_seed", _CPU, seed)
         return self._plain.manual_seed(seed)
@@ -205,7 +207,7 @@ _CUDA: dict[str, Callable[..., Any]] = {
 
 
 class _MeshGenerator:
-    """In a list of devices: generators of the processes at `place`, of the CPU's or of their device."""
+    """An entry in a list of devices: generators of the processes at `place`, of the CPU's or of their device."""
 
     def __init__(self, place: StreamPlacement, which: _Which) -> None:
         self.place = place
@@ -250,7 +252,7 @@ def _own_generator() -> Iterator[None]:
 
 
 class _Arguments(threading.local):
-    """Of the checkpoint that this thread is about to make."""
+    """The arguments of the checkpoint that this thread is about to make."""
 
     distributed = False
 

@@ -73,7 +73,7 @@ _NODES = pytree.SUPPORTED_NODES
 
 
 def _switches() -> tuple[bool, ...]:
-    """What torch's own Python and its composite operations decide by."""
+    """Returns the flags that torch's own Python and its composite operations decide by."""
     return (
         torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only(),
         torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_math_sdp_enabled(),

@@ -57,7 +57,7 @@ class Replay:
         return True
 
     def call(self, arguments: Arguments) -> PyTree:
-        """What the function would return, after one command for each mesh and stream in turn."""
+        """Returns what the function would return, after one command for each mesh and stream in turn."""
         made = self.trace.replay(arguments.tensors)
         return put_together(self.plan, self.spec, arguments.tensors, made)
 
@@ -97,7 +97,7 @@ class _Made(int):
 
 
 def put_together(plan: Sequence[object], spec: TreeSpec, given: Sequence[Tensor], made: Sequence[Tensor]) -> PyTree:
-    """What a call returns: the tree with these arguments and tensors."""
+    """Returns what a call returns: the tree with these arguments and tensors."""
     if spec is None:
         return made[0]
     leaves = [given[leaf] if type(leaf) is _Given else made[leaf] if type(leaf) is _Made else leaf for leaf in plan]
@@ -105,7 +105,7 @@ def put_together(plan: Sequence[object], spec: TreeSpec, given: Sequence[Tensor]
 
 
 def label_of(function: object) -> str:
-    """As errors show it."""
+    """Returns its name as errors show it."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

@@ -131,7 +131,8 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
 
 
 class _Variant(Replay):
-    """With what it takes and leaves of gradients, (parameter, its gradient or None), and what it took as constant."""
+    """A Replay with what it takes and leaves of gradients, (parameter, its gradient or None), and what it took as
+    constant."""
 
     __slots__ = ("guards", "needs", "sets")
 
@@ -177,7 +178,7 @@ class _Variant(Replay):
 
 
 class _CallKind:
-    """What is known of calls of one key: parameters that were met, and traces for different states of what they use."""
+    """The calls of one key: parameters that were met, and recordings for different states of what they use."""
 
     __slots__ = ("failures", "groups", "met", "strain", "variants", "verified")
 
@@ -191,7 +192,7 @@ class _CallKind:
 
 
 class Function:
-    """What `function` returns: called as the function is."""
+    """A recorded function, called as the function is; see `function`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -211,7 +212,7 @@ class Function:
 
     @property
     def traces(self) -> int:
-        """How many recordings it has."""
+        """The number of its recordings."""
         return sum(len(kind.variants) for kind in list(self._kinds.values()))
 
     def retrace(self) -> None:
@@ -287,7 +288,7 @@ class Function:
         learnable = []
         for variant, found in changes:
             if any(change.replaced for change in found):
-                kind.variants.remove(variant)  # its snapshot would keep what the program has let go of
+                kind.variants.remove(variant)  # its snapshot would keep what the program has released
                 variant.trace.forget()
             elif all(change.key == "lr" for change in found):
                 learnable.append((variant, found))
@@ -338,7 +339,7 @@ class Function:
         return _Variant(trace, run, needs, sets, guards)
 
     def _plain(self, value: object, given: object) -> PyTree:
-        """What a call operation by operation returns: as a replay would, without graphs."""
+        """Returns what a call operation by operation gives as a replay would: without graphs."""
         arguments = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if type(leaf) is Tensor]
         plan, spec, made = results_of(value, arguments, arguments)
         made = [without_graph(tensor) if tensor.requires_grad else tensor for tensor in made]
@@ -370,8 +371,7 @@ class Function:
 
 
 class CompiledFunction(Function):
-    """What `compile` returns: a Function without guards, which records before it runs anything and refuses what it cannot
-    replay."""
+    """A Function without guards (see `compile`) that records before it runs anything and refuses what it cannot replay."""
 
     def __init__(self, fn: Callable[..., Any], verify: bool) -> None:
         super().__init__(fn)
@@ -441,7 +441,7 @@ class _StrictRecorder(CommandRecorder):
 
 
 def _untrue(before: Guards, observed: ObservedCalls) -> str:
-    """What the call that has just been observed did that replays of it would not do; `before`: from before it."""
+    """Returns what the call that has just been observed did that replays of it would not do; `before`: from before it."""
     changed = next((change for change in before.changes() if change.lost), None)
     if changed is not None:
         return f"it changes {changed} itself, which a replay would not do: change it outside, or keep it in a tensor"
@@ -453,7 +453,8 @@ def _untrue(before: Guards, observed: ObservedCalls) -> str:
 
 
 def _unsteady(change: str) -> str:
-    """Why recording does not pay where `change` is what made the last one necessary; "" where it was nothing in Python."""
+    """Returns why recording does not pay where `change` is what made the last one necessary; "" where it was nothing
+    in Python."""
     if not change:
         return "it uses or leaves behind different tensors in each call: change them in place"
     if "['lr']" in change:
@@ -465,7 +466,7 @@ def _unsteady(change: str) -> str:
 
 
 def _later(fn: object) -> bool:
-    """Whether a call of `fn` runs nothing yet."""
+    """True if a call of `fn` runs nothing yet."""
     fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(kind(fn) for kind in kinds)

@@ -53,14 +53,14 @@ class Change:
 
     @property
     def replaced(self) -> bool:
-        """Whether a tensor has gone from its place."""
+        """True if a tensor has gone from its place."""
         before = self.old if isinstance(self.old, (list, tuple)) else (self.old,)
         return any(isinstance(value, torch.Tensor) for value in before)
 
     @property
     def lost(self) -> bool:
-        """Whether a replay would leave it out, if the recording run made it: of numbers, flags, and what a list holds.
-        Tensors that take the place of others have new values after each replay."""
+        """True if a replay would leave it out, if the recording run made it: of numbers, flags, and what a list
+        holds. Tensors that take the place of others have new values after each replay."""
         if isinstance(self.new, dict) and isinstance(self.old, list):  # entries that came or went
             return not all(isinstance(value, torch.Tensor) for value in (*self.old, *self.new.values()))
         if isinstance(self.new, (list, deque)) and isinstance(self.old, list):
@@ -74,7 +74,8 @@ class Change:
 
 
 class _Entries:
-    """What was in one container: the values of `names` of a mapping (`whole`: of all that is in it), or of a sequence."""
+    """The former content of one container: the values of `names` of a mapping (`whole`: of all that is in it), or of
+    a sequence."""
 
     __slots__ = ("label", "names", "values", "where", "whole")
 
@@ -91,7 +92,7 @@ class _Entries:
         return [self.where.get(name, _ABSENT) for name in self.names]
 
     def restructured(self) -> bool:
-        """Whether entries came or went."""
+        """True if entries came or went."""
         if not self.whole:
             return False
         return len(self.where) != len(self.names) or (
@@ -129,11 +130,11 @@ class Guards:
         self._quick = _Quick(self._entries, self._empty)
 
     def holds(self) -> bool:
-        """Whether everything is as it was."""
+        """True if everything is as it was."""
         return self._same() or self._equal()
 
     def changes(self) -> list[Change]:
-        """What is not as it was, by name."""
+        """Returns what is not as it was, by name."""
         return list(self._different())
 
     def groups(self) -> list[dict[str, Any]]:
@@ -153,7 +154,7 @@ class Guards:
     # --- comparing
 
     def _same(self) -> bool:
-        """By identity alone."""
+        """Compares by identity alone."""
         try:
             if not self._quick.same():
                 return False
@@ -168,7 +169,7 @@ class Guards:
         return True
 
     def _equal(self) -> bool:
-        """By value, where values are plain: equal ones take the place of those before them."""
+        """Compares by value, where values are plain: equal ones take the place of those before them."""
         for _ in self._different():
             return False
         self._quick = _Quick(self._entries, self._empty)
@@ -294,7 +295,7 @@ def watched(function: Callable[..., Any], observed: ObservedCalls, lasting: bool
 
 
 class _Walk:
-    """From functions and objects to the containers in which the values lie that are read."""
+    """A walk from functions and objects to the containers in which the values lie that are read."""
 
     def __init__(self) -> None:
         self.parts: dict[int, tuple[Any, set[Any], str]] = {}  # some entries of a mapping
@@ -478,7 +479,7 @@ def _bytes(value: Any) -> object:
 
 
 def _members(value: Any) -> object:
-    """What a set of plain values has in it, as something to compare."""
+    """Returns the content of a set of plain values as something to compare."""
     return tuple(sorted(map(repr, value))) if all(isinstance(item, PLAIN) for item in value) else len(value)
 
 

@@ -38,17 +38,17 @@ _CALLING = ("monarch.tensor.recording", "monarch.tensor.controller.gradients")
 
 
 def foreign(module: object) -> bool:
-    """Whether the module of this name is Python's, torch's or ours."""
+    """True if the module of this name is Python's, torch's or ours."""
     return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
 
 
 def followed(module: object) -> bool:
-    """Whether functions of the module of this name are looked into."""
+    """True if functions of the module of this name are looked into."""
     return not foreign(module) or f"{module}.".startswith(_TORCH)
 
 
 class ObservedCalls:
-    """What calls ran so far. `codes`: functions, with their globals.
+    """The functions that calls ran so far. `codes`: functions, with their globals.
 
     An object counts once two calls have met it: what a call makes for itself is of no interest. Objects are held weakly
     where that is possible.
@@ -116,7 +116,7 @@ class ObservedCalls:
 
 
 def _giver(value: object) -> Callable[[], Any]:
-    """What gives `value` for as long as it lives."""
+    """Returns what gives `value` for as long as it lives."""
     try:
         return weakref.ref(value)
     except TypeError:  # of a class with __slots__, or of the interpreter's own

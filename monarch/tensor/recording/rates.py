@@ -75,7 +75,7 @@ class Rates:
         self.sources = dict(sources)
 
     def known(self) -> bool:
-        """Whether the rates that it takes can be had: numbers, and equal where they have not been told apart."""
+        """True if the rates that it takes can be had: numbers, and equal where they have not been told apart."""
         for sources in self.sources.values():
             now = {self.mappings[source].get("lr") for source in sources}
             if len(now) != 1 or type(next(iter(now))) is not float:
@@ -83,7 +83,7 @@ class Rates:
         return True
 
     def numbers(self) -> tuple[float, ...]:
-        """Of a call now."""
+        """Returns the numbers of a call now."""
         if not self.sources:
             return tuple(self.values)
         return tuple(

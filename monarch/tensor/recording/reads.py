@@ -40,8 +40,8 @@ _STARTS = frozenset(name for name in dis.opmap if name.startswith(("LOAD_FAST", 
 
 
 class Reads:
-    """Of one code object: nodes by name of its arguments (those that are not assigned to), its free variables and its
-    globals, and the loose names."""
+    """The reads of one code object: nodes by name of its arguments (those that are not assigned to), its free
+    variables and its globals, and the loose names."""
 
     __slots__ = ("arguments", "free", "globals", "loose")
 
@@ -61,7 +61,7 @@ def arguments_of(code: CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: CodeType) -> Reads:
-    """What `code` reads, and the functions and comprehensions written inside it."""
+    """Returns what `code` reads, and the functions and comprehensions written inside it."""
     found = Reads()
     loose: set[str] = set()
     instructions = list(dis.get_instructions(code))
@@ -143,7 +143,7 @@ def reads_of(code: CodeType) -> Reads:
 
 
 def merged(first: Node, second: Node) -> Node:
-    """All that either reads."""
+    """Returns all that either reads."""
     if not second or first is second:
         return first
     both = dict(first)
@@ -192,5 +192,5 @@ def _key(value: object) -> ReadKey | None:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Of variables: newer Pythons load or store two with one instruction."""
+    """Returns the names of variables: newer Pythons load or store two with one instruction."""
     return (value,) if type(value) is str else tuple(value) if isinstance(value, tuple) else ()

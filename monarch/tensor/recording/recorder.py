@@ -31,7 +31,8 @@ HELD = 1 << 16  # commands that are noted in one go, at most
 
 
 class CommandWatcher:
-    """What one thread does with distributed tensors, between `start` and `stop`: only which parameters it used, here."""
+    """An observer of what one thread does with distributed tensors, in its `with` block: here only which parameters
+    it used."""
 
     keeps_back = False
     replays = False  # whether what is issued meanwhile will be issued again
@@ -59,32 +60,32 @@ class CommandWatcher:
             self.grads[id(tensor)] = (tensor, tensor.grad)
 
     def read(self, tensors: Iterable[Any]) -> None:
-        """Operations are about to use these (distributed tensors, and others)."""
+        """Notes that operations are about to use these (distributed tensors, and others)."""
         for tensor in tensors:
             if hasattr(tensor, "_record"):
                 self.meet(tensor)
 
     def born(self, record: records.TensorRecord) -> None:
-        """A tensor was made."""
+        """Notes that a tensor was made."""
 
     def note(self, noted: IssuedCommand) -> bool:
-        """A command was issued. True keeps it back."""
+        """Notes a command that was issued; True keeps it back."""
         return False
 
     def began(self, pending: PendingReduce, inplace: bool) -> None:
-        """A reduction begins that will be waited for."""
+        """Notes that a reduction begins that will be waited for."""
 
     def waits_for(self, pending: PendingReduce) -> None:
-        """It is waited for."""
+        """Notes that it is waited for."""
 
     def known(self, what: str) -> None:
-        """The program reads a number that this process knows."""
+        """Notes that the program reads a number that this process knows."""
 
     def fetching(self, what: str = "fetching results") -> None:
-        """The program asks workers for something."""
+        """Notes that the program asks workers for something."""
 
     def asking(self, call: WorkerCall) -> None:
-        """The same with `call`, a signature.Call that is run for its answer."""
+        """Notes the same with `call`, a WorkerCall that is run for its answer."""
         self.fetching("fetching what a remote function returns")
 
 
@@ -176,7 +177,7 @@ class CommandRecorder(CommandWatcher):
             )
 
     def finish(self) -> None:
-        """It has ended."""
+        """Notes that the call has ended."""
         if self._pending:
             self._pending.clear()
             self.refuse("a reduction begins in it (async_op=True) and is not waited for in it: call wait() inside")
@@ -199,7 +200,7 @@ class CommandHolder(CommandWatcher):
         self.made: list[weakref.ref[records.TensorRecord]] = []
 
     def read(self, tensors: Iterable[object]) -> None:
-        """Of no interest here."""
+        """Ignores them."""
 
     def born(self, record: records.TensorRecord) -> None:
         self.made.append(weakref.ref(record))
@@ -350,7 +351,7 @@ def assemble(
 
 
 def _computes(call: WorkerCall) -> bool:
-    """Whether the numbers of a Run are values, and no names of its own."""
+    """True if the numbers of a Run are values, and no names of its own."""
     return type(call) is OpCall or getattr(call, "repeatable", False)
 
 
@@ -363,7 +364,7 @@ def _slots(draft: _Draft) -> dict[int, int]:
 
 
 def divergence(first: CommandRecording, second: CommandRecording) -> str:
-    """Where two recordings of the same function differ; "" when they do not."""
+    """Returns where two recordings of the same function differ; "" when they do not."""
     for number, (one, other) in enumerate(zip(first.steps, second.steps, strict=False)):
         if one != other:
             return f"operation {number + 1}: {_shown(first, number)} first, {_shown(second, number)} now"

@@ -39,7 +39,7 @@ _ARGUMENT, _THERE, _NEW = range(3)  # where the memory of a result is
 
 
 class Unrecordable(Exception):
-    """Why a recording cannot be replayed."""
+    """A reason why a recording cannot be replayed."""
 
 
 class RecordedTrace:
@@ -91,7 +91,7 @@ class RecordedTrace:
             storage.known, storage.flags = None, storage.flags & ~KNOWN
 
     def _adopt_captures(self, recorder: CommandRecorder) -> dict[int, TensorStorage]:
-        """Their storages by id."""
+        """Returns their storages by id."""
         storages: dict[int, TensorStorage] = {}
         for ref in sorted(self.recording.captures):
             met = recorder.met.get(ref)
@@ -164,11 +164,11 @@ class RecordedTrace:
 
     @property
     def stale(self) -> bool:
-        """Whether a tensor that it reads or stores is gone, or its engine."""
+        """True if a tensor that it reads or stores is gone, or its engine."""
         return bool(self._gone) or (self.engine is not None and self.engine.ended)
 
     def same_tensors(self) -> bool:
-        """Whether the tensors that it reads, and was not given, have the metadata that they had, and require grad as
+        """True if the tensors that it reads, and was not given, have the metadata that they had, and require grad as
         they did."""
         weak, metas, tensors, needed = self._read
         try:
@@ -179,7 +179,7 @@ class RecordedTrace:
             return False
 
     def forget(self) -> None:
-        """It is not replayed any more. Idempotent."""
+        """Forgets it on the workers: it is not replayed any more. Idempotent."""
         while self._segments:
             place, signature, *_ = self._segments.pop()
             self.engine.forget(signature, place)
@@ -235,7 +235,7 @@ class RecordedTrace:
         return results
 
     def _write(self, tensors: Sequence[Tensor], given: list[TensorRecord], taint: Taint | None) -> None:
-        """What a replay changed is different from here on, also to autograd."""
+        """Marks what a replay changed as different from here on, also to autograd."""
         changed = [tensor for weak in self._captures_written if (tensor := weak()) is not None]
         for at in self._formals_written:
             storage = _lender(given[at].storage)
@@ -269,8 +269,8 @@ class RecordedTrace:
 
 
 def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
-    """For each segment in which the main stream waits for another one: those between ranks of that stream that are known to
-    be done when it is. Events are segments of their own, each of a post and a wait of one number."""
+    """Returns, for each segment in which the main stream waits for another one, those between ranks of that stream
+    that are known to be done when it is. Events are segments of their own, each of a post and a wait of one number."""
     found: dict[int, list[int]] = {}
     for number, segment in enumerate(segments):
         first = segment.call.steps[0]
@@ -291,7 +291,7 @@ def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
 
 
 def _living(recorder: CommandRecorder, without: set[int]) -> list[TensorRecord]:
-    """What was made and lives, other than these references."""
+    """Returns what was made and lives, other than these references."""
     made = {ref for noted in recorder.notes for ref in range(noted.ident, noted.ident + noted.results)}
 
     def found() -> list[TensorRecord]:
@@ -323,7 +323,7 @@ def _issued_at(notes: Sequence[IssuedCommand]) -> tuple[list[str], list[bool]]:
 
 
 def drop_leaked(recorder: CommandRecorder, without: set[int]) -> None:
-    """What a recording made exists only in its replays: what else has it is told so."""
+    """Marks what a recording made, which exists only in its replays, as dropped for what else has it."""
     for record in _living(recorder, without):
         storage = TensorStorage()
         storage.flags, storage.why = (

@@ -35,7 +35,7 @@ LEAVES = NUMBERS | _CONSTANTS | {Tensor}
 
 
 def template(args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: object) -> tuple[Any, list[Any]]:
-    """(args, kwargs) with Slots for tensors and Numbers for numbers, and the numbers."""
+    """Returns (args, kwargs) with TensorHoles for tensors and NumberHoles for numbers, and the numbers."""
     held: list[Any] = []
     numbers: list[Scalar] = []
     slots = 0
@@ -56,7 +56,7 @@ def template(args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: object
 
 
 def with_numbers(tree: PyTree, numbers: Sequence[Scalar]) -> PyTree:
-    """`tree` with its Numbers filled; its Slots stay."""
+    """Returns `tree` with its NumberHoles filled; its TensorHoles stay."""
     if not numbers:
         return tree
     return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is NumberHole else leaf, tree)
@@ -70,24 +70,24 @@ def signature_key(leaves: Sequence[object], shape: object, call: FunctionCall) -
 
 
 def travels(leaf: object) -> TypeGuard[Scalar]:
-    """Whether `leaf` is a number that goes with each Run."""
+    """True if `leaf` is a number that goes with each Run."""
     kind = type(leaf)
     return kind in NUMBERS and (type(leaf) is not int or -INT < leaf < INT)
 
 
 def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
-    """For each tensor, the first that lies in the same memory."""
+    """Returns, for each tensor, the first that lies in the same memory."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(tensor._record.storage), place) for place, tensor in enumerate(inputs))
 
 
 def has_tensors(leaves: Sequence[object]) -> bool:
-    """Whether there are local tensors among them."""
+    """True if there are local tensors among them."""
     return any(isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor for leaf in leaves)
 
 
 def constant(leaf: Any) -> bool:
-    """Whether `leaf` can be sent once for all calls with an equal one."""
+    """True if `leaf` can be sent once for all calls with an equal one."""
     kind = type(leaf)
     if kind is str or kind is bytes:
         return len(leaf) <= _LONG
@@ -101,7 +101,7 @@ def is_group(leaf: object) -> bool:
 
 
 def between_ranks(leaf: object) -> bool:
-    """Whether a function that is given this can talk to other ranks, so that its results depend on them."""
+    """True if a function that is given this can talk to other ranks, so that its results depend on them."""
     return isinstance(leaf, DeviceMesh) or is_group(leaf)
 
 
@@ -111,14 +111,14 @@ _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, t
 
 
 def captures_nothing(propagate: object) -> bool:
-    """Whether it gives the same for the same arguments, because there is nothing else that it could use."""
+    """True if it gives the same for the same arguments, because there is nothing else that it could use."""
     if getattr(propagate, "pure", False):
         return True
     return isinstance(propagate, types.FunctionType) and not propagate.__closure__ and not names_in(propagate.__code__)
 
 
 def captured(propagate: object, names: Sequence[str]) -> tuple[Any, ...] | None:
-    """What the variables that a propagator uses are now, its captured ones and globals, when that says all; else None.
+    """Returns the variables that a propagator uses, its captured ones and globals, when they say all; else None.
 
     `names`: those in its code.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def forward(cls: Any, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
-    """In a worker: `cls.apply(*args)` and its Graph."""
+    """Runs in a worker: `cls.apply(*args)` and its Graph."""
     return remote_graph.forward(cls.apply, args, kwargs, wanted, ())
 
 
@@ -22,14 +22,14 @@ _forward = Remote(forward)
 
 
 class RemoteAutogradFunction:
-    """See `remote_autograd_function`."""
+    """An autograd function that runs in the workers; see `remote_autograd_function`."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
 
     def apply(self, *args: object) -> PyTree:
-        """What the workers' `apply` gives. The first call with each pattern of arguments waits for the workers (see
-        `remote`)."""
+        """Returns what the workers' `apply` gives. The first call with each pattern of arguments waits for the
+        workers (see `remote`)."""
 
         def run(args: Args, kwargs: Kwargs, wanted: object) -> PyTree:
             return _forward(self._cls, args, kwargs, wanted)

@@ -179,7 +179,7 @@ def read(
 
 
 def _fill(layout: _Layout, where: str) -> None:
-    """Each process reads its parts."""
+    """Lets each process read its parts."""
     if not layout.names:
         return
     _read(where, layout.plan(), layout.tensors, layout.mesh)
@@ -238,7 +238,7 @@ class _Layout:
             )
 
     def plan(self) -> ReadPlan:
-        """The same, for the processes."""
+        """Returns the same, for the processes."""
         laid = [
             PlacedShard(name, tuple(tensor.shape), tensor.numel() * tensor.element_size(), placement)
             for name, tensor, placement in zip(self.names, self.tensors, self.placements, strict=True)
@@ -262,7 +262,7 @@ def _mesh_of(tensors: Sequence[Tensor], mesh: object) -> DeviceMesh:
 
 
 def _first(mesh: DeviceMesh, function: Callable[..., Any], *args: object) -> Any:
-    """What `function` gives in the first process of the mesh."""
+    """Returns what `function` gives in the first process of the mesh."""
     try:
         return call_on_shard_and_fetch(Remote(function, "inspect"), *args, shard=dict.fromkeys(mesh.names, 0)).get()
     except RemoteException as exc:
@@ -300,7 +300,7 @@ def _reading(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> 
 
 
 def _changed(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
-    """What `_reading` does, as far as the program is concerned: it writes to all of them."""
+    """Does what `_reading` does, as far as the program is concerned: it writes to all of them."""
     for tensor in tensors:
         tensor.zero_()
 

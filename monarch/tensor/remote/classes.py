@@ -10,7 +10,7 @@ from monarch.tensor.remote.opaque_object import OpaqueObject
 
 
 class WorkerRemoteClass:
-    """What lives in the workers may derive from this. It asks for nothing."""
+    """A base that classes of objects in the workers may derive from. It asks for nothing."""
 
 
 class ControllerRemoteClass:

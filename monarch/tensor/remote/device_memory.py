@@ -38,7 +38,7 @@ def device_memory(procs: ProcMesh) -> Future[ValueMesh[DeviceMemory]]:
 
 
 def reset_peak_memory(procs: ProcMesh) -> Future[ValueMesh[None]]:
-    """From here on each process counts the peaks of its device's memory anew."""
+    """Makes each process count the peaks of its device's memory anew."""
     done: Future[ValueMesh[None]] = _asked(procs, "reset")
     return done
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """In a worker: what one forward pass needs for its derivative."""
+    """The needs of the derivative of one forward pass, in a worker."""
 
     __slots__ = ("inputs", "outputs")
 
@@ -35,7 +35,7 @@ class Graph:
 def forward(
     run: Callable[..., Any], args: Args, kwargs: Kwargs, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
 ) -> PyTree:
-    """In a worker: (what `run(*args, **kwargs)` gives, a reference to its Graph).
+    """Returns, in a worker, what `run(*args, **kwargs)` gives and a reference to its Graph.
 
     `wanted`: for each tensor among the arguments whether its derivative will be asked for; `extra`: tensors of `run`
     itself whose derivatives come after those.
@@ -55,7 +55,7 @@ def forward(
 
 
 def backward(ref: OpaqueRef, grads: list[Any]) -> tuple[torch.Tensor, ...]:
-    """In a worker: the derivatives of a Graph's inputs; zeros for what the outputs do not depend on."""
+    """Returns, in a worker, the derivatives of a Graph's inputs; zeros for what the outputs do not depend on."""
     graph: Graph = ref.value
     pairs = [
         (output, grad)

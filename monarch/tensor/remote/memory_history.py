@@ -12,12 +12,12 @@ from monarch.tensor.worker import current
 
 
 def record() -> None:
-    """In a worker."""
+    """Begins recording, in a worker."""
     _memory()._record_memory_history()
 
 
 def dump(folder: str) -> None:
-    """In a worker."""
+    """Writes this worker's snapshot."""
     rank = current.worker().executor.rank
     os.makedirs(folder, exist_ok=True)
     _memory()._dump_snapshot(os.path.join(folder, f"snapshot_{rank}.pickle"))
@@ -35,7 +35,7 @@ _record, _dump = Remote(record, "inspect"), Remote(dump, "inspect")
 
 
 def record_memory_history() -> None:
-    """From here on the processes of the active mesh record allocations on their devices. CUDA and ROCm only."""
+    """Lets the processes of the active mesh record allocations on their devices from here on. CUDA and ROCm only."""
     _record()
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def parameters_of(ref: OpaqueRef) -> tuple[list[torch.Tensor], list[bool]]:
-    """In a worker: the module's parameters, and which of them require grad."""
+    """Returns, in a worker, the module's parameters, and which of them require grad."""
     found = list(ref.value.parameters())
     return found, [parameter.requires_grad for parameter in found]
 
 
 def forward(ref: OpaqueRef, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
-    """In a worker: `module(*args, **kwargs)` and its Graph."""
+    """Returns, in a worker, `module(*args, **kwargs)` and its Graph."""
     module = ref.value
     extra = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return remote_graph.forward(module, args, kwargs, wanted, extra)
@@ -57,7 +57,7 @@ class OpaqueModule:
         return list(self._found)
 
     def __call__(self, *args: object, propagator: Callable[..., Any], **kwargs: object) -> PyTree:
-        """What the modules give for these arguments; its derivative runs in the workers as well.
+        """Returns what the modules give for these arguments; its derivative runs in the workers as well.
 
         `propagator(*args, **kwargs)`: as `propagate` of `remote`.
         """
@@ -74,7 +74,7 @@ class OpaqueModule:
         return remote_graph.apply(run, args, kwargs, self.parameters() if torch.is_grad_enabled() else [])
 
     def call_method(self, name: str, propagation: object, *args: object, **kwargs: object) -> PyTree:
-        """What the modules' method `name` gives, without derivatives. `propagation`: as `propagate` of `remote`."""
+        """Returns what the modules' method `name` gives, without derivatives. `propagation`: as `propagate` of `remote`."""
         return self._object.call_method(name, propagation, *args, **kwargs)
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def construct(constructor: object, args: Args, kwargs: Kwargs) -> OpaqueRef:
-    """In a worker: a new object."""
+    """Makes a new object, in a worker."""
     return OpaqueRef(functions.resolve(constructor)(*args, **kwargs))
 
 
 def invoke(ref: OpaqueRef, name: str, args: Args, kwargs: Kwargs) -> PyTree:
-    """In a worker: `object.name(*args, **kwargs)`."""
+    """Returns, in a worker, `object.name(*args, **kwargs)`."""
     return getattr(ref.value, name)(*args, **kwargs)
 
 
@@ -44,7 +44,7 @@ class OpaqueObject:
         self._methods: dict[Any, Remote] = {}
 
     def call_method(self, name: str, propagation: object, *args: object, **kwargs: object) -> PyTree:
-        """What the objects' method `name` gives, as calling a remote function does.
+        """Returns what the objects' method `name` gives, as calling a remote function does.
 
         `propagation`: as `propagate` of `remote`; a callable gets the arguments alone.
         """

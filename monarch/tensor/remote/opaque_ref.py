@@ -35,14 +35,14 @@ class OpaqueTable:
 
 
 def table() -> OpaqueTable:
-    """That of the worker whose stream this thread is. RuntimeError elsewhere."""
+    """Returns the table of the worker whose stream this thread is. RuntimeError elsewhere."""
     found: OpaqueTable = current.worker().executor.extras.setdefault(_EXTRA, OpaqueTable())
     return found
 
 
 class OpaqueRef:
     """`OpaqueRef(value)` inside a remote function keeps `value` in that worker and can be returned; the program passes
-    it to other remote functions, which find the object as `.value` (and may set it). When the program lets go of it, so do
+    it to other remote functions, which find the object as `.value` (and may set it). When the program releases it, so do
     the workers.
 
     To torch it is a tree with one leaf, an int64 scalar. A `propagate` function returns `OpaqueRef(None)` in its place. The

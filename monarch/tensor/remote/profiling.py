@@ -15,8 +15,8 @@ from monarch.tensor.worker import current
 
 
 class Schedule(NamedTuple):
-    """Which steps are recorded, as `torch.profiler.schedule`: skip `skip_first`, then `repeat` times (0: for ever)
-    wait, warm up, record."""
+    """The steps that are recorded, as `torch.profiler.schedule`: skip `skip_first`, then `repeat` times (0: for
+    ever) wait, warm up, record."""
 
     wait: int
     warmup: int
@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
 
 
 def begin(folder: str, schedule: tuple[int, ...] | None, options: dict[str, Any]) -> OpaqueRef:
-    """In a worker: a profiler that has begun."""
+    """Returns, in a worker, a profiler that has begun."""
     rank = current.worker().executor.rank
 
     def write(profiler: Any) -> None:

@@ -85,7 +85,7 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
     tensors and of values that can be pickled. In the workers everything is local. Autograd graphs end with the call.
 
     The adverbs `call`, `call_one`, `choose`, `stream` and `broadcast` run it on the ranks of the active mesh and give what it
-    returned there, its tensors as local ones on the CPU. A failure is a RemoteException: of whoever fetches what depends on
+    returned there, its tensors as local ones on the CPU. A failure is a RemoteException: raised by a fetch of what depends on
     it, of an adverb's Future, and otherwise of the mesh's `exit()`.
 
     `propagate` says how this process knows what a call gives without waiting for it:
@@ -256,7 +256,7 @@ class Remote(Generic[P, R_co]):
         place: StreamPlacement, key: Any,
         pure: bool, loose: bool,
     ) -> _KnownFunctionCall:  # fmt: skip
-        """What a call gives that was not made before."""
+        """Finds out what a call gives that was not made before."""
         global _miss
         tree, numbers = arguments.template(args, kwargs, leaves, shape)
         between = any(arguments.between_ranks(leaf) for leaf in leaves)
@@ -381,7 +381,7 @@ class Remote(Generic[P, R_co]):
         _mutated(inputs, call.mutates, None)
 
     def _send(self, args: Args, kwargs: Kwargs, port: Port[Any] | None = None, selection: str = "all") -> None:
-        """What `send` does for endpoints: results and RemoteExceptions go to `port`, one for each rank."""
+        """Does what `send` does for endpoints: results and RemoteExceptions go to `port`, one for each rank."""
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
         futures = list(self.stream(*args, **kwargs)) if selection == "all" else [self.choose(*args, **kwargs)]
@@ -497,7 +497,7 @@ class _KnownFunctionCall(KnownCall):
 
 
 def _expected(outcome: Outcome) -> tuple[tuple[Layout, bool], ...]:
-    """What the tensors have to be that a call gives, and whether each is in memory of its own."""
+    """Returns what the tensors have to be that a call gives, and whether each is in its own memory."""
     return tuple(
         (Layout(tuple(meta.shape), meta.stride, meta.dtype), leaf.view == -1 and not meta.deferred)
         for leaf in outcome.fresh

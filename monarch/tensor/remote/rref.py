@@ -44,7 +44,7 @@ _log = logging.getLogger("monarch")
 
 
 def rref(endpoint: Endpoint[Any, Any], args: Args, kwargs: Kwargs) -> PyTree:
-    """See `Endpoint.rref`."""
+    """Calls an endpoint with `rref`; see `Endpoint.rref`."""
     propagate = endpoint._property._propagator
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -97,7 +97,7 @@ class ExecutionTimer:
 
     @classmethod
     def summary(cls) -> dict[str, dict[str, float]]:
-        """For each name count, mean_ms, total_ms, min_ms and max_ms. Waits for the device."""
+        """Returns for each name count, mean_ms, total_ms, min_ms and max_ms. Waits for the device."""
         found = {}
         for name, timer in cls._timers.items():
             times = timer.read()

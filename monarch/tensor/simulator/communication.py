@@ -82,5 +82,5 @@ def collective_time(name: str, shape: Sequence[int], dtype: torch.dtype, ranks: 
 
 
 def _share(size: float, ranks: int) -> float:
-    """What a rank sends of `size` bytes to have each of them go around once."""
+    """Returns what a rank sends of `size` bytes to have each of them go around once."""
     return size * (ranks - 1) / ranks

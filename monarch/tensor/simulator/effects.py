@@ -54,12 +54,12 @@ class Effect:
 
     @property
     def is_view(self) -> bool:
-        """Whether it does nothing but show memory that was there in another way."""
+        """True if it does nothing but show memory that was there in another way."""
         return bool(self.made) and not self.writes and not self.moved and all(home >= 0 for _, home in self.made)
 
 
 class Effects:
-    """What calls give, remembered by the identity of the call and of its inputs' metadata, both of which are kept
+    """A memory of what calls give, by the identity of the call and of its inputs' metadata, both of which are kept
     meanwhile."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _reduction(call: ReduceTensor, inputs: Sequence[Meta | None], peers: int) ->
 
 
 def _numbered(value: Any, numbers: Sequence[Scalar]) -> object:
-    """`value` with its Numbers replaced."""
+    """Replaces the NumberHoles in `value`."""
     kind = type(value)
     if kind is NumberHole:
         return numbers[value]
@@ -152,7 +152,7 @@ class _Snapshot:
 
 
 def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> patterns.SentOutcome:
-    """What the function of `call` gives for inputs of (metadata, memory): runs it here, on fake tensors.
+    """Returns what the function of `call` gives for inputs of (metadata, memory): runs it here, on fake tensors.
 
     Raises what it raises; those of torch's fake tensors where it looks at values.
     """
@@ -163,7 +163,7 @@ def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> pattern
 
 
 def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> PyTree:
-    """What the function returns, with metadata in place of its tensors. Raises as `described`."""
+    """Returns what the function returns, with metadata in place of its tensors. Raises as `described`."""
     return _on_fakes(
         call, inputs, lambda result, fakes, before: pytree.tree_map_only(torch.Tensor, metadata.of, result)
     )

@@ -47,8 +47,8 @@ _tag = _Tag()
 
 @contextlib.contextmanager
 def set_meta(value: object) -> Iterator[None]:
-    """What this thread issues in the block is tagged with `value`: simulations show it in traces and exports and give
-    it to timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
+    """Tags what this thread issues in the block with `value`: simulations show it in traces and exports and give it
+    to timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
     before, _tag.value = _tag.value, value
     try:
         yield
@@ -144,7 +144,7 @@ class SimulatedEngine(TensorEngine):
 
     def _fetched(self, values: Any, convert: Any) -> PyTree:
         metas, _, _, ready = values[0]
-        self.machine.wait_until(ready)  # whoever reads a value has waited for it
+        self.machine.wait_until(ready)  # who reads a value has waited for it
         return convert([effects.zeros(meta) for meta in metas])
 
     def ask(
@@ -270,7 +270,7 @@ class _Unique:
 
 
 class _NoTimer:
-    """In the place of the thread that sends what has waited: nothing waits for anybody here."""
+    """A stand-in for the thread that sends what has waited: nothing waits here."""
 
     idle = False
 
@@ -291,7 +291,7 @@ class _UnconnectedPort:
 
 
 class _AbsentWorkers:
-    """In the place of an engine's workers."""
+    """A stand-in for an engine's workers."""
 
     def __init__(self, name: str) -> None:
         self._name = name

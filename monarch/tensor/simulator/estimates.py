@@ -15,7 +15,7 @@ Timing = int | Callable[["Task"], float]
 
 
 class TimingType(StrEnum):
-    """What takes time."""
+    """The kinds of work that take time."""
 
     CALL_FUNCTION = "call_function"  # an operation, or a remote function
     REDUCE = "reduce"  # a collective, on each of its ranks
@@ -34,14 +34,14 @@ _DEFAULTS: dict[TimingType, Timing] = {
 
 
 class RuntimeEstimator:
-    """How long things take, in nanoseconds: 10,000 a call, 100,000 a reduction and a tensor sent (1,000 on the same
-    rank), 500 a launch and a wait, unless told otherwise."""
+    """Estimates of how long things take, in nanoseconds: 10,000 a call, 100,000 a reduction and a tensor sent (1,000
+    on the same rank), 500 a launch and a wait, unless told otherwise."""
 
     def __init__(self) -> None:
         self._timings = dict(_DEFAULTS)
 
     def set_custom_timing(self, timings: Mapping[TimingType, Timing]) -> None:
-        """From here on the kinds of work named take so many nanoseconds, or what the function gives for a Task.
+        """Makes the kinds of work named take so many nanoseconds, or what the function gives for a Task.
 
         TypeError for what is neither a number nor callable, ValueError for a negative number and an unknown kind.
         """
@@ -52,7 +52,7 @@ class RuntimeEstimator:
         self._timings.update(checked)
 
     def get_runtime(self, kind: TimingType, task: Task) -> int:
-        """Nanoseconds that `task` takes."""
+        """Returns the nanoseconds that `task` takes."""
         timing = self._timings[kind]
         return _checked(kind, timing(task) if callable(timing) else timing)
 

@@ -37,7 +37,7 @@ class CommandHistory:
         )
 
     def contents(self) -> dict[str, Any]:
-        """What a history file holds."""
+        """Returns the contents of a history file."""
         return {"commands": self.entries, "left_out": self.left_out}
 
 

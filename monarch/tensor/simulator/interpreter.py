@@ -57,7 +57,7 @@ class SimulatedValue:
         buffer.users += 1
 
     def again(self) -> SimulatedValue:
-        """Another reference to the same."""
+        """Returns another reference to the same."""
         return SimulatedValue(self.meta, self.buffer)
 
     def leave(self) -> Buffer | None:
@@ -71,7 +71,7 @@ Inputs = Sequence[tuple[int, "SimulatedValue | None"]]
 
 
 class SimulatedPlacement:
-    """Where commands run: the ranks of a mesh, a stream."""
+    """The ranks of a mesh and the stream where commands run."""
 
     __slots__ = ("mesh", "partitions", "stream", "team")
 
@@ -406,7 +406,7 @@ class Interpreter:
         command: SimulatedCommand,
         ago: int = 0,
     ) -> None:
-        """What a command does to its inputs."""
+        """Applies what a command does to its inputs."""
         command.writes = tuple(value.buffer.number for at in effect.writes if (value := inputs[at][1]) is not None)
         for at, source in effect.moved:
             value = inputs[at][1]
@@ -433,7 +433,7 @@ class Interpreter:
                 device.ledger.add(time, buffer.number, more, command.order)
 
     def _clock(self, device: SimulatedDevice, stream: int) -> int:
-        """When the stream has time for what is issued now."""
+        """Returns when the stream has time for what is issued now."""
         return max(self.machine.now, device.clock(stream))
 
     def _delete(self, ref: int) -> None:
@@ -507,8 +507,8 @@ class Interpreter:
 
 
 class _Borrows:
-    """Which events between streams belong to borrows: a post right after an alias is its beginning, the wait for it
-    its first use; the next post of the borrowing stream gives it back, the wait for that is its end."""
+    """The events between streams that belong to borrows: a post right after an alias is its beginning, the wait for
+    it its first use; the next post of the borrowing stream gives it back, the wait for that is its end."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -569,15 +569,15 @@ class _Borrows:
 
 
 def call_name(call: Any) -> str:
-    """As traces show a call: `aten.mm`, `aten.add.Tensor`, the name of a function."""
+    """Returns a call's name as traces show it: `aten.mm`, `aten.add.Tensor`, the name of a function."""
     if type(call) is OpCall:
         return call.target.removesuffix(".default")
     return str(getattr(call, "label", None) or call.name())
 
 
 def reduction_names(call: ReduceTensor) -> tuple[str, str]:
-    """What traces call a reduction, and which collective it is. Those in place are called reduce_scatter, as programs
-    that read traces expect."""
+    """Returns what traces call a reduction, and which collective it is. Those in place are called reduce_scatter, as
+    programs that read traces expect."""
     if call._reduction == "stack":
         return ("all_to_all",) * 2 if call._scatter else ("all_gather",) * 2
     if call._scatter:

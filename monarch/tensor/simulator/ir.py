@@ -43,8 +43,8 @@ class IRNode:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def key(self, shapes: bool) -> str:
-        """What the node's time is known by: `CallFunction:aten.mm:(3x4),(4x5)`, `unknown` in place of shapes without
-        them."""
+        """The key that the node's time is known by: `CallFunction:aten.mm:(3x4),(4x5)`, `unknown` in place of shapes
+        without them."""
         known = [_shape(one) for one in self.tensors]
         shape = ",".join(known) if shapes and known else "unknown"
         if self.kind == TaskKind.CALL:
@@ -67,7 +67,7 @@ class IRGraph:
         self._posted: dict[int, int] = {}
 
     def add(self, command: SimulatedCommand) -> None:
-        """The next command."""
+        """Adds the next command."""
         if len(self.nodes) >= LIMIT:
             self.left_out += 1
             return
@@ -130,7 +130,7 @@ class IRGraph:
     # --- times
 
     def command_types(self, shapes: bool = False) -> dict[str, int]:
-        """How many nodes there are of each key (`Node.key`)."""
+        """Counts the nodes of each key (`IRNode.key`)."""
         return dict(Counter(node.key(shapes) for node in self.nodes))
 
     def import_timing(self, timings: Mapping[str, float] | _PathLike) -> int:
@@ -194,11 +194,11 @@ class IRGraph:
         Path(path).write_text(json.dumps(self.command_types(shapes), indent=2) + "\n")
 
     def export_dag_json(self, path: _PathLike) -> None:
-        """`dag()` as a JSON file."""
+        """Writes `dag()` as a JSON file."""
         Path(path).write_text(json.dumps(self.dag()) + "\n")
 
     def export_dag_json_timed(self, path: _PathLike) -> None:
-        """`dag(timed=True)` as a JSON file."""
+        """Writes `dag(timed=True)` as a JSON file."""
         Path(path).write_text(json.dumps(self.dag(timed=True)) + "\n")
 
     def export_borrows_csv(self, path: _PathLike) -> None:
@@ -231,7 +231,7 @@ class IRGraph:
         Path(path).write_bytes(pickle.dumps(memory_view([device], named.__getitem__)))
 
     def borrows(self) -> list[list[Any]]:
-        """The rows of `export_borrows_csv`."""
+        """Returns the rows of `export_borrows_csv`."""
         rows: dict[int, list[Any]] = {}
         columns = {TaskKind.FIRST_USE: 6, TaskKind.LAST_USE: 7, TaskKind.DROP: 8}
         for node in self.nodes:
@@ -256,7 +256,7 @@ class IRGraph:
         return list(rows.values())
 
     def sends(self) -> list[list[Any]]:
-        """The rows of `export_sends_csv`."""
+        """Returns the rows of `export_sends_csv`."""
         rows = []
         for node in self.nodes:
             if node.kind == TaskKind.SEND:
@@ -272,7 +272,7 @@ class IRGraph:
         return rows
 
     def data(self) -> list[list[Any]]:
-        """The rows of `export_data_csv`."""
+        """Returns the rows of `export_data_csv`."""
         rows: dict[int, list[Any]] = {}
         for node in self.nodes:
             for one in node.made:

@@ -16,7 +16,7 @@ SPANS = 1 << 19  # spans that all devices keep together; later ones are only cou
 
 
 class StreamSpan(NamedTuple):
-    """What a stream did, or waited for, from `start` on. `ident`: its command."""
+    """An action or a wait of a stream from `start` on. `ident`: its command."""
 
     start: int
     duration: int
@@ -27,7 +27,7 @@ class StreamSpan(NamedTuple):
 
 
 class PostedEvent(NamedTuple):
-    """What a stream had done when it posted it."""
+    """A point in the work of a stream."""
 
     time: int
     stream: int
@@ -88,7 +88,7 @@ class AllocationLedger:
         return _summed(sorted(self.changes, key=_time), self._before, max(self._peak, self._before))[1]
 
     def turn(self) -> None:
-        """What there is now is the beginning."""
+        """Makes what there is now the beginning."""
         self.changes = []
         self._before = self._peak = sum(self.live.values())
 
@@ -228,7 +228,7 @@ class SimulatedMachine:
         return self._began(team, stream, duration)
 
     def post(self, team: Team, stream: int, number: int) -> None:
-        """What the stream was given so far is an event."""
+        """Posts an event behind what the stream was given so far."""
         for device in self.cover(team):
             time = max(self.now, device.clock(stream))
             device.events.setdefault(number, deque()).append(PostedEvent(time, stream))
@@ -289,7 +289,7 @@ class SimulatedMachine:
     # --- time
 
     def end(self) -> int:
-        """When everything that was issued is done."""
+        """Returns when everything that was issued is done."""
         return max(self.now, *(clock for device in self.devices for clock in (*device.clocks.values(), 0)))
 
     def turn(self) -> tuple[int, int]:

@@ -22,8 +22,7 @@ LIMIT = 1 << 19  # commands of one iteration that a trace shows; later ones are 
 
 
 class SimulateMode(StrEnum):
-    """What a simulation leaves: traces and memory views; a line of text; the history of commands; all files; or
-    nothing."""
+    """The output of a simulation: traces and memory views; a line of text; the history of commands; all files; or nothing."""
 
     SIMULATE = "simulate"
     SIMULATE_WITH_REPORT_ONLY = "simulate_with_report_only"
@@ -55,7 +54,7 @@ class Reports:
         return self.simulate in (SimulateMode.SIMULATE, SimulateMode.EVERYTHING)
 
     def add(self, command: SimulatedCommand) -> None:
-        """The next command."""
+        """Adds the next command."""
         if self.traces:
             if len(self._commands) < LIMIT:
                 self._commands.append(command)

@@ -61,7 +61,7 @@ class Use:
 
     @property
     def shape(self) -> str:
-        """`(3x3)`, or `unknown`."""
+        """Returns `(3x3)`, or `unknown`."""
         return f"({'x'.join(map(str, self.meta.shape))})" if self.meta is not None else "unknown"
 
 

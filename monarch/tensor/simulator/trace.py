@@ -16,7 +16,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(TaskKind)}  # in place of
 
 
 class TraceMode(StrEnum):
-    """Which tracks a trace has: those of the devices, the controller's, or all."""
+    """The tracks of a trace: those of the devices, the controller's, or all."""
 
     STREAM_ONLY = "stream_only"
     CONTROLLER_TRACE_ONLY = "controller_trace_only"

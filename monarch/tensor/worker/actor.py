@@ -58,7 +58,7 @@ class TensorWorker(Actor):
 
     @contextlib.contextmanager
     def _enter(self, name: str) -> Iterator[None]:
-        """Around a stream's thread."""
+        """Surrounds the work of a stream's thread."""
         thread.worker = self
         if self._cores:
             torch.set_num_threads(self._cores)  # OpenMP has a number for each thread

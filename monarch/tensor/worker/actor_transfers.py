@@ -60,7 +60,7 @@ class HandoverTable:
             self._changed.notify_all()
 
     def close(self, worker: str) -> None:
-        """That worker has ended: what it put is gone, and so is what was put for it once it was the last."""
+        """Notes that `worker` has ended: what it put is gone, and so is what was put for it once it was the last."""
         with self._changed:
             self._workers[worker] = False
             last = not any(self._workers.values())
@@ -86,7 +86,7 @@ class HandoverTable:
             self.put(name, value, "", now)
 
     def take(self, name: Hashable, worker: str) -> Any:
-        """Waits for the value of that name. Gone when `worker` has ended, or does not come up."""
+        """Waits for the value of that name. WorkerGone when `worker` has ended, or does not come up."""
         deadline: float | None = None
         with self._changed:
             while name not in self._values:
@@ -110,7 +110,7 @@ class HandoverTable:
             return self._values.pop(name)[0]
 
     def _tidy(self, now: float) -> None:
-        """What nobody will take: of actors that are not here any more, their messages with them."""
+        """Drops what nothing will take: of actors that are not here any more, their messages with them."""
         results = [name for name, (_, receiver, _) in self._values.items() if not receiver]
         for name in results[:-KEPT]:
             self._values[name] = (RuntimeError(f"more than {KEPT} results of rref wait in this process"), "", now)
@@ -153,8 +153,8 @@ class PublishTensors:
 
 
 def claim(worker: str, number: int) -> Any:
-    """In the actor's thread: the local tensor; waits for it. RemoteException when it failed, Gone when its worker has
-    ended."""
+    """Returns the local tensor, in the actor's thread; waits for it. RemoteException when it failed, WorkerGone when
+    its worker has ended."""
     value = taken_here(waiting.take((worker, number), worker))
     if isinstance(value, Failed):
         raise InputFailed(value, worker)
@@ -162,8 +162,8 @@ def claim(worker: str, number: int) -> Any:
 
 
 class InputFailed(RemoteException):
-    """What an argument was to be has failed. In the controller's process it arrives as the RemoteException that a fetch
-    raises."""
+    """The failure of what an argument was to be. In the controller's process it arrives as the RemoteException that
+    a fetch raises."""
 
     _as_it_is = True  # the caller gets this, not an ActorError around it: the endpoint never ran
 
@@ -184,7 +184,7 @@ def _arrived(failed: Failed, worker: str) -> RemoteException:
 
 
 def keep(name: Hashable, result: object, error: BaseException | None) -> None:
-    """In the actor's thread: what an endpoint called with `rref` gave, for the stream that waits for it."""
+    """Keeps, in the actor's thread, what an endpoint called with `rref` gave, for the stream that waits for it."""
     now = time.monotonic()
     if error is not None:
         waiting.put(name, error.failed if isinstance(error, InputFailed) else error, "", now)
@@ -194,7 +194,7 @@ def keep(name: Hashable, result: object, error: BaseException | None) -> None:
 
 
 def kept(name: Hashable, worker: str) -> list[Any]:
-    """In a stream's thread: the leaves of that result; waits for it. Raises what the endpoint raised."""
+    """Returns, in a stream's thread, the leaves of that result; waits for it. Raises what the endpoint raised."""
     value = waiting.take(name, worker)
     if isinstance(value, Failed):
         raise InputFailed(value, worker)

@@ -51,7 +51,7 @@ class Loader:
             self._changed.notify_all()
 
     def _put(self, batch: object) -> bool:
-        """Whether more are wanted. Waits for room."""
+        """Waits for room; True if more are wanted."""
         with self._changed:
             while len(self._batches) >= self._ahead and not self._ended:
                 self._changed.wait()
@@ -63,8 +63,8 @@ class Loader:
             return True
 
     def describe(self, number: int) -> patterns.SentOutcome | None:
-        """What batch `number` consists of; None when there is none. Waits for it. Raises, once, what the loader
-        raised."""
+        """Returns what batch `number` consists of; None when there is none. Waits for it. Raises, once, what the
+        loader raised."""
         with self._changed:
             while self._made <= number and not self._ended:
                 self._changed.wait()
@@ -84,7 +84,7 @@ class Loader:
         return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(batch)]
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Ends it: nothing takes batches any more."""
         with self._changed:
             self._ended = True
             self._batches.clear()
@@ -109,7 +109,7 @@ class _Loaders(dict[int, Loader]):
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory of its own: where in a larger tensor a batch lies differs from process to process."""
+    """Returns it in its own memory: where in a larger tensor a batch lies differs from process to process."""
     whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 
@@ -143,7 +143,7 @@ class FullBatch:
 
 
 class TakeBatch:
-    """A `signature.Call` that gives the tensors of a batch which was described."""
+    """A `signature.WorkerCall` that gives the tensors of a batch which was described."""
 
     mutates: tuple[int, ...] = ()
 
@@ -164,7 +164,7 @@ class TakeBatch:
 
 
 class CloseLoader:
-    """A `signature.Call` that ends a loader, behind what was taken from it."""
+    """A `signature.WorkerCall` that ends a loader, behind what was taken from it."""
 
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()

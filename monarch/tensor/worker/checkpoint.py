@@ -51,7 +51,7 @@ class ReadPlan:
         self.sizes = dict(sizes)
 
     def entries(self, place: int) -> list[CheckpointEntry]:
-        """What the process at `place` in the mesh has of each."""
+        """Returns what the process at `place` in the mesh has of each."""
         where = list(placements.coordinates(self.sizes))[place]
         return [
             CheckpointEntry(
@@ -63,14 +63,14 @@ class ReadPlan:
         ]
 
     def writes(self, place: int) -> list[bool]:
-        """Which of them it writes."""
+        """Returns which of them it writes."""
         chosen = placements.writers([(each.placement, each.nbytes) for each in self.tensors], self.sizes)
         return [each[place] for each in chosen]
 
 
 @dataclass
 class WrittenParts:
-    """What a process has written: torch's WriteResults, and what the checkpoint has to say of each tensor."""
+    """The writes of a process: torch's WriteResults, and what the checkpoint has to say of each tensor."""
 
     results: list[object]
     tensors: dict[str, Any]  # name -> (TensorProperties, whole shape)
@@ -79,8 +79,8 @@ class WrittenParts:
 
 @dataclass
 class FoundCheckpoint:
-    """What a checkpoint has: shape and dtype of each tensor, the values that are none, the numbers of scalars, and where in
-    nested dicts and lists a name was (empty where the writer did not say)."""
+    """The contents of a checkpoint: shape and dtype of each tensor, the values that are no tensors, the numbers of
+    scalars, and where in nested dicts and lists a name was (empty where the writer did not say)."""
 
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]
     values: dict[str, Any]
@@ -123,7 +123,7 @@ def stage(number: int, plan: ReadPlan, place: int, tensors: Sequence[torch.Tenso
 
 
 def forget(number: int) -> None:
-    """That checkpoint will not be written."""
+    """Forgets a checkpoint that will not be written."""
     _staged().pop(number, None)
 
 
@@ -170,7 +170,7 @@ def _write(
 
 
 class _Data:
-    """What there is to write, as torch's writer asks for it (a SavePlanner's `resolve_data`)."""
+    """The data to write, as torch's writer asks for it (a SavePlanner's `resolve_data`)."""
 
     def __init__(self) -> None:
         self._found: dict[Any, Any] = {}
@@ -237,7 +237,7 @@ def finish(path: str, parts: Sequence[WrittenParts], values: Sequence[str], path
 
 
 def look(path: str) -> FoundCheckpoint:
-    """What the checkpoint in `path` has. CheckpointError."""
+    """Returns what the checkpoint in `path` has. CheckpointError."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata, _ = _opened(path)
@@ -264,7 +264,7 @@ def read(path: str, entries: Sequence[CheckpointEntry], tensors: Sequence[torch.
 
 
 def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
-    """What to read for a part: those of the checkpoint's that overlap with it."""
+    """Returns what to read for a part: those of the checkpoint's that overlap with it."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -275,7 +275,7 @@ def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
 
 
 class _Into:
-    """Where what was read goes, as torch's reader asks for it (a LoadPlanner's part)."""
+    """The destination of what was read, as torch's reader asks for it (a LoadPlanner's part)."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -332,7 +332,7 @@ def _read(path: str, items: Sequence[object], into: _Into) -> None:
 
 
 def failed(error: BaseException, verb: str, path: str) -> CheckpointError:
-    """What the program is told: which process on which host, and what the system said."""
+    """Returns the error for the program: which process on which host, and what the system said."""
     rank = current.worker().executor.rank
     found: Any = error
     while found is not None and not isinstance(

@@ -70,7 +70,7 @@ class ReduceTensor:
         return run
 
     def _own(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Exception | None]:
-        """What this rank takes part with: zeros in place of what it does not have, and then why."""
+        """Returns what this rank takes part with: zeros in place of what it does not have, and then why."""
         mine: list[torch.Tensor] = []
         problem: Exception | None = None
         for tensor, expected in zip(tensors, self._expected, strict=False):

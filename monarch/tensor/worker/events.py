@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """What streams of one worker tell each other. Each `post` lets one `wait` for the same number go on."""
+    """The events by which streams of one worker wait for each other. Each `post` lets one `wait` for the same number
+    go on."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,7 +56,7 @@ _making = threading.Lock()
 
 
 def events_of(executor: Executor) -> Events:
-    """The events of a worker."""
+    """Returns the events of a worker."""
     with _making:
         found: Events = executor.extras.setdefault("events", Events())
     return found

@@ -378,7 +378,7 @@ class StreamThreads:
 
 
 def _first(values: Iterable[object]) -> Failed | None:
-    """Of the failures among `values` the one issued first."""
+    """Returns the failure among `values` that was issued first."""
     return min((value for value in values if type(value) is Failed), key=lambda failed: failed.ident, default=None)
 
 

@@ -13,7 +13,7 @@ Expected = tuple[tuple[int, ...], Any, Any]  # shape, dtype, device
 
 
 def problem_with(tensor: torch.Tensor, expected: Expected) -> Exception | None:
-    """Why `tensor`, or the Failed in its place, cannot be sent to ranks that wait for `expected`."""
+    """Returns why `tensor`, or the Failed in its place, cannot be sent to ranks that wait for `expected`."""
     shape, dtype, _ = expected
     if type(tensor) is Failed:
         return RuntimeError(tensor.text)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FunctionCall:
-    """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.WorkerCall`.
+    """Runs `function` with `tree`, its (args, kwargs) with TensorHoles and NumberHoles in them. A `signature.WorkerCall`.
 
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
     `expected`: what each tensor that is kept has to be, as (Layout, whether it is no view of an argument); empty: it is not
@@ -100,7 +100,7 @@ class FunctionCall:
         return signature.with_strides(tensor, layout.stride) if new else tensor
 
     def caller(self) -> signature.Runner:
-        """The function of (tensors, numbers) that gives what the function returns."""
+        """Returns the function of (tensors, numbers) that gives what the function returns."""
         apply = applier(functions.resolve(self.function), self.tree)
 
         def call(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
@@ -186,7 +186,7 @@ def applier(function: Callable[..., Any], tree: PyTree) -> signature.Runner:
 
 
 def filler(tree: PyTree) -> signature.Runner:
-    """The function of (tensors, numbers) that gives `tree` with its holes filled."""
+    """Returns the function of (tensors, numbers) that gives `tree` with its holes filled."""
     leaves, spec = pytree.tree_flatten(tree)
     holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (TensorHole, NumberHole)]
 

@@ -48,7 +48,7 @@ _arriving = threading.Lock()
 
 
 def arrive(label: str, names: Any, sizes: Any, ranks: Any, dims: Any) -> Any:
-    """What a RemoteProcessGroup is unpickled as: the same object each time in a worker."""
+    """Returns what a RemoteProcessGroup is unpickled as: the same object each time in a worker."""
     worker = current.worker()
     members = WorkerMesh(names, sizes, ranks).along(worker.executor.rank, tuple(dims))
     with _arriving:

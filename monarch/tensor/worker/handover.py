@@ -1,8 +1,8 @@
 """Tensors handed from one stream of a device to another, or to a thread that is on none.
 
-A device runs its streams beside each other, and gives the memory of a tensor that is let go of to the stream which
-allocated it. So whoever takes a tensor has to wait for the point at which it was handed over, and to tell the allocator
-that its own stream uses the memory too. On the CPU there is nothing to do.
+A device runs its streams beside each other, and gives the memory of a released tensor to the stream which
+allocated it. So the thread that takes a tensor has to wait for the point at which it was handed over, and to tell the
+allocator that its own stream uses the memory too. On the CPU there is nothing to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ready_here(value: object) -> object:
 
 
 def taken_here(value: object) -> Any:
-    """What `ready_here` was given, for use on this thread's stream from here on."""
+    """Returns what `ready_here` was given, for use on this thread's stream from here on."""
     if type(value) is not _HandedTensor:
         return value
     value.event.wait(torch.accelerator.current_stream(value.tensor.device))

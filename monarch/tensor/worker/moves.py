@@ -68,7 +68,7 @@ class SendTensor:
         return "to_mesh"
 
     def _is_exchange(self, rank: int, other: int) -> bool:
-        """Whether these two ranks send to each other in this very move, on one line."""
+        """True if these two ranks send to each other in this very move, on one line."""
         return (
             rank != other
             and self._streams[0] == self._streams[1]
@@ -200,7 +200,7 @@ def route(sender: int, receiver: int, streams: tuple[int, int]) -> tuple[str, tu
 
 
 class _MoveConnection:
-    """What two ranks move over one group, done by a thread of its own, one after another: a receiver may be late, and the
+    """The moves of two ranks over one group, done by its own thread, one after another: a receiver may be late, and the
     stream that sends goes on. On a device the thread has a stream of its own too, which alone waits for the other rank.
 
     Unbounded but for the controller, which is never more than a window of batches ahead of the workers."""
@@ -242,7 +242,7 @@ class _MoveConnection:
         return tensor
 
     def close(self) -> None:
-        """Whoever waits is told. What is under way ends with its group."""
+        """Tells those who wait. What is under way ends with its group."""
         self._queue.put(None)
         with self._lock:
             self._closed = True

@@ -11,7 +11,8 @@ import torch
 
 
 def is_poisoned(error: BaseException) -> bool:
-    """Whether `error` came from the device, and that refuses everything from here on: it is asked. Does not wait for it."""
+    """True if `error` came from the device, and that refuses everything from here on. Asks the device, and does not
+    wait for it."""
     if not _of_a_device(error):
         return False
     try:
@@ -41,7 +42,7 @@ def device_here() -> str:
 
 
 def report(error: BaseException, command: str, rank: int, host: str, device: str) -> str:
-    """What the program is told."""
+    """Returns the error for the program."""
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"{device} of rank {rank} on {host} has failed at or before {command}: {cause}. A device tells of errors late: "
@@ -53,7 +54,7 @@ def report(error: BaseException, command: str, rank: int, host: str, device: str
 
 
 def advice(command: str) -> str:
-    """What to add to the traceback of an operation that failed; "" for most."""
+    """Returns what to add to the traceback of an operation that failed; "" for most."""
     if "_scaled_dot_product_" in command:
         return (
             "\nThe program's torch chose this kernel of scaled_dot_product_attention, by the device of its own process; "

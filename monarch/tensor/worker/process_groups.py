@@ -28,7 +28,7 @@ _making = threading.Lock()
 
 
 class _Slot:
-    """One group: made by whoever comes first, while the others wait."""
+    """One group: made by the first thread that comes, while the others wait."""
 
     __slots__ = ("backend", "lock", "lost")
 
@@ -53,7 +53,7 @@ class UnfinishedWorks:
             self._works.append((work, what))
 
     def failed(self) -> str | None:
-        """Why one of them failed. From then on that is the answer: who depends on what is not known."""
+        """Returns why one of them failed, from then on for good: what depends on what is not known."""
         with self._lock:
             self._look()
             return self._failed or None
@@ -217,7 +217,7 @@ def _name(label: str, members: tuple[int, ...]) -> str:
 
 
 def groups_of(worker: Any) -> ProcessGroups:
-    """The groups of a TensorWorker."""
+    """Returns the groups of a TensorWorker."""
     extras = worker.executor.extras
     with _making:
         if "groups" not in extras:

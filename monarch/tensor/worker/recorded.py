@@ -58,7 +58,7 @@ class RecordedStep:
 
 
 class RecordedSegment:
-    """The signature.Call of a segment of a recording.
+    """The signature.WorkerCall of a segment of a recording.
 
     Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps
     make. It gives the slots `gives` and stores others under references of their own (`stores`). Numbers of steps that
@@ -165,7 +165,7 @@ class RecordedSegment:
         return made + (f"; del {', '.join(f'v{slot}' for slot in dead)}" if dead else "")
 
     def _ending_operand(self, number: int) -> int | None:
-        """Of a sum of two tensors, which of them nothing uses after it: 0 or 1."""
+        """Returns which operand of a sum of two tensors nothing uses after it: 0 or 1."""
         step = self.steps[number]
         call = step.call
         if type(call) is not OpCall or call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
@@ -177,7 +177,7 @@ class RecordedSegment:
         return next((place for place, hole in enumerate(holes) if step.inputs[hole] in dead), None)
 
     def _last_used(self) -> list[list[int]]:
-        """For each step the values that nothing uses after it."""
+        """Returns for each step the values that nothing uses after it."""
         if not hasattr(self, "_dead"):
             last = {slot: number for number, step in enumerate(self.steps) for slot in (*step.inputs, *step.results)}
             for slot in (*self.gives, *(slot for slot, _ in self.stores)):

@@ -39,7 +39,7 @@ _BOOL = {"sum": "max", "bor": "max", "product": "min", "band": "min"}
 
 
 def obstacle(dtype: torch.dtype, reduction: str) -> str:
-    """Why tensors of `dtype` cannot be reduced so; "" when they can."""
+    """Returns why tensors of `dtype` cannot be reduced so; "" when they can."""
     if reduction == "stack":
         return ""
     if dtype is torch.uint64:
@@ -54,8 +54,8 @@ def obstacle(dtype: torch.dtype, reduction: str) -> str:
 
 
 class ReductionPlan:
-    """How tensors of one dtype are reduced: computed in `dtype` (None: as they are) with `op`; `gather`: by each rank
-    itself."""
+    """A way to reduce tensors of one dtype: computed in `dtype` (None: as they are) with `op`; `gather`: by each
+    rank itself."""
 
     def __init__(self, dtype: torch.dtype, reduction: str, device: str) -> None:
         self.reduction = reduction
@@ -83,7 +83,7 @@ class ReductionPlan:
             numbers.mul_(1 / _power_of_two(size))
 
     def finish(self, total: torch.Tensor, size: int) -> torch.Tensor:
-        """What was summed becomes an average, in place."""
+        """Makes an average of what was summed, in place."""
         if not self.average or self.averaged:
             return total
         if self.whole:

@@ -24,7 +24,7 @@ AT_ONCE = 10.0  # seconds for an answer that waits for nobody
 
 
 class Rendezvous(Actor):
-    """The table of one engine. Whoever asks for a value that is not there yet is answered when it comes."""
+    """The table of one engine. A question for a value that is not there yet is answered when it comes."""
 
     _is_system_actor = True
 
@@ -78,7 +78,7 @@ class Rendezvous(Actor):
 
     @endpoint(explicit_response_port=True, instrument=False)
     def has(self, port: Port[bool], keys: Sequence[tuple[str, str]]) -> None:
-        """Whether all of these (folder, name) have a value. Answers at once."""
+        """True if all of these (folder, name) have a value. Answers at once."""
         port.send(all(name in self._values.get(folder, {}) for folder, name in keys))
 
     @endpoint(explicit_response_port=True, instrument=False)
@@ -102,12 +102,12 @@ class Rendezvous(Actor):
 
     @endpoint(explicit_response_port=True, instrument=False)
     def count(self, port: Port[int]) -> None:
-        """How many values there are."""
+        """Returns how many values there are."""
         port.send(self._count)
 
     @endpoint(instrument=False)
     def lose(self, group: str, why: str) -> None:
-        """A process will not come to `group` (the first two parts of its folders): whoever waits there gets
+        """A process will not come to `group` (the first two parts of its folders): those who wait there get
         RuntimeError(why)."""
         while len(self._lost) >= GROUPS:
             del self._lost[next(iter(self._lost))]
@@ -130,7 +130,7 @@ class Rendezvous(Actor):
 
     @endpoint(instrument=False)
     def end(self, why: str) -> None:
-        """Nobody else will come: whoever waits, or asks later, gets RuntimeError(why)."""
+        """Ends the group: all who wait, or ask later, get RuntimeError(why)."""
         self._ended = why
         waiting, self._waiting = self._waiting, []
         for _, _, port in waiting:

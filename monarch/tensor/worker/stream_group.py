@@ -59,7 +59,8 @@ class StreamGroup(dist.ProcessGroup):
                 c10d._register_pg_in_world(self, name, store, c10d.GroupName(self._title), config, ranks)
 
     def begun(self) -> int:
-        """How many collectives this rank has begun in it, for who looks into a program that is stuck. Connects nobody."""
+        """Returns how many collectives this rank has begun in it, for a look into a program that is stuck. Makes no
+        connection."""
         return sum(group._get_sequence_number_for_group() for group in list(self._streams.values()))
 
     def lose(self, why: str) -> None:
