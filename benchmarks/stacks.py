@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._mesh.inspection import folding, thread_stacks
-from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack
 from monarch._runtime.context import home
 from monarch.actor import Actor, endpoint, this_host
 
@@ -70,8 +70,8 @@ def middle(run: Callable[[], object], rounds: int) -> float:
 
 def many(ranks: int, depth: int) -> list[ProcessStacks]:
     """What so many processes answer."""
-    frames = [Frame("/srv/train.py", line, "Trainer.step") for line in range(depth)]
-    other = [*frames[:-1], Frame("/srv/data.py", 31, "load")]
+    frames = [StackFrame("/srv/train.py", line, "Trainer.step") for line in range(depth)]
+    other = [*frames[:-1], StackFrame("/srv/data.py", 31, "load")]
     return [
         ProcessStacks(
             f"unix:/x/uid.{rank}",

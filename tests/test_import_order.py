@@ -30,7 +30,7 @@ from typing import NamedTuple
 import pytest
 
 from monarch._mesh import plugins
-from monarch._mesh.inspection import door
+from monarch._mesh.inspection import admin_socket
 
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
@@ -287,7 +287,7 @@ def test_outer_functions_are_called_by_their_names_in_the_table_alone() -> None:
         list(plugins_named(PACKAGE, ("load", "import_module"))),
     )
     assert loaded == []
-    assert named | set(door.STREAMS.values()) == plugins.OUTER.keys()
+    assert named | set(admin_socket.STREAMS.values()) == plugins.OUTER.keys()
 
 
 def plugins_named(package: Path, functions: tuple[str, ...]) -> Iterator[str]:

@@ -188,7 +188,7 @@ class Recorded(_Message, tag=16):
     port: int
 
 
-class Chase(_Telling, tag=15):
+class DeadlockProbe(_Telling, tag=15):
     """Follows a chain of waits from process to process; where it meets the wait it began with, it has found a circle.
 
     It asks what keeps actor `key` from answering the message whose answer goes to `port` of process `back`. See `deadlock`.
@@ -858,7 +858,7 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Recorded | Chase | Answer | Bounced
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Recorded | DeadlockProbe | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat

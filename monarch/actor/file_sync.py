@@ -6,6 +6,7 @@ what differs, once for all hosts that need it.
 
 from __future__ import annotations
 
+from monarch._mesh.workspace.confined_folder import LOCK, ConfinedFolder
 from monarch._mesh.workspace.manifest import (
     FILE,
     FOLDER,
@@ -13,20 +14,19 @@ from monarch._mesh.workspace.manifest import (
     LINK,
     OTHER,
     OURS,
-    Entry,
     Manifest,
-    Plan,
+    ManifestEntry,
     RefusedPath,
     Rules,
+    SyncPlan,
     compare,
     digest,
     parts,
 )
 from monarch._mesh.workspace.receiver import Problem, Receiver, Root, Taken, answers
 from monarch._mesh.workspace.scan import scan
-from monarch._mesh.workspace.sender import Source, check
+from monarch._mesh.workspace.sender import SourceFolder, check
 from monarch._mesh.workspace.sync import FolderSync, HostAnswers, local_manifest, lock_hosts
-from monarch._mesh.workspace.tree import LOCK, Tree
 
 __all__ = [
     "FILE",
@@ -36,19 +36,19 @@ __all__ = [
     "LOCK",
     "OTHER",
     "OURS",
-    "Entry",
+    "ConfinedFolder",
     "FolderSync",
     "HostAnswers",
     "Manifest",
-    "Plan",
+    "ManifestEntry",
     "Problem",
     "Receiver",
     "RefusedPath",
     "Root",
     "Rules",
-    "Source",
+    "SourceFolder",
+    "SyncPlan",
     "Taken",
-    "Tree",
     "answers",
     "check",
     "compare",

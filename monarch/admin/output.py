@@ -6,24 +6,26 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._mesh.inspection.small_answers import LOG_LEVEL, LogLevel, level_of
-from monarch._mesh.output.kept import Line, Told, Wanted
+from monarch._mesh.inspection.small_answers import LOG_LEVEL, LogLevelRequest, level_of
+from monarch._mesh.output.kept import Line, OutputPage, OutputRequest
 from monarch.admin.programs import Program
 
-__all__ = ["Line", "Told", "Wanted", "level_of", "read", "set_level"]
+__all__ = ["Line", "OutputPage", "OutputRequest", "level_of", "read", "set_level"]
 
 _ANSWER = 5.0  # seconds for a host, or a process, that is alive
 
 
-def read(program: Program, wanted: Wanted, agents: Sequence[str] | None = None) -> tuple[list[str], list[Told]]:
+def read(
+    program: Program, wanted: OutputRequest, agents: Sequence[str] | None = None
+) -> tuple[list[str], list[OutputPage]]:
     """The agents of its hosts, and what those (None: all there are) tell, by mesh and rank."""
     answers = program.ask("output", msgspec.msgpack.encode(wanted), timeout=_ANSWER, only=agents, agents=True)
-    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[Told])]
+    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[OutputPage])]
     return list(answers.replies), sorted(told, key=lambda one: (one.mesh, one.rank))
 
 
 def set_level(program: Program, addresses: Sequence[str], level: int, logger: str) -> tuple[int, dict[str, str]]:
     """In how many of these processes it is set, and why not in the others."""
-    order = msgspec.msgpack.encode(LogLevel(level, logger))
+    order = msgspec.msgpack.encode(LogLevelRequest(level, logger))
     answers = program.ask(LOG_LEVEL, order, timeout=_ANSWER, only=list(addresses))
     return len(answers.replies), answers.silent

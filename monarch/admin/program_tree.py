@@ -14,7 +14,7 @@ import msgspec
 from monarch._mesh.inspection import identities
 from monarch._mesh.inspection.description import ActorFacts, FailureFacts, OrderingFacts, ProcessFacts
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
 from monarch._wire.address import AGENT, CLIENT, agent_at, host_of, name_of
 from monarch.admin.payloads import (
@@ -59,7 +59,7 @@ class Tree:
         return len(self.nodes)
 
 
-def assemble(answers: Answers, now: float) -> Tree:
+def assemble(answers: SurveyAnswers, now: float) -> Tree:
     """`now`: seconds since the epoch, of whatever has no time of its own."""
     processes = {
         address: _decode_process(body) for address, body in answers.replies.items() if name_of(address) != AGENT

@@ -1,4 +1,4 @@
-"""The programs of this user that run on this machine, as other programs see them: through their doors (`inspection.door`)."""
+"""The programs of this user that run on this machine, as other programs see them: through their admin sockets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from monarch._linux import local_socket, procfs
-from monarch._mesh.inspection import door
-from monarch._mesh.inspection.door import AskAll, Given, Refused, Request, Response, Stream
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection import admin_socket
+from monarch._mesh.inspection.admin_socket import AskAll, AskAnswers, Refused, Request, Response, StreamRequest
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._mesh.start.run_directory import base_directory
 
 _GRACE = 5.0  # seconds that an answer may take beyond the time that was given for it
@@ -43,7 +43,7 @@ class Program:
         timeout: float = 5.0,
         only: Sequence[str] | None = None,
         agents: bool = False,
-    ) -> Answers:
+    ) -> SurveyAnswers:
         """Asks all its processes, or the addresses `only`; those that have not answered after `timeout` seconds are `silent`.
 
         ProgramGone when it has ended; TimeoutError when its client itself gives no sign of life; ValueError for what the
@@ -57,7 +57,7 @@ class Program:
         """A connected socket that blocks, for a conversation with the program's part of that name."""
         sock = self._connect(_GRACE)
         try:
-            response = self._exchange(sock, Stream(name, argument))
+            response = self._exchange(sock, StreamRequest(name, argument))
             if isinstance(response, Refused):
                 raise ValueError(response.why)
             sock.settimeout(None)
@@ -66,14 +66,14 @@ class Program:
             raise
         return sock
 
-    def _given(self, response: Response) -> Answers:
-        if isinstance(response, Given):
+    def _given(self, response: Response) -> SurveyAnswers:
+        if isinstance(response, AskAnswers):
             return response.answers
         raise ValueError(response.why if isinstance(response, Refused) else "this is no answer")
 
     def _connect(self, timeout: float) -> socket.socket:
         try:
-            return local_socket.connect(os.path.join(self.folder, door.NAME), timeout)
+            return local_socket.connect(os.path.join(self.folder, admin_socket.NAME), timeout)
         except (FileNotFoundError, ConnectionRefusedError):
             raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
         except TimeoutError:
@@ -81,8 +81,10 @@ class Program:
 
     def _exchange(self, sock: socket.socket, request: Request) -> Response:
         try:
-            sock.sendall(door.packed(request))
-            response: Response = msgspec.msgpack.decode(local_socket.receive(sock, door.LARGEST_ANSWER), type=Response)
+            sock.sendall(admin_socket.packed(request))
+            response: Response = msgspec.msgpack.decode(
+                local_socket.receive(sock, admin_socket.LARGEST_ANSWER), type=Response
+            )
             return response
         except TimeoutError:
             raise self._stuck(sock.gettimeout() or 0.0) from None
@@ -121,7 +123,7 @@ def _parents() -> list[str]:
 
 def program_at(folder: str) -> Program | None:
     """The program of that run folder; None when none runs there."""
-    path = os.path.join(folder, door.NAME)
+    path = os.path.join(folder, admin_socket.NAME)
     try:
         if os.stat(folder).st_uid != os.geteuid():
             return None

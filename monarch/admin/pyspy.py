@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack, decode_process
+from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack, decode_process
 
 LONGEST, FASTEST = 300, 1000  # seconds and samples a second of a profile
 
@@ -87,7 +87,7 @@ def _thread_name(thread: ThreadStack) -> str:
     return f"{thread.thread}{who}" + (f" task {thread.task}" if thread.task else "")
 
 
-def _frame(frame: Frame, is_entry: bool) -> dict[str, Any]:
+def _frame(frame: StackFrame, is_entry: bool) -> dict[str, Any]:
     return {
         "name": frame.function,
         "filename": frame.file,

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from monarch._mesh import plugins
-from monarch._mesh.inspection.description import Ask, ProcessFacts, SettingFacts
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, TreeRequest
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
@@ -49,7 +49,7 @@ class Asked(Protocol):
         timeout: float = 5.0,
         only: Any = None,
         agents: bool = False,
-    ) -> Answers: ...
+    ) -> SurveyAnswers: ...
 
 
 class LookFailed(Exception):
@@ -98,7 +98,7 @@ class Look:
         self._one("tree", address, settings.mesh_admin_single_host_timeout())
 
     def _events(self, address: str, key: str) -> str | None:
-        argument = msgspec.msgpack.encode(Ask(key))
+        argument = msgspec.msgpack.encode(TreeRequest(key))
         answers = self._ask("tree", argument, timeout=_DETAIL, only=[address])
         if address not in answers.replies:
             return None
@@ -163,7 +163,7 @@ class Look:
 
     # --- asking
 
-    def _ask(self, question: str, argument: bytes = b"", **options: Any) -> Answers:
+    def _ask(self, question: str, argument: bytes = b"", **options: Any) -> SurveyAnswers:
         try:
             return self.program.ask(question, argument, **options)
         except ProgramGone as exc:

@@ -10,25 +10,27 @@ import msgspec
 from monarch._mesh.inspection import agent_stacks, doctor, fault_signal, folding, stacks_of_program
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.stack_records import ProcessStacks, StacksByAgent, ThreadStack
-from monarch._mesh.inspection.stacks_of_program import Stacks, Wanted
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 from monarch.admin.programs import Program
 
-__all__ = ["Wanted", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
+__all__ = ["StacksQuery", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
 
 
-def asking(program: Program) -> stacks_of_program.Ask:
+def asking(program: Program) -> stacks_of_program.AskProgram:
     """Asks the program, as `survey.ask` does inside of it."""
 
-    def ask(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
+    def ask(
+        question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool
+    ) -> SurveyAnswers:
         return program.ask(question, argument, timeout=timeout, only=only, agents=agents)
 
     return ask
 
 
-def stacks_of(program: Program, wanted: Wanted) -> Stacks:
-    """Blocks: see `Wanted`. ProgramGone when it has ended."""
+def stacks_of(program: Program, wanted: StacksQuery) -> Stacks:
+    """Blocks: see `StacksQuery`. ProgramGone when it has ended."""
 
     try:
         return stacks_of_program.gather(asking(program), wanted)
@@ -36,7 +38,7 @@ def stacks_of(program: Program, wanted: Wanted) -> Stacks:
         return _without_client(program, wanted, str(exc))
 
 
-def _without_client(program: Program, wanted: Wanted, why: str) -> Stacks:
+def _without_client(program: Program, wanted: StacksQuery, why: str) -> Stacks:
     """Only the client can ask the others, who may be well: these are not signalled, and py-spy alone looks at them."""
     host = f"unix:{program.folder}"
     client = f"{host}/{CLIENT}"
@@ -91,7 +93,7 @@ def examine(program: Program, seconds: float, apart: float) -> Diagnosis:
     try:
         return doctor.examine(asking(program), seconds, apart)
     except TimeoutError as exc:
-        stacks = stacks_of(program, Wanted(None, seconds))
+        stacks = stacks_of(program, StacksQuery(None, seconds))
         places = [*summaries(stacks), *stacks.silent.values()]
         advice = "`monarch stacks --native` shows the native frames; until the client goes on, only stacks can be had"
         return Diagnosis([Finding("client", str(exc), places, advice)], [], len(stacks.processes))

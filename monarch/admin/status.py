@@ -13,7 +13,7 @@ from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
-from monarch._mesh.inspection.stacks_of_program import Ask
+from monarch._mesh.inspection.stacks_of_program import AskProgram
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
@@ -70,7 +70,7 @@ def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) 
     return found._replace(title=title, places=places)
 
 
-def _status(ask: Ask, agents: Sequence[str] | None, seconds: float) -> Status:
+def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> Status:
     """`agents`: None for those of all processes."""
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
     addresses = [*waits.replies, *waits.silent] if agents is None else agents

@@ -8,7 +8,7 @@ Inside: the process beside a program, and all that it serves over HTTP, so that 
     static/      the pages: HTML, CSS and ES modules as they are sent, nothing is built and nothing comes from elsewhere
     starting.py  how a program opens its dashboard
 
-It reads: the telemetry store by SQL, and what lives by the program's door. Nothing here changes a program.
+It reads: the telemetry store by SQL, and what lives by the program's admin socket. Nothing here changes a program.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def opened(host: str, port: int) -> tuple[str, list[str]]:
 
 
 def serve(sock: socket.socket, argument: bytes) -> None:
-    """The door's stream "dashboard": opens it for somebody outside, and says where as JSON. Nothing is printed here: the
-    program's output is its own."""
+    """The admin socket's stream "dashboard": opens it for somebody outside, and says where as JSON.
+    Nothing is printed here: the program's output is its own."""
     answer: dict[str, Any]
     try:
         order = json.loads(argument[:LONGEST_ORDER] or b"{}")

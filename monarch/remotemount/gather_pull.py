@@ -8,7 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from monarch.actor.file_sync import LARGE, OURS, Entry, Manifest, Plan, RefusedPath, Rules, Tree, compare, scan
+from monarch.actor.file_sync import (
+    LARGE,
+    OURS,
+    ConfinedFolder,
+    Manifest,
+    ManifestEntry,
+    RefusedPath,
+    Rules,
+    SyncPlan,
+    compare,
+    scan,
+)
 from monarch.remotemount.gather_host import HostErrno
 
 _HERE = Rules(frozenset({".monarch-gather"}))
@@ -38,7 +49,7 @@ class Pull:
         except OSError as exc:
             return f"{where} could not be read ({exc.strerror}): what is here of it stays as it is"
         try:
-            tree = Tree(self._base, self._name)
+            tree = ConfinedFolder(self._base, self._name)
         except (OSError, RefusedPath) as exc:
             return f"{where}: {exc}"
         try:
@@ -53,7 +64,7 @@ class Pull:
             return f"{where}: {count} file(s) changed while they were read, and come with the next refresh: {some}"
         return ""
 
-    def _bring(self, tree: Tree, wanted: Manifest) -> None:
+    def _bring(self, tree: ConfinedFolder, wanted: Manifest) -> None:
         tree.clear_leftovers()
         marker = os.path.join(tree.root, _MARKER)
         brought = _noted(marker)
@@ -77,7 +88,7 @@ class Pull:
             tree.set_mode(path, mode)
         _note(marker, set(wanted))
 
-    def _files(self, tree: Tree, wanted: Manifest, found: Manifest, plan: Plan) -> None:
+    def _files(self, tree: ConfinedFolder, wanted: Manifest, found: Manifest, plan: SyncPlan) -> None:
         whole = [*plan.send, *plan.doubtful]
         for batch in _batches([(path, wanted[path]) for path in whole if wanted[path].size <= LARGE]):
             contents = self._ask(self._host, "read_whole", [(path, entry.size) for path, entry in batch])
@@ -92,7 +103,7 @@ class Pull:
         for path in plan.patch:
             self._large(tree, path, wanted[path], found[path])
 
-    def _large(self, tree: Tree, path: str, entry: Entry, older: Entry | None) -> None:
+    def _large(self, tree: ConfinedFolder, path: str, entry: ManifestEntry, older: ManifestEntry | None) -> None:
         """Brings a large file; of one that has only grown, such as a log, what is new."""
         start = 0
         if older is not None and older.size <= entry.size and self._begins_equal(tree, path, older.size):
@@ -112,7 +123,7 @@ class Pull:
                 return
             file.finish(entry.mode, entry.mtime_ns)
 
-    def _begins_equal(self, tree: Tree, path: str, size: int) -> bool:
+    def _begins_equal(self, tree: ConfinedFolder, path: str, size: int) -> bool:
         with open(tree.open_file(path), "rb", buffering=0) as file:
             for start in range(0, size, _DIGESTED):
                 state = hashlib.blake2b(digest_size=16)
@@ -135,8 +146,8 @@ class Pull:
             yield calls.popleft().get(60)
 
 
-def _batches(files: Sequence[tuple[str, Entry]]) -> Iterator[list[tuple[str, Entry]]]:
-    batch: list[tuple[str, Entry]] = []
+def _batches(files: Sequence[tuple[str, ManifestEntry]]) -> Iterator[list[tuple[str, ManifestEntry]]]:
+    batch: list[tuple[str, ManifestEntry]] = []
     size = 0
     for path, entry in files:
         batch.append((path, entry))

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from monarch.actor import HostMesh, Point
-from monarch.actor.file_sync import FolderSync, HostAnswers, Manifest, Source, local_manifest, lock_hosts
+from monarch.actor.file_sync import FolderSync, HostAnswers, Manifest, SourceFolder, local_manifest, lock_hosts
 from monarch.remotemount import fuse_process
 from monarch.remotemount.mirror_host import MirrorHost
 from monarch.remotemount.mount_point import MOUNTED, TOKEN, MountPointState, point_of, refusal
@@ -40,7 +40,7 @@ async def sync(hosts: HostMesh, source: str, point: str) -> None:
             return
         for left in reversed(range(_ATTEMPTS)):
             manifest = await asyncio.to_thread(manifest_of, source)
-            files = Source(source, manifest, skipping=True)
+            files = SourceFolder(source, manifest, skipping=True)
             paths = [*manifest]
             await mirrors.ask("note", paths, True, ranks=roots)
             await FolderSync(mirrors.actors, roots, "", {}).sync(dict.fromkeys(roots, files))

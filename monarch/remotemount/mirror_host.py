@@ -10,12 +10,12 @@ from monarch.actor import current_rank, endpoint
 from monarch.actor.file_sync import (
     LOCK,
     OURS,
+    ConfinedFolder,
     Manifest,
     Problem,
     Receiver,
     Root,
     Taken,
-    Tree,
     answers,
     scan,
 )
@@ -77,7 +77,7 @@ class MirrorHost(Receiver):
     def clear(self) -> bool:
         """Removes all that is ours. False when others have files there, which stay, and so do the folders that hold them."""
         how, paths = self._noted()
-        tree = Tree(self.path, "")
+        tree = ConfinedFolder(self.path, "")
         try:
             for path in sorted(paths, reverse=True):
                 try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, endpoint
-from monarch.actor.file_sync import FILE, FOLDER, Entry, Manifest
+from monarch.actor.file_sync import FILE, FOLDER, Manifest, ManifestEntry
 from monarch.remotemount.file_tree import BLOCK, SMALL
 from monarch.remotemount.fuse_messages import TreeEntry
 from monarch.remotemount.fuse_process import machine
@@ -140,7 +140,7 @@ class MountSource(Actor):
         if batch:
             yield batch
 
-    def _block(self, content: int, block: int, path: str, entry: Entry) -> Delivery:
+    def _block(self, content: int, block: int, path: str, entry: ManifestEntry) -> Delivery:
         """EIO for a file that is not the one that was scanned, before or after it was read."""
         start = block * BLOCK if entry.size >= SMALL else 0
         length = min(entry.size - start, BLOCK if entry.size >= SMALL else SMALL)
@@ -231,10 +231,10 @@ class Versions:
     """The tree as hosts were told of it last."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, tuple[Entry, int]] = {}
+        self._numbers: dict[str, tuple[ManifestEntry, int]] = {}
         self._folders: dict[str, tuple[frozenset[str], int]] = {}
         self._next = 1
-        self.files: dict[int, tuple[str, Entry]] = {}  # content -> what it is
+        self.files: dict[int, tuple[str, ManifestEntry]] = {}  # content -> what it is
 
     def update(self, manifest: Manifest, now_ns: int) -> list[int]:
         """The contents that are new since the last time. A file counts as unchanged when size and time are the same; a folder
@@ -246,7 +246,7 @@ class Versions:
             if before_names != names:
                 self._folders[path] = names, now_ns
         self._folders = {path: self._folders[path] for path in folders}
-        numbers: dict[str, tuple[Entry, int]] = {}
+        numbers: dict[str, tuple[ManifestEntry, int]] = {}
         for path, entry in manifest.items():
             if entry.kind != FILE:
                 numbers[path] = entry, 0

@@ -17,7 +17,7 @@ import msgspec
 
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Effect, Start
-from monarch._mesh.agent.routes import Entrance, Link
+from monarch._mesh.agent.routes import HostLink, InboundLink
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
@@ -246,10 +246,10 @@ class SimulatedAgent(BaseHostAgent):
 
     # --- other hosts
 
-    def begin_link(self, host: str) -> Link:
+    def begin_link(self, host: str) -> HostLink:
         return self._links.dial(host, self.routes)
 
-    def take_link(self, hello: LinkHello) -> Link:
+    def take_link(self, hello: LinkHello) -> HostLink:
         return self._links.take(hello, self.routes)
 
     def host_lost(self, host: str, why: str) -> None:
@@ -403,7 +403,7 @@ class _Door:
 
     def __init__(self, agent: SimulatedAgent) -> None:
         self._agent = agent
-        self._entrances: dict[Any, Entrance] = {}  # by connection
+        self._entrances: dict[Any, InboundLink] = {}  # by connection
 
     def connection_received(self, connection: Any, received: list[Frame]) -> None:
         if self._agent.dead:

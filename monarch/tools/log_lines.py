@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch.admin.output import Line, Told
+    from monarch.admin.output import Line, OutputPage
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CLOCKS = ("%H:%M", "%H:%M:%S")
@@ -56,16 +56,16 @@ def expression(text: str) -> re.Pattern[str]:
         raise ValueError(f"--grep {text!r} is no regular expression: {error}") from None
 
 
-def merged(told: Iterable[Told], pattern: re.Pattern[str] | None = None) -> list[tuple[Told, Line]]:
+def merged(told: Iterable[OutputPage], pattern: re.Pattern[str] | None = None) -> list[tuple[OutputPage, Line]]:
     """The lines of all processes by their time; those of one process in their order."""
     pairs = [(one, line) for one in told for line in one.lines if pattern is None or pattern.search(line.text)]
     return sorted(pairs, key=lambda pair: pair[1].at)
 
 
-def shown(one: Told, line: Line) -> str:
+def shown(one: OutputPage, line: Line) -> str:
     return f"[{one.mesh} {one.rank}] {line.text}"
 
 
-def cursors(told: Iterable[Told]) -> dict[str, int]:
+def cursors(told: Iterable[OutputPage]) -> dict[str, int]:
     """Returns where to ask for what comes after these."""
     return {one.key: one.last for one in told}

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._mesh.inspection import survey
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.trace import perfetto
 from monarch.trace.folders import private
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
@@ -150,7 +150,7 @@ def profile(on_trace_ready: Callable[[Profile], Any] | None = None, *, torch: bo
     return Profile(_telemetry_of_this, ask_this, on_trace_ready, torch=torch)
 
 
-def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
+def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> SurveyAnswers:
     return survey.ask(question, argument, timeout=timeout, only=only).get()
 
 
@@ -159,9 +159,9 @@ def profile_of(
 ) -> Profile:
     """Profiles as `profile` does, another program on this machine; None: what is recorded, with nobody to ask beside that."""
 
-    def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
+    def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> SurveyAnswers:
         if program is None:
-            return Answers({}, {})
+            return SurveyAnswers({}, {})
         return program.ask(question, argument, timeout=timeout, only=only)
 
     return Profile(telemetry, ask, torch=torch, **how)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from monarch._mesh.inspection import sampler, survey
-from monarch._mesh.inspection.sampler import Samples, Wanted, check
+from monarch._mesh.inspection.sampler import Samples, SamplingOptions, check
 from monarch._wire.address import CLIENT, name_of
 from monarch.trace.flame import Flame
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import Answers
+    from monarch._mesh.inspection.survey import SurveyAnswers
     from monarch.admin.programs import Program
 
 __all__ = ["addresses_of", "check", "flame_of", "names_of", "sample"]
@@ -41,7 +41,7 @@ def sample(
     Processes that give no answer are in `silent`. ValueError for a time over 300 s or a rate over 1000.
     """
     check(seconds, rate)
-    argument = msgspec.msgpack.encode(Wanted(seconds, rate, threads, which, idle))
+    argument = msgspec.msgpack.encode(SamplingOptions(seconds, rate, threads, which, idle))
     only = None if mesh is None else addresses_of(mesh)
     if program is not None:
         answers = program.ask("samples", argument, timeout=seconds + _SPARE, only=only)
@@ -61,7 +61,7 @@ def addresses_of(mesh: Any) -> Sequence[str]:
     return list(addresses())
 
 
-def flame_of(answers: Answers, seconds: float) -> Flame:
+def flame_of(answers: SurveyAnswers, seconds: float) -> Flame:
     """Answers of the question "samples", as one picture."""
     found = {address: sampler.decode(reply) for address, reply in answers.replies.items()}
     names = names_of(found)

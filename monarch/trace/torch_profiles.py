@@ -20,10 +20,10 @@ from monarch._wire.address import CLIENT, host_of, name_of
 from monarch.trace.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import Answers
+    from monarch._mesh.inspection.survey import SurveyAnswers
 
 # Question, argument, time, addresses (None: all processes).
-Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "Answers"]
+Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "SurveyAnswers"]
 
 _START = 30.0  # seconds for torch to begin: the first profile of a process loads its libraries
 _STOP = 120.0  # and to write what it has

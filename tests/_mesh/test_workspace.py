@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._errors import WorkspaceError
 from monarch._mesh.workspace.conda import BINARY, TEXT, relocate
+from monarch._mesh.workspace.confined_folder import LOCK, ConfinedFolder
 from monarch._mesh.workspace.delta import Matcher, Piece, block_digest, signature
 from monarch._mesh.workspace.manifest import (
     FILE,
@@ -20,8 +21,8 @@ from monarch._mesh.workspace.manifest import (
     LARGE,
     LINK,
     WORKSPACE,
-    Entry,
     Manifest,
+    ManifestEntry,
     RefusedPath,
     compare,
     digest,
@@ -29,22 +30,21 @@ from monarch._mesh.workspace.manifest import (
 )
 from monarch._mesh.workspace.reload import imported_by, in_order
 from monarch._mesh.workspace.scan import scan
-from monarch._mesh.workspace.sender import Sender, Source, Window
+from monarch._mesh.workspace.sender import Sender, SourceFolder, Window
 from monarch._mesh.workspace.sync import destinations
-from monarch._mesh.workspace.tree import LOCK, Tree
 
 # --- manifests and plans
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FILES = st.builds(
-    Entry,
+    ManifestEntry,
     st.just(FILE),
     st.sampled_from([0, 5, LARGE + 1]),
     st.sampled_from([0o644, 0o755]),
     st.integers(1, 2),
     st.just(""),
 )
-LINKS = st.sampled_from([Entry(LINK, target="x"), Entry(LINK, target="/etc")])
+LINKS = st.sampled_from([ManifestEntry(LINK, target="x"), ManifestEntry(LINK, target="/etc")])
 TREES = st.recursive(
     st.dictionaries(NAMES, FILES | LINKS, max_size=3),
     lambda inner: st.dictionaries(NAMES, inner | FILES | LINKS, max_size=3),
@@ -56,7 +56,7 @@ def flat(tree: dict, prefix: str = "") -> Manifest:
     found: Manifest = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            found[prefix + name] = Entry(FOLDER, mode=0o755)
+            found[prefix + name] = ManifestEntry(FOLDER, mode=0o755)
             found.update(flat(value, f"{prefix}{name}/"))
         else:
             found[prefix + name] = value
@@ -80,9 +80,9 @@ class Disk:
     def make_folder(self, path: str) -> None:
         self._parent_is_there(path)
         assert path not in self.held
-        self.held[path] = Entry(FOLDER, mode=0o700)
+        self.held[path] = ManifestEntry(FOLDER, mode=0o700)
 
-    def put(self, path: str, entry: Entry) -> None:
+    def put(self, path: str, entry: ManifestEntry) -> None:
         self._parent_is_there(path)
         assert path not in self.held or self.held[path].kind != FOLDER
         self.held[path] = entry
@@ -97,7 +97,7 @@ def test_a_plan_makes_one_directory_into_the_other(wanted: Manifest, found: Mani
     for path in plan.folders:
         disk.make_folder(path)
     for path, target in plan.links:
-        disk.put(path, Entry(LINK, target=target))
+        disk.put(path, ManifestEntry(LINK, target=target))
     for path in [*plan.send, *plan.doubtful, *plan.patch]:
         disk.put(path, wanted[path])
     for path in plan.remove:
@@ -119,8 +119,8 @@ def test_digests_are_equal_when_manifests_are(one: Manifest, other: Manifest) ->
 
 
 def test_what_may_differ_is_asked_for_and_what_must_differ_is_sent() -> None:
-    def file(size: int, mtime: int, mode: int = 0o644) -> Entry:
-        return Entry(FILE, size, mode, mtime)
+    def file(size: int, mtime: int, mode: int = 0o644) -> ManifestEntry:
+        return ManifestEntry(FILE, size, mode, mtime)
 
     wanted = {"same": file(5, 1), "time": file(5, 2), "size": file(6, 1), "new": file(5, 1), "mode": file(5, 1, 0o755)}
     wanted |= {"large": file(LARGE + 9, 2), "grown": file(LARGE + 9, 2)}
@@ -225,12 +225,12 @@ def outside(tmp_path: Path) -> Path:
 @pytest.fixture
 def tree(tmp_path: Path):
     (tmp_path / "base").mkdir()
-    tree = Tree(str(tmp_path / "base"), "project")
+    tree = ConfinedFolder(str(tmp_path / "base"), "project")
     yield tree
     tree.close()
 
 
-def every_write(tree: Tree, path: str):
+def every_write(tree: ConfinedFolder, path: str):
     """Everything that a host can be asked to do with a path."""
     return [
         lambda: tree.write(path, b"evil", 0o644, 0),
@@ -248,7 +248,7 @@ def every_write(tree: Tree, path: str):
 @pytest.mark.parametrize(
     "path", ["../outside/secret", "/{outside}/secret", "a/../../outside/secret", "link/secret", "link/new"]
 )
-def test_nothing_outside_is_touched(tree: Tree, outside: Path, path: str) -> None:
+def test_nothing_outside_is_touched(tree: ConfinedFolder, outside: Path, path: str) -> None:
     tree.make_link("link", str(outside))
     before = scan(str(outside))
     for attempt in every_write(tree, path.format(outside=str(outside))):
@@ -258,7 +258,7 @@ def test_nothing_outside_is_touched(tree: Tree, outside: Path, path: str) -> Non
     assert (outside / "secret").read_text() == "as it was"
 
 
-def test_a_link_itself_is_replaced_and_never_written_through(tree: Tree, outside: Path) -> None:
+def test_a_link_itself_is_replaced_and_never_written_through(tree: ConfinedFolder, outside: Path) -> None:
     tree.make_link("file", str(outside / "secret"))
     for refused in (
         lambda: tree.open_file("file"),
@@ -275,7 +275,7 @@ def test_a_link_itself_is_replaced_and_never_written_through(tree: Tree, outside
     assert not Path(tree.root, "file").is_symlink()
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nowhere(tree: Tree, outside: Path) -> None:
+def test_a_folder_that_becomes_a_link_while_it_is_open_leads_nowhere(tree: ConfinedFolder, outside: Path) -> None:
     tree.make_folder("a")
     tree.write("a/one", b"1", 0o644, 0)
     Path(tree.root, "a").rename(Path(tree.root, "b"))
@@ -290,11 +290,11 @@ def test_a_destination_that_is_a_link_is_refused(tmp_path: Path, outside: Path) 
     (tmp_path / "base" / "project").symlink_to(outside)
     for path in ("project", "project/sub", "../outside"):
         with pytest.raises(RefusedPath):
-            Tree(str(tmp_path / "base"), path)
+            ConfinedFolder(str(tmp_path / "base"), path)
     assert sorted(os.listdir(outside)) == ["secret"]
 
 
-def test_special_files_are_not_opened(tree: Tree) -> None:
+def test_special_files_are_not_opened(tree: ConfinedFolder) -> None:
     os.mkfifo(os.path.join(tree.root, "pipe"))
     with pytest.raises(RefusedPath, match="not a regular file"):
         tree.open_file("pipe")
@@ -302,7 +302,7 @@ def test_special_files_are_not_opened(tree: Tree) -> None:
     assert os.listdir(tree.root) == []
 
 
-def test_removing_a_folder_takes_compiled_python_with_it_and_nothing_else(tree: Tree, outside: Path) -> None:
+def test_removing_a_folder_takes_compiled_python_with_it_and_nothing_else(tree: ConfinedFolder, outside: Path) -> None:
     tree.make_folder("a")
     tree.make_folder("a/__pycache__")
     tree.write("a/__pycache__/x.cpython-311.pyc", b"", 0o644, 0)
@@ -317,7 +317,7 @@ def test_removing_a_folder_takes_compiled_python_with_it_and_nothing_else(tree: 
     assert sorted(os.listdir(outside)) == ["secret"]
 
 
-def test_a_file_appears_whole_or_not_at_all(tree: Tree) -> None:
+def test_a_file_appears_whole_or_not_at_all(tree: ConfinedFolder) -> None:
     tree.write("x", b"before", 0o640, 5)
     with tree.new_file("x", (6, 5)) as file:
         file.append([b"abc", (0, 6)])
@@ -331,7 +331,7 @@ def test_a_file_appears_whole_or_not_at_all(tree: Tree) -> None:
     assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o755, 9)  # nothing gets set-user-id
 
 
-def test_ranges_are_those_of_the_file_that_was_hashed(tree: Tree) -> None:
+def test_ranges_are_those_of_the_file_that_was_hashed(tree: ConfinedFolder) -> None:
     tree.write("x", b"before", 0o644, 5)
     with pytest.raises(OSError, match="changed on the host"):
         tree.new_file("x", (6, 4))
@@ -348,7 +348,7 @@ def test_ranges_are_those_of_the_file_that_was_hashed(tree: Tree) -> None:
 
 
 def test_folders_without_write_permission_are_written_to_and_keep_their_mode(tmp_path: Path) -> None:
-    tree = Tree(str(tmp_path), "project")
+    tree = ConfinedFolder(str(tmp_path), "project")
     tree.make_folder("a")
     tree.set_mode("a", 0o555)
     tree.write("a/x", b"", 0o644, 0)
@@ -360,7 +360,7 @@ def test_folders_without_write_permission_are_written_to_and_keep_their_mode(tmp
     os.chmod(os.path.join(tree.root, "a"), 0o755)
 
 
-def test_leftovers_of_a_killed_run_are_removed_and_not_seen(tree: Tree) -> None:
+def test_leftovers_of_a_killed_run_are_removed_and_not_seen(tree: ConfinedFolder) -> None:
     tree.make_folder("a")
     for path in (".monarch-sync.1", "a/.monarch-sync.2", LOCK):
         Path(tree.root, path).write_text("")
@@ -372,7 +372,7 @@ def test_leftovers_of_a_killed_run_are_removed_and_not_seen(tree: Tree) -> None:
 
 def test_a_tree_leaves_no_descriptor_open(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    tree = Tree(str(tmp_path), "a/b")
+    tree = ConfinedFolder(str(tmp_path), "a/b")
     tree.make_folder("c")
     tree.write("c/x", b"1", 0o644, 0)
     for attempt in every_write(tree, "c/x/y"):
@@ -382,7 +382,7 @@ def test_a_tree_leaves_no_descriptor_open(tmp_path: Path) -> None:
         tree.write("c", b"", 0o644, 0)
     tree.close()
     with pytest.raises(RefusedPath):
-        Tree(str(tmp_path), "a/b/c/x")
+        ConfinedFolder(str(tmp_path), "a/b/c/x")
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -419,7 +419,7 @@ def test_a_file_that_only_looks_newer_is_not_sent(tmp_path: Path) -> None:
     manifest = scan(str(tmp_path))
     found = {"x": manifest["x"]._replace(mtime_ns=1)}
     host = Host([[block_digest(b"equal")]])
-    sender = Sender(Source(str(tmp_path), manifest), found, host.ask, 1 << 20)
+    sender = Sender(SourceFolder(str(tmp_path), manifest), found, host.ask, 1 << 20)
     drive(sender.run(compare(manifest, found)))
     assert [name for name, *_ in host.asked] == ["make", "digests", "touch", "end"]
     assert sender.written == []
@@ -430,7 +430,7 @@ def test_a_file_that_differs_on_one_host_is_sent_to_all_that_looked_equal(tmp_pa
     manifest = scan(str(tmp_path))
     found = {"x": manifest["x"]._replace(mtime_ns=1)}
     host = Host([[block_digest(b"equal")], [block_digest(b"other")]])
-    sender = Sender(Source(str(tmp_path), manifest), found, host.ask, 1 << 20)
+    sender = Sender(SourceFolder(str(tmp_path), manifest), found, host.ask, 1 << 20)
     drive(sender.run(compare(manifest, found)))
     assert sender.written == ["x"]
 
@@ -470,7 +470,7 @@ def test_a_local_file_that_changes_is_an_error_and_is_not_finished(tmp_path: Pat
     (tmp_path / "x").write_bytes(now)
     host = Host([[]])
     with pytest.raises(WorkspaceError, match=r"x changed while it was sent .*again"):
-        drive(Sender(Source(str(tmp_path), manifest), {}, host.ask, 1 << 20).run(compare(manifest, {})))
+        drive(Sender(SourceFolder(str(tmp_path), manifest), {}, host.ask, 1 << 20).run(compare(manifest, {})))
     assert not {"write", "finish", "end"} & {name for name, *_ in host.asked}
 
 

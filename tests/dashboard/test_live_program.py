@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack
 from monarch.dashboard.pages.live_program import folded, name_of
 
 
@@ -24,7 +24,7 @@ def test_what_people_call_a_program(command: str, name: str) -> None:
 
 
 def test_threads_are_compared_within_their_mesh() -> None:
-    frames = [Frame("train.py", 88, "Trainer.step")]
+    frames = [StackFrame("train.py", 88, "Trainer.step")]
     threads = [
         ThreadStack("actor", 1, frames, actor="trainers", key="k", rank=5, endpoint="step"),
         ThreadStack("MainThread", 2, [], idle=True),

@@ -57,7 +57,7 @@ class Talk:
 
 
 class Running:
-    """The program, and its door."""
+    """The program, and its admin socket."""
 
     def __init__(self, *arguments: str, **env: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="mnd")
@@ -106,7 +106,7 @@ class Running:
         raise AssertionError(f"{pattern!r} was not said, but:\n{self.notes}")
 
     def talk(self) -> Talk:
-        """By the door, up to the first prompt."""
+        """By the admin socket, up to the first prompt."""
         sock = self.program.stream(STREAM, msgspec.msgpack.encode(Visit()))
         talk = Talk(sock)
         self._talks.append(talk)

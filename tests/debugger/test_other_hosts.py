@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch._mesh.output.kept import Told, Wanted
+from monarch._mesh.output.kept import OutputPage, OutputRequest
 from monarch.debugger.visit import EDITOR, STREAM, Visit
 from tests.support.tiers import full
 
@@ -37,7 +37,7 @@ def test_breakpoints_editors_and_logs(afar: Any) -> None:
         assert file.readline().startswith(b"Content-Length")
     talk("continue")
     assert afar.line() == "answer 212 212"
-    answers = afar.program.ask("output", msgspec.msgpack.encode(Wanted("pair")), agents=True)
-    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[Told])]
+    answers = afar.program.ask("output", msgspec.msgpack.encode(OutputRequest("pair")), agents=True)
+    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[OutputPage])]
     assert sorted((one.rank, one.whole, one.ended) for one in told) == [(0, True, False), (1, True, False)]
     talk.close()

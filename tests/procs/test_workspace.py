@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from monarch._errors import WorkspaceError
-from monarch._mesh.workspace.manifest import FILE, LARGE, Entry
+from monarch._mesh.workspace.confined_folder import LOCK
+from monarch._mesh.workspace.manifest import FILE, LARGE, ManifestEntry
 from monarch._mesh.workspace.receiver import NewPath, Problem, Receiver, Root
 from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.sync import sync_hosts, sync_workspace
-from monarch._mesh.workspace.tree import LOCK
 from monarch.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint, get_active_proc_meshes
 from tests.support.tiers import full
 
@@ -363,4 +363,4 @@ def test_special_files_are_left_out_with_a_warning(
     assert "pipe" in caplog.text
     (project / "pipe").unlink()
     same(project, tmp_path / "host0" / "code")
-    assert Entry(FILE) not in scan(str(tmp_path / "host0")).values()
+    assert ManifestEntry(FILE) not in scan(str(tmp_path / "host0")).values()

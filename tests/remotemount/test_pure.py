@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor.file_sync import FILE, FOLDER, LINK, Entry
+from monarch.actor.file_sync import FILE, FOLDER, LINK, ManifestEntry
 from monarch.remotemount import fuse_program
 from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
 from monarch.remotemount.fuse_messages import BeginMount, FuseReply, Settled, SetTree, Unmounted, Wire
@@ -175,13 +175,19 @@ def test_a_block_that_never_comes_is_asked_for_again_by_the_next_read() -> None:
 
 def test_a_changed_file_has_a_new_content_and_an_unchanged_one_keeps_its_own() -> None:
     versions = Versions()
-    tree = {"a": Entry(FILE, 1, 0o644, 1), "b": Entry(FILE, SMALL, 0o644, 1), "d": Entry(FOLDER, mode=0o755)}
+    tree = {
+        "a": ManifestEntry(FILE, 1, 0o644, 1),
+        "b": ManifestEntry(FILE, SMALL, 0o644, 1),
+        "d": ManifestEntry(FOLDER, mode=0o755),
+    }
     new = versions.update(tree, 100)
     assert [versions.files[number][0] for number in new] == ["a", "b"]
     assert [versions.files[number][0] for number in versions.small(new)] == ["a"]
     assert versions.update(tree, 200) == []
     assert not versions.changed
-    again = versions.update({**tree, "a": Entry(FILE, 1, 0o644, 2), "d/c": Entry(FILE, 0, 0o644, 1)}, 300)
+    again = versions.update(
+        {**tree, "a": ManifestEntry(FILE, 1, 0o644, 2), "d/c": ManifestEntry(FILE, 0, 0o644, 1)}, 300
+    )
     assert [versions.files[number][0] for number in again] == ["a", "d/c"]
     assert not set(again) & set(new)
     times = {entry[0]: entry[4] for entry in versions.entries()}
@@ -190,7 +196,7 @@ def test_a_changed_file_has_a_new_content_and_an_unchanged_one_keeps_its_own() -
 
 def test_a_file_that_could_not_be_read_is_new_at_the_next_update() -> None:
     versions = Versions()
-    tree = {"a": Entry(FILE, 1, 0o644, 1)}
+    tree = {"a": ManifestEntry(FILE, 1, 0o644, 1)}
     (number,) = versions.update(tree, 0)
     versions.forget({number})
     assert versions.update(tree, 0) != []

@@ -8,9 +8,16 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection.description import ActorFacts, FailureFacts, Handler, ProcessFacts, SettingFacts, Waiting
+from monarch._mesh.inspection.description import (
+    ActorFacts,
+    FailureFacts,
+    HandlerFacts,
+    ProcessFacts,
+    SettingFacts,
+    WaitingFacts,
+)
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts, RunningProcess
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
 from monarch.admin.program_tree import Tree, assemble
 from monarch.admin.programs import ProgramGone
@@ -59,9 +66,9 @@ def busy(
         proc,
         status="processing",
         detail=f"step for {seconds * 1000:.0f}ms",
-        handlers=[Handler("step", 1, NOW - seconds)],
+        handlers=[HandlerFacts("step", 1, NOW - seconds)],
         handling=1,
-        waits=[Waiting(waits, 1, NOW - seconds)] if waits else [],
+        waits=[WaitingFacts(waits, 1, NOW - seconds)] if waits else [],
         **changes,
     )
 
@@ -127,8 +134,8 @@ def ended(
     )
 
 
-def answers(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> Answers:
-    return Answers({each.address: msgspec.msgpack.encode(each) for each in told}, silent or {})
+def answers(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> SurveyAnswers:
+    return SurveyAnswers({each.address: msgspec.msgpack.encode(each) for each in told}, silent or {})
 
 
 def tree(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> Tree:
@@ -163,7 +170,7 @@ class FakeProgram:
 
     def ask(
         self, question: str, argument: bytes = b"", *, timeout: float = 5.0, only: Any = None, agents: bool = False
-    ) -> Answers:
+    ) -> SurveyAnswers:
         with self._lock:
             self.asked.append((question, only))
         self.before()
@@ -175,11 +182,13 @@ class FakeProgram:
             everybody = [self._in_full(each, argument) for each in self.told]
             found = answers(*everybody, silent=self.silent)
         else:
-            found = Answers({each.address: self.bodies[question] for each in self.told if question in self.bodies}, {})
+            found = SurveyAnswers(
+                {each.address: self.bodies[question] for each in self.told if question in self.bodies}, {}
+            )
         if only is None:
             return found
         missing = {address: "it has ended" for address in only if address not in found.replies}
-        return Answers({address: body for address, body in found.replies.items() if address in only}, missing)
+        return SurveyAnswers({address: body for address, body in found.replies.items() if address in only}, missing)
 
     def _in_full(self, each: ProcessFacts | HostFacts, argument: bytes) -> ProcessFacts | HostFacts:
         """With the events of the actor that is asked for."""

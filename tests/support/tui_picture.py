@@ -17,7 +17,7 @@ from monarch.actor import Actor, ActorMesh, current_rank, endpoint, shutdown_con
 from monarch.admin.programs import program_at
 from monarch.admin.screen.app import MeshAdmin
 from monarch.admin.screen.header import Options
-from monarch.admin.screen.sources import DoorSource
+from monarch.admin.screen.sources import SocketSource
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "tui.svg"
 _PATIENCE = 60.0  # seconds
@@ -55,7 +55,7 @@ def stuck() -> MeshAdmin:
     assert running is not None
     program = program_at(running.directory)
     assert program is not None
-    return MeshAdmin(DoorSource(program), Options(refresh=0.5))
+    return MeshAdmin(SocketSource(program), Options(refresh=0.5))
 
 
 async def draw(app: MeshAdmin) -> str:

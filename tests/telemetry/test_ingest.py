@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch._mesh.inspection.recording import BatchHead, Clock
+from monarch._mesh.inspection.recording import BatchHead, ClockOffset
 from monarch._runtime import recorder
 from monarch._wire.message import Call
 from monarch.telemetry import batches
@@ -262,7 +262,7 @@ def test_times_are_corrected_by_the_difference_of_clocks(ingest: Ingest, store: 
 
 
 def test_the_quickest_exchange_says_how_clocks_differ() -> None:
-    clock = Clock()
+    clock = ClockOffset()
     assert clock.best == (0.0, 0.0)
     clock.learn(sent=10.0, there=115.0, back=20.0)  # a slow one: 100 s ahead, give or take 5
     clock.learn(sent=30.0, there=130.6, back=31.0)

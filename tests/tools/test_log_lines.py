@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._mesh.output.kept import Line, Told
+from monarch._mesh.output.kept import Line, OutputPage
 from monarch.tools import log_lines
 from monarch.tools.verbs.logs_verb import Followed
 
@@ -48,8 +48,8 @@ def test_ranks() -> None:
 
 
 def test_lines_of_several_processes() -> None:
-    def told(rank: int, *lines: Line) -> Told:
-        return Told(f"p.{rank}~0", f"p.{rank}", "mesh", rank, False, True, "", 0, lines[-1].number, list(lines))
+    def told(rank: int, *lines: Line) -> OutputPage:
+        return OutputPage(f"p.{rank}~0", f"p.{rank}", "mesh", rank, False, True, "", 0, lines[-1].number, list(lines))
 
     both = [told(0, Line(1, 1.0, 1, "a"), Line(2, 3.0, 1, "loss 3")), told(1, Line(8, 2.0, 1, "loss 2"))]
     assert [log_lines.shown(*pair) for pair in log_lines.merged(both)] == [

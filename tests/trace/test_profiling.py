@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch import trace
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.job import LocalJob
 from monarch.telemetry.store import Store
 from monarch.trace.profiling import Profile, spans
@@ -44,8 +44,8 @@ def telemetry() -> Iterator[_Telemetry]:
     made.store.close()
 
 
-def _nobody(question: str, argument: bytes, timeout: float, only: Any) -> Answers:
-    return Answers({"h/client": b""}, {})
+def _nobody(question: str, argument: bytes, timeout: float, only: Any) -> SurveyAnswers:
+    return SurveyAnswers({"h/client": b""}, {})
 
 
 def _profile(telemetry: Any, **how: Any) -> tuple[Profile, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._mesh.inspection.torch_profile import Trace
 from monarch.trace.timeline import Timeline, lanes
 from monarch.trace.torch_profiles import TorchProfiles, add
@@ -54,16 +54,16 @@ def test_clocks_of_other_hosts_are_measured_and_taken_off() -> None:
     packed = zlib.compress(json.dumps({"baseTimeNanoseconds": _BASE, "traceEvents": [_event("mm", 5.0, 1.0)]}).encode())
     hour = 3_600_000_000_000
 
-    def ask(question: str, argument: bytes, timeout: float, only: Any) -> Answers:
+    def ask(question: str, argument: bytes, timeout: float, only: Any) -> SurveyAnswers:
         everybody = ["here/client", "here/a.0", "there/a.1"]
         if question == "torch.start":
-            return Answers({address: msgspec.msgpack.encode("") for address in everybody}, {})
+            return SurveyAnswers({address: msgspec.msgpack.encode("") for address in everybody}, {})
         if question == "clock":
             assert only == ["there/a.1"]
-            return Answers({only[0]: msgspec.msgpack.encode(time.time_ns() + hour)}, {})
+            return SurveyAnswers({only[0]: msgspec.msgpack.encode(time.time_ns() + hour)}, {})
         if question == "torch.take":
-            return Answers({at: msgspec.msgpack.encode(Trace(packed, "", 42, at, {})) for at in only}, {})
-        return Answers({}, {})
+            return SurveyAnswers({at: msgspec.msgpack.encode(Trace(packed, "", 42, at, {})) for at in only}, {})
+        return SurveyAnswers({}, {})
 
     profiles = TorchProfiles(ask)
     profiles.start()
@@ -76,10 +76,10 @@ def test_clocks_of_other_hosts_are_measured_and_taken_off() -> None:
 
 
 def test_who_takes_no_part_is_said() -> None:
-    def ask(question: str, argument: bytes, timeout: float, only: Any) -> Answers:
+    def ask(question: str, argument: bytes, timeout: float, only: Any) -> SurveyAnswers:
         assert question == "torch.start" or only == []
         replies = {"h/a.0": msgspec.msgpack.encode("torch is not loaded there")} if question == "torch.start" else {}
-        return Answers(replies, {"h/a.1": "it did not answer within 30 s"} if replies else {})
+        return SurveyAnswers(replies, {"h/a.1": "it did not answer within 30 s"} if replies else {})
 
     profiles = TorchProfiles(ask)
     profiles.start()

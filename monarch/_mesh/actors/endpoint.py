@@ -24,7 +24,7 @@ from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
-from monarch._mesh.casts.plan import Parted
+from monarch._mesh.casts.plan import RemoteReceivers
 from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime import recorder as recording
@@ -545,7 +545,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
 
     def _cast_remote(
         self,
-        parted: Parted,
+        parted: RemoteReceivers,
         cast: Cast,
         sender: Instance,
         entry: Entry | None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from monarch._mesh.casts.plan import Plan
+from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.failures.ledger import MeshFacts
 from monarch._runtime.replies import Target
 from monarch._shape.region import Shape
 from monarch._wire.message import Failure, ProcEnded
 
 
-class MeshSpec(MeshFacts, Protocol):
+class ActorMeshSpec(MeshFacts, Protocol):
     """What all views of an actor mesh share, as far as endpoints need it."""
 
     name: str
@@ -26,11 +26,11 @@ class MeshSpec(MeshFacts, Protocol):
 class EndpointMesh(Protocol):
     """What an endpoint needs of the mesh of actors that it was found on."""
 
-    _plan: Plan
+    _plan: ViewReceivers
     _shape: Shape
 
     @property
-    def _spec(self) -> MeshSpec: ...
+    def _spec(self) -> ActorMeshSpec: ...
     def __len__(self) -> int: ...
     def _target(self, method: str) -> Target:
         """Who answers, for errors to name."""

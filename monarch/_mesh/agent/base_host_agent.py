@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from monarch._mesh.agent.effects import (
-    Done,
     Effect,
     Ended,
+    HostEmpty,
     Launch,
     Limits,
     MeshEnded,
@@ -28,9 +28,9 @@ from monarch._mesh.agent.effects import (
     Start,
 )
 from monarch._mesh.agent.roster import BEAT, HEARD_PATIENCE, Roster
-from monarch._mesh.agent.routes import Link, Routes
+from monarch._mesh.agent.routes import HostLink, Routes
 from monarch._mesh.casts.machine import Arm, Disarm
-from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
+from monarch._mesh.casts.relay import Casts, Deliver, DirectReply, Forward, Merge, Reply
 from monarch._mesh.inspection import questions
 from monarch._runtime.loop import Loop, TimerHandle
 from monarch._wire import frame as frames
@@ -88,7 +88,7 @@ _TOGETHER = 32
 Receiver = Callable[[Connection, Any, Frame], None]
 
 
-class _Unheard:
+class _Unacknowledged:
     """Processes that do not know yet that a host was replaced, and whom to tell when they do."""
 
     def __init__(self, processes: set[str], timer: TimerHandle) -> None:
@@ -110,7 +110,7 @@ class BaseHostAgent:
         self._broadcasts = 0
         self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
-        self._unheard: dict[tuple[str, int], _Unheard] = {}  # by host and generation: who does not know it yet
+        self._unheard: dict[tuple[str, int], _Unacknowledged] = {}  # by host and generation: who does not know it yet
         self._timers: dict[tuple[Any, ...], TimerHandle] = {}
         self._effects: deque[Effect] = deque()
         self._acting = False
@@ -171,15 +171,15 @@ class BaseHostAgent:
     def adapt_spec(self, spec: LaunchSpec) -> None:
         """Fits what a process is to start with to this host."""
 
-    def begin_link(self, host: str) -> Link:
-        """See `routes.Station`."""
+    def begin_link(self, host: str) -> HostLink:
+        """See `routes.RoutingHost`."""
         raise NotImplementedError
 
     def is_near(self, host: str) -> bool:
-        """See `routes.Station`."""
+        """See `routes.RoutingHost`."""
         return False
 
-    def take_link(self, hello: LinkHello) -> Link:
+    def take_link(self, hello: LinkHello) -> HostLink:
         raise NotImplementedError
 
     # --- events
@@ -293,7 +293,7 @@ class BaseHostAgent:
         if processes:
             key = told.host, told.generation
             timer = self.loop.call_later(HEARD_PATIENCE, lambda: self._heard_all(key))
-            self._unheard[key] = _Unheard({process.remote for process in processes}, timer)
+            self._unheard[key] = _Unacknowledged({process.remote for process in processes}, timer)
         for process in processes:
             self.send(process, HostReplaced(told.host, told.at, told.agent, told.generation))
 
@@ -353,15 +353,15 @@ class BaseHostAgent:
                 case Merge(address, msg, body, buffers):
                     if not self.routes.hand(name_of(address), address, msg, body, buffers):
                         self._cast_on(self.casts.process_ended(self.loop.now(), address))
-                case Pass(host, msg, body, buffers):
+                case Forward(host, msg, body, buffers):
                     # Dialling a host that has ended would hold up all below it for as long as attaching may take.
                     if self.routes.has_ended(host) or self.routes.way_to(host) is None:
                         self._cast_on(self.casts.host_ended(self.loop.now(), host))
                     else:
                         self._give(self._child(host), msg, body, buffers, self._lazy(msg))
-                case Up(upstream, msg, body, buffers):
+                case Reply(upstream, msg, body, buffers):
                     self._give(upstream, msg, body, buffers)
-                case Straight(address, msg, body, buffers):
+                case DirectReply(address, msg, body, buffers):
                     self._give(self._relay(address, agent_at(self.host)), msg, body, buffers)
                 case Arm(key, delay):
                     timer = ("casts", *key)
@@ -448,7 +448,7 @@ class BaseHostAgent:
                 self._disarm(key)
             case Refuse(connection, why):
                 self._refuse(connection, why)
-            case Done():
+            case HostEmpty():
                 self.finish()
 
     def send(self, connection: Connection, msg: Any, body: bytes = b"") -> None:

@@ -80,8 +80,8 @@ class MeshEnded(NamedTuple):
     mesh: str
 
 
-class Done(NamedTuple):
+class HostEmpty(NamedTuple):
     """The host was asked to shut down, and no process is left."""
 
 
-Effect: TypeAlias = Send | Refuse | Prepare | Launch | Signal | Ended | MeshEnded | Arm | Disarm | Done
+Effect: TypeAlias = Send | Refuse | Prepare | Launch | Signal | Ended | MeshEnded | Arm | Disarm | HostEmpty

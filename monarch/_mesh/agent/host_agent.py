@@ -26,7 +26,7 @@ from monarch._mesh.agent.host_links import HostLinks, HostListener
 from monarch._mesh.agent.neighbours import is_neighbour
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
-from monarch._mesh.agent.routes import Link
+from monarch._mesh.agent.routes import HostLink
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.output.rank_files import folder_of
@@ -88,7 +88,7 @@ class HostAgent(BaseHostAgent):
         self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
         self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
-        self._devices = device_slots.HostSlots()
+        self._devices = device_slots.HostDeviceSlots()
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
         self._running: dict[tuple[str, int], ProcOutput] = {}
@@ -152,13 +152,13 @@ class HostAgent(BaseHostAgent):
 
     # --- other hosts
 
-    def begin_link(self, host: str) -> Link:
+    def begin_link(self, host: str) -> HostLink:
         return self.links.dial(host)
 
     def is_near(self, host: str) -> bool:
         return is_neighbour(host)
 
-    def take_link(self, hello: LinkHello) -> Link:
+    def take_link(self, hello: LinkHello) -> HostLink:
         if not is_dialable(hello.host):
             self._client_came(hello.host)
         return self.links.take(hello)

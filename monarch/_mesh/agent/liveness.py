@@ -13,7 +13,7 @@ _TOGETHER = 0.05  # share of `after` by which it may be asked early, so that one
 _ROUNDING = 1e-6  # seconds that a timer may be early
 
 
-class Life:
+class Liveness:
     """`after`: seconds without a sign until it is suspected (0: never); `timeout`: seconds it is suspected until it is to be
     killed (0: never). `suspicion`: why it is suspected now; "" it is not."""
 

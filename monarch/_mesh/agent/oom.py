@@ -31,7 +31,7 @@ class Kill(NamedTuple):
     held: int = 0
 
 
-class Group(NamedTuple):
+class MemoryGroup(NamedTuple):
     """Our memory control group: its path, and where its hierarchy is mounted. `version` 1 or 2."""
 
     version: int
@@ -144,7 +144,7 @@ _COUNTERS = {1: "memory.oom_control", 2: "memory.events"}
 _LIMITS = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
-def find_group(cgroup: str, mountinfo: str) -> Group | None:
+def find_group(cgroup: str, mountinfo: str) -> MemoryGroup | None:
     """Our memory control group, from `/proc/self/cgroup` and `/proc/self/mountinfo`; None when none is mounted."""
     paths: dict[int, str] = {}
     for line in cgroup.splitlines():
@@ -167,7 +167,7 @@ def find_group(cgroup: str, mountinfo: str) -> Group | None:
     for version in (1, 2):
         if version in paths and version in mounts:
             root, mounted = mounts[version]
-            return Group(version, _below(paths[version], root), mounted)
+            return MemoryGroup(version, _below(paths[version], root), mounted)
     return None
 
 

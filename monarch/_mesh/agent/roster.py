@@ -22,8 +22,8 @@ import msgspec
 
 from monarch._mesh.agent.effects import (
     Connection,
-    Done,
     Ended,
+    HostEmpty,
     Launch,
     Limits,
     MeshEnded,
@@ -33,7 +33,7 @@ from monarch._mesh.agent.effects import (
     Signal,
     Start,
 )
-from monarch._mesh.agent.liveness import NEVER, Life
+from monarch._mesh.agent.liveness import NEVER, Liveness
 from monarch._mesh.casts.machine import Machine, event
 from monarch._wire.address import CLIENT, host_of, name_of, proc_address
 from monarch._wire.message import (
@@ -107,7 +107,7 @@ class _Process:
         self.detail = ""
         self.lost = False  # its connection to us, and it has not ended since
         self.successor: Start | None = None
-        self.life = Life(start.limits.suspect_after, start.limits.suspect_timeout)
+        self.life = Liveness(start.limits.suspect_after, start.limits.suspect_timeout)
         self.asking: dict[Connection, None] = {}  # want to know whether it lives
         self.asked = 0  # the Ping whose answer tells them
 
@@ -525,7 +525,7 @@ class Roster(Machine):
     def _check_done(self) -> None:
         if self._closing and not self._processes and not self._done:
             self._done = True
-            self._effects.append(Done())
+            self._effects.append(HostEmpty())
 
     # --- events: watching
 

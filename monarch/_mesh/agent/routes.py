@@ -36,7 +36,7 @@ _LOOK_AGAIN = 0.005  # seconds until those who were held up are looked at again
 HandOver = Callable[[Any, LinkHello], str]
 
 
-class Link(Protocol):
+class HostLink(Protocol):
     """A connection that survives its sockets (see `linked`)."""
 
     remote: str
@@ -60,13 +60,13 @@ class Link(Protocol):
     def resume_reading(self) -> None: ...
 
 
-class Station(Protocol):
+class RoutingHost(Protocol):
     """What an agent supplies."""
 
     @property
     def loop(self) -> Reactor: ...
 
-    def begin_link(self, host: str) -> Link:
+    def begin_link(self, host: str) -> HostLink:
         """A link that dials `host` until it is there or given up."""
         ...
 
@@ -74,7 +74,7 @@ class Station(Protocol):
         """Whether it is another program of this machine, to which a link can be begun although it has no address."""
         ...
 
-    def take_link(self, hello: LinkHello) -> Link:
+    def take_link(self, hello: LinkHello) -> HostLink:
         """The other end of a link that `hello.host` has dialled."""
         ...
 
@@ -104,7 +104,7 @@ class Routes:
     """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass
     on what is for hosts there is no link to, or ""."""
 
-    def __init__(self, station: Station, host: str, agent: str, limit: int) -> None:
+    def __init__(self, station: RoutingHost, host: str, agent: str, limit: int) -> None:
         self.names = {host}
         self.name = host  # the one that it says of itself
         self.agent = agent
@@ -114,8 +114,8 @@ class Routes:
         self._begun: set[str] = set()  # those whose new place is dialled, and not known to everybody
         self._station = station
         self._limit = limit
-        self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
-        self._accepted: dict[str, Link] = {}  # by the link's id
+        self._links: dict[str, HostLink] = {}  # by host; those behind a gateway share its link
+        self._accepted: dict[str, HostLink] = {}  # by the link's id
         self._latest: dict[tuple[str, str], str] = {}  # (host, name it dialled) -> the uid of the last link it began
         # Hosts whose end was passed on, and of which nothing came since.
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -233,7 +233,7 @@ class Routes:
         else:
             self._give(link, _pieces(frame), origin, owned=True)
 
-    def way_to(self, host: str) -> Link | None:
+    def way_to(self, host: str) -> HostLink | None:
         """The link over which `host` is reached; begun if need be. None when there can be none."""
         link = self._links.get(host)
         if link is None and not self._closed:
@@ -357,11 +357,11 @@ class Routes:
         for host in [host for host, known in self._links.items() if known is link]:
             self._station.host_suspected(host, why)
 
-    def entrance(self, hand_over: HandOver | None = None) -> Entrance:
+    def entrance(self, hand_over: HandOver | None = None) -> InboundLink:
         """The handler of a connection that another host has made: its agent, or a process of it, which `hand_over` serves."""
-        return Entrance(self, hand_over)
+        return InboundLink(self, hand_over)
 
-    def link_hello(self, connection: Any, hello: LinkHello) -> Link | None:
+    def link_hello(self, connection: Any, hello: LinkHello) -> HostLink | None:
         """The first frame of a connection from another agent. None when it is refused."""
         if hello.agent == self.agent:
             self.names.add(hello.reached)
@@ -413,7 +413,7 @@ class Routes:
             elif type(msg) is HostEnded:
                 self._host_ended(msg.host, msg.why, msg.generation, link)
 
-    def _learn(self, host: str, link: Link) -> bool:
+    def _learn(self, host: str, link: HostLink) -> bool:
         """A host that cannot be dialled is reached the way its frames came. False when they are of one that was replaced."""
         known = self._links.get(host)
         if known is link:
@@ -435,7 +435,7 @@ class Routes:
             del self._links[host]
             self._tell_lost(host, reason)
 
-    def _host_ended(self, host: str, why: str, generation: int, link: Link) -> None:
+    def _host_ended(self, host: str, why: str, generation: int, link: HostLink) -> None:
         """Another agent says so. Agents tell each other, so each passes it on once."""
         if generation < self.generation(host):
             return
@@ -465,17 +465,17 @@ class Routes:
         for link in {id(link): link for link in [*self._links.values(), *self._accepted.values()]}.values():
             link.close(reason)
 
-    def links(self) -> dict[str, Link]:
+    def links(self) -> dict[str, HostLink]:
         return dict(self._links)
 
 
-class Entrance:
+class InboundLink:
     """Hears the first frame of a connection that was accepted, and is the link's part of it from then on."""
 
     def __init__(self, routes: Routes, hand_over: HandOver | None = None) -> None:
         self._routes = routes
         self._hand_over = hand_over
-        self._link: Link | None = None
+        self._link: HostLink | None = None
 
     def connection_received(self, connection: Any, received: list[Frame]) -> None:
         if self._link is None:

@@ -44,7 +44,7 @@ class Record(NamedTuple):
         return bool(self.buffers) or len(self.body) > ALONE
 
 
-class Given:
+class CachedAnswers:
     """The answers that a gathering has given. `key`, `sender` and the first receiver's number tell which cast it was."""
 
     __slots__ = ("done", "first", "gone", "key", "lost", "records", "sender", "size")
@@ -63,17 +63,17 @@ class Given:
         return self.sender == cast.sender and self.first == _first(cast)
 
 
-class Memory:
+class AnswerCache:
     """The answers that gatherings have given, within bounds, and what is known of those that are not kept any more."""
 
     def __init__(self) -> None:
-        self.done: OrderedDict[Key, Given] = OrderedDict()
-        self._sized: OrderedDict[Key, Given] = OrderedDict()  # that take memory; oldest first
+        self.done: OrderedDict[Key, CachedAnswers] = OrderedDict()
+        self._sized: OrderedDict[Key, CachedAnswers] = OrderedDict()  # that take memory; oldest first
         self._size = 0
         self._evicted: OrderedDict[str, int] = OrderedDict()  # process -> highest port of a finished gathering
         self._forgot = False  # some of those, too
 
-    def add(self, given: Given, records: Iterable[Record], gone: Iterable[int]) -> None:
+    def add(self, given: CachedAnswers, records: Iterable[Record], gone: Iterable[int]) -> None:
         given.gone += gone
         for record in records:
             if record.size > ANSWER_KEPT:
@@ -87,19 +87,19 @@ class Memory:
         while self._size > GIVEN_BYTES:
             self._lose(next(iter(self._sized.values())))
 
-    def finish(self, given: Given) -> None:
+    def finish(self, given: CachedAnswers) -> None:
         given.done = True
         self.done[given.key] = given
         while len(self.done) > GIVEN_GATHERINGS:
             self._evict(next(iter(self.done.values())))
 
-    def used(self, given: Given) -> None:
+    def used(self, given: CachedAnswers) -> None:
         """Of use just now; others go before it."""
         self.done.move_to_end(given.key)
         if given.key in self._sized:
             self._sized.move_to_end(given.key)
 
-    def forget(self, given: Given) -> None:
+    def forget(self, given: CachedAnswers) -> None:
         if self.done.get(given.key) is given:
             del self.done[given.key]
         self._release(given)
@@ -110,14 +110,14 @@ class Memory:
         highest = self._evicted.get(back)
         return self._forgot if highest is None else port <= highest
 
-    def _lose(self, given: Given) -> None:
+    def _lose(self, given: CachedAnswers) -> None:
         if given.done:
             self._evict(given)
             return
         given.lost += [rank for record in given.records for rank in record.ranks]
         self._release(given)
 
-    def _evict(self, given: Given) -> None:
+    def _evict(self, given: CachedAnswers) -> None:
         self.forget(given)
         back, port = given.key
         self._evicted[back] = max(port, self._evicted.get(back, 0))
@@ -126,7 +126,7 @@ class Memory:
             self._evicted.popitem(last=False)
             self._forgot = True
 
-    def _release(self, given: Given) -> None:
+    def _release(self, given: CachedAnswers) -> None:
         if self._sized.get(given.key) is given:
             del self._sized[given.key]
             self._size -= given.size

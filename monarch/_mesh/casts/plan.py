@@ -20,7 +20,7 @@ CALL_HOLD = 0.01
 STREAM_HOLD = 0.0
 
 
-class Plan:
+class ViewReceivers:
     """The receivers of a view, in the order of its ranks.
 
     `ranks[i]` is the actor's rank in the mesh it was spawned on and `addresses[i]` its process, for rank i of the view;
@@ -37,22 +37,22 @@ class Plan:
         self.addresses = tuple(addresses[rank] for rank in self.ranks)
         self.receivers: Receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
         self.shown: tuple[str, str] | None = None  # the view and the mesh it is of, for tables
-        self._parted: Parted | None = None
+        self._parted: RemoteReceivers | None = None
         self._parted_for = ""
 
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def parted(self, host: str) -> Parted | None:
+    def parted(self, host: str) -> RemoteReceivers | None:
         """Its part on other hosts than `host`, the sender's; None when that is one receiver, or none."""
         if self._parted_for != host:
-            parted = Parted(self.receivers, host)
+            parted = RemoteReceivers(self.receivers, host)
             self._parted = parted if len(parted.remote) > 1 else None
             self._parted_for = host
         return self._parted
 
 
-class Parted:
+class RemoteReceivers:
     """The receivers of a view as a sender on one host sees them: `local` are on the same, `remote` on others, in the order of
     their positions in a CastPlan with `hosts`; `ranks` are those of `remote` in the mesh, always the same object."""
 

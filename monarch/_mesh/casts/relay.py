@@ -35,15 +35,15 @@ import msgspec
 
 from monarch._mesh.casts import answer_cache as kept
 from monarch._mesh.casts import relay_state
-from monarch._mesh.casts.answer_cache import Key, Memory, Record
+from monarch._mesh.casts.answer_cache import AnswerCache, Key, Record
 from monarch._mesh.casts.machine import Arm, Disarm, Machine, event
 from monarch._mesh.casts.relay_state import (
+    CastSubtree,
     Downstream,
     Gathering,
     InFlight,
     Merging,
-    Part,
-    Plan,
+    RegisteredPlan,
     UnacknowledgedCast,
     Upstream,
     UpstreamKey,
@@ -101,7 +101,7 @@ class Deliver(NamedTuple):
     target_incarnation: int = -1  # the incarnation of the process; -1: any
 
 
-class Pass(NamedTuple):
+class Forward(NamedTuple):
     """To the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or later."""
 
     host: str
@@ -110,7 +110,7 @@ class Pass(NamedTuple):
     buffers: Sequence[Buffer] = ()
 
 
-class Up(NamedTuple):
+class Reply(NamedTuple):
     """To whoever sent us the cast; it may be gone."""
 
     upstream: UpstreamKey
@@ -119,7 +119,7 @@ class Up(NamedTuple):
     buffers: Sequence[Buffer] = ()
 
 
-class Straight(NamedTuple):
+class DirectReply(NamedTuple):
     """No gathering wants this answer: send it to the process at `address` as any other message."""
 
     address: str
@@ -137,7 +137,7 @@ class Merge(NamedTuple):
     buffers: Sequence[Buffer]
 
 
-Effect: TypeAlias = Deliver | Pass | Up | Straight | Merge | Arm | Disarm
+Effect: TypeAlias = Deliver | Forward | Reply | DirectReply | Merge | Arm | Disarm
 
 
 class Counts(NamedTuple):
@@ -165,7 +165,7 @@ class Casts(Machine):
         self._apart: dict[str, set[str]] = {}  # by child: hosts below it that it cannot reach
         self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
         self._gatherings: dict[Key, Gathering] = {}
-        self._memory = Memory()
+        self._memory = AnswerCache()
 
     def counts(self) -> Counts:
         children = self._children.values()
@@ -190,7 +190,7 @@ class Casts(Machine):
         before = upstream.plans.pop(plan.number, None)
         if before is not None:
             self._forget(before)
-        upstream.plans[plan.number] = Plan(plan)
+        upstream.plans[plan.number] = RegisteredPlan(plan)
         if len(upstream.plans) > PLANS_KEPT:
             self._forget(upstream.plans.popitem(last=False)[1])
 
@@ -209,7 +209,7 @@ class Casts(Machine):
         upstream.is_agent = upstream.is_agent or cast.number > 0
         plan = upstream.plans.get(cast.plan)
         if plan is None:
-            self._effects.append(Up(upstream_key, PlanUnknown(cast), body, buffers))
+            self._effects.append(Reply(upstream_key, PlanUnknown(cast), body, buffers))
         elif not self._gather(upstream, plan, cast, body, buffers):
             self._distribute(upstream, plan, cast, body, buffers)
 
@@ -240,7 +240,7 @@ class Casts(Machine):
         gathering = self._gatherings.get(key)
         if gathering is None:
             if key not in self._memory.done:
-                self._effects.append(Straight(back, answer, body, buffers))
+                self._effects.append(DirectReply(back, answer, body, buffers))
         elif gathering.mine.pop(answer.rank, None) is not None:
             self._hold(gathering, Record(answer.rank, answer.kind, body, buffers))
             self._finish_if_answered(gathering)
@@ -288,7 +288,7 @@ class Casts(Machine):
             # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
             pending.difference_update(answers.ranks)
             as_they_came = msgspec.structs.replace(answers, gone=[]) if answers.gone else answers
-            self._effects += [Up(upstream.key, as_they_came, body, buffers) for upstream in gathering.upstreams]
+            self._effects += [Reply(upstream.key, as_they_came, body, buffers) for upstream in gathering.upstreams]
         else:
             for record in _records(answers, body, buffers):
                 if record.rank in pending:
@@ -347,7 +347,7 @@ class Casts(Machine):
                 self._ended.popitem(last=False)
             for upstream in self._upstreams.values():  # before its ranks are said to be gone: perhaps they can reach it
                 if upstream.is_agent:
-                    self._effects.append(Up(upstream.key, HostUnreachable(host)))
+                    self._effects.append(Reply(upstream.key, HostUnreachable(host)))
             skips = []
             for what, gap in child.given_up.items():
                 unacknowledged = UnacknowledgedCast(None, 0)
@@ -405,7 +405,9 @@ class Casts(Machine):
 
     # --- down: a cast
 
-    def _gather(self, upstream: Upstream, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+    def _gather(
+        self, upstream: Upstream, plan: RegisteredPlan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]
+    ) -> bool:
         """False when its answers do not come up the tree."""
         if cast.gather < 0 or cast.skip or not cast.port:
             return False
@@ -430,7 +432,7 @@ class Casts(Machine):
         self._finish_if_answered(gathering)
         return True
 
-    def _is_repeat(self, upstream: Upstream, plan: Plan, key: Key, cast: Cast) -> bool:
+    def _is_repeat(self, upstream: Upstream, plan: RegisteredPlan, key: Key, cast: Cast) -> bool:
         """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
@@ -446,12 +448,14 @@ class Casts(Machine):
         elif upstream not in gathering.upstreams:
             gathering.upstreams.append(upstream)
         for host in [host for part in plan.parts for host in part.names if host in self._ended]:
-            self._effects.append(Up(upstream.key, HostUnreachable(host)))
+            self._effects.append(Reply(upstream.key, HostUnreachable(host)))
         failed = [_lost(rank, cast.again) for rank in given.lost]
         self._send(upstream, key, [*given.records, *failed], given.gone)
         return True
 
-    def _distribute(self, upstream: Upstream, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _distribute(
+        self, upstream: Upstream, plan: RegisteredPlan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
         """A cast without a gathering."""
         if cast.gather >= 0:
             cast = msgspec.structs.replace(cast, gather=-1.0)
@@ -464,7 +468,7 @@ class Casts(Machine):
             self._pass_part(unacknowledged, part, _cut_cast(cast, part), body, buffers, set())
         self._passed(unacknowledged)
 
-    def _deliver(self, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _deliver(self, plan: RegisteredPlan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
         count = len(plan.here)
         seqs = expand(cut(cast.seqs, 0, count), count)
         incarnations = expand(cut(cast.incarnations, 0, count), count)
@@ -485,7 +489,7 @@ class Casts(Machine):
     def _pass_part(
         self,
         owner: Gathering | UnacknowledgedCast,
-        part: Part,
+        part: CastSubtree,
         cast: Cast,
         body: Buffer,
         buffers: Sequence[Buffer],
@@ -504,7 +508,7 @@ class Casts(Machine):
     def _pass(
         self,
         owner: Gathering | UnacknowledgedCast,
-        part: Part,
+        part: CastSubtree,
         cast: Cast,
         body: Buffer,
         buffers: Sequence[Buffer],
@@ -523,7 +527,7 @@ class Casts(Machine):
             owner.in_flight += 1
         else:
             owner.in_flight[part] = in_flight
-        self._effects.append(Pass(part.host, cast, body, buffers))
+        self._effects.append(Forward(part.host, cast, body, buffers))
         if part.plan.forgotten:
             self._unregister(part)
         child.keep(in_flight)
@@ -572,30 +576,30 @@ class Casts(Machine):
         through = upstream.through()
         if through > upstream.confirmed:
             upstream.confirmed = through
-            self._effects.append(Up(upstream.key, Delivered(through)))
+            self._effects.append(Reply(upstream.key, Delivered(through)))
 
     # --- down: plans
 
-    def _register(self, child: Downstream, part: Part) -> int:
+    def _register(self, child: Downstream, part: CastSubtree) -> int:
         number = child.registered.get(part)
         if number is not None:
             child.registered.move_to_end(part)
             return number
         if len(child.registered) >= PLANS_KEPT:
-            self._effects.append(Pass(child.host, ForgetPlan(child.registered.popitem(last=False)[1])))
+            self._effects.append(Forward(child.host, ForgetPlan(child.registered.popitem(last=False)[1])))
         child.last_plan += 1
         child.registered[part] = child.last_plan
         plan = CastPlan(child.last_plan, part.plan.width, True, list(part.hosts))
-        self._effects.append(Pass(child.host, plan))
+        self._effects.append(Forward(child.host, plan))
         return child.last_plan
 
-    def _unregister(self, part: Part) -> None:
+    def _unregister(self, part: CastSubtree) -> None:
         child = self._children.get(part.host)
         number = child.registered.pop(part, None) if child is not None else None
         if number is not None:
-            self._effects.append(Pass(part.host, ForgetPlan(number)))
+            self._effects.append(Forward(part.host, ForgetPlan(number)))
 
-    def _forget(self, plan: Plan) -> None:
+    def _forget(self, plan: RegisteredPlan) -> None:
         plan.forgotten = True
         for top in plan.parts:
             for part in top.known():
@@ -688,7 +692,7 @@ class Casts(Machine):
             sizes += [len(record.body), *[0] * (record.span - 1)]
         answers = Answers(*key, ranks, kinds, sizes, list(gone))
         body = records[0].body if len(records) == 1 else b"".join(record.body for record in records)
-        self._effects.append(Up(upstream.key, answers, body, records[0].buffers if len(records) == 1 else ()))
+        self._effects.append(Reply(upstream.key, answers, body, records[0].buffers if len(records) == 1 else ()))
 
     def _fail(self, gathering: Gathering, ranks: Iterable[int], host: str) -> None:
         for rank in ranks:
@@ -707,7 +711,7 @@ class Casts(Machine):
         for part, in_flight in gathering.in_flight.items():
             self._children[part.host].release(in_flight)
         for host in {part.host: None for part in gathering.in_flight}:
-            self._effects.append(Pass(host, CancelGather(*gathering.key)))
+            self._effects.append(Forward(host, CancelGather(*gathering.key)))
 
     def _adopt(self, child: Downstream, in_flight: InFlight) -> UnacknowledgedCast | None:
         """The host of a cast's child has ended: its own children are ours now. When the cast is lost to them, that of
@@ -750,7 +754,9 @@ class Casts(Machine):
             child.release(in_flight)
         self._finish_if_answered(owner)
 
-    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, unacknowledged: UnacknowledgedCast) -> None:
+    def _skip_alone(
+        self, sender: str, to: str, solo: CastSubtree, around: str, unacknowledged: UnacknowledgedCast
+    ) -> None:
         """Tells the receivers on one host of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=around)
         self._pass(unacknowledged, solo, skip, b"", (), set())
@@ -762,7 +768,7 @@ class Casts(Machine):
         pending, in_flight.pending = in_flight.pending, set()
         for below in in_flight.part.below():
             if pending & below.ranks:
-                self._effects.append(Pass(below.host, CancelGather(*gathering.key)))
+                self._effects.append(Forward(below.host, CancelGather(*gathering.key)))
         return self._losing(gathering, in_flight, pending)
 
     def _losing(self, gathering: Gathering, in_flight: InFlight, pending: set[int]) -> UnacknowledgedCast:
@@ -787,7 +793,7 @@ class Casts(Machine):
                 self._hold(gathering, record)
             self._finish_if_answered(gathering)
 
-    def _skip(self, sender: str, to: str, part: Part, unacknowledged: UnacknowledgedCast) -> None:
+    def _skip(self, sender: str, to: str, part: CastSubtree, unacknowledged: UnacknowledgedCast) -> None:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
         for below in part.below():
@@ -829,7 +835,7 @@ class Casts(Machine):
         return upstream
 
 
-def _cut_cast(cast: Cast, part: Part) -> Cast:
+def _cut_cast(cast: Cast, part: CastSubtree) -> Cast:
     """The cast with the numbers of the part's positions."""
     if type(cast.seqs) is int and type(cast.incarnations) is int and type(cast.target_incarnation) is int:
         return cast

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from monarch._mesh.casts.answer_cache import Given, Key, Record, size_of
+from monarch._mesh.casts.answer_cache import CachedAnswers, Key, Record, size_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
 
@@ -18,7 +18,7 @@ GIVEN_UP = 1000
 UpstreamKey: TypeAlias = Any  # a key; only whoever carries out effects knows more
 
 
-class Plan:
+class RegisteredPlan:
     """One as an upstream registered it: its receivers here, and the parts that go to children."""
 
     __slots__ = ("forgotten", "here", "parts", "prefix", "width")
@@ -33,12 +33,12 @@ class Plan:
         self.parts = parts(self, rest, len(self.here))
 
 
-class Part:
+class CastSubtree:
     """A child's host and those below it. Positions `start` to `stop` of whatever it is a part of."""
 
     __slots__ = ("_below", "_solos", "host", "hosts", "names", "plan", "ranks", "start", "stop")
 
-    def __init__(self, plan: Plan, hosts: Sequence[PlanHost], start: int) -> None:
+    def __init__(self, plan: RegisteredPlan, hosts: Sequence[PlanHost], start: int) -> None:
         self.plan = plan
         self.hosts = hosts
         self.host = hosts[0].host
@@ -46,29 +46,29 @@ class Part:
         self.start = start
         self.stop = start + sum(len(host.names) for host in hosts)
         self.names = frozenset(host.host for host in hosts)
-        self._below: list[Part] | None = None
-        self._solos: dict[str, Part] = {}
+        self._below: list[CastSubtree] | None = None
+        self._solos: dict[str, CastSubtree] = {}
 
-    def below(self) -> list[Part]:
+    def below(self) -> list[CastSubtree]:
         """The parts of the child's own children."""
         if self._below is None:
             self._below = parts(self.plan, self.hosts[1:], len(self.hosts[0].names))
         return self._below
 
-    def solo(self, host: str) -> Part:
+    def solo(self, host: str) -> CastSubtree:
         """That host alone, which the child cannot reach; `host` is one of `names`."""
         known = self._solos.get(host)
         if known is None:
             start = 0
             for there in self.hosts:
                 if there.host == host:
-                    known = self._solos[host] = Part(self.plan, [there], start)
+                    known = self._solos[host] = CastSubtree(self.plan, [there], start)
                     break
                 start += len(there.names)
         assert known is not None
         return known
 
-    def known(self) -> Iterable[Part]:
+    def known(self) -> Iterable[CastSubtree]:
         """This one, and those that were taken out of it."""
         yield self
         yield from self._solos.values()
@@ -76,10 +76,10 @@ class Part:
             yield from part.known()
 
 
-def parts(plan: Plan, hosts: Sequence[PlanHost], start: int) -> list[Part]:
+def parts(plan: RegisteredPlan, hosts: Sequence[PlanHost], start: int) -> list[CastSubtree]:
     parts = []
     for places in split(len(hosts), plan.width):
-        part = Part(plan, hosts[places.start : places.stop], start)
+        part = CastSubtree(plan, hosts[places.start : places.stop], start)
         parts.append(part)
         start = part.stop
     return parts
@@ -94,7 +94,7 @@ class Upstream:
         self.key = key
         self.is_agent = False
         self.there = True
-        self.plans: OrderedDict[int, Plan] = OrderedDict()
+        self.plans: OrderedDict[int, RegisteredPlan] = OrderedDict()
         self.last = 0
         self.open: dict[int, None] = {}  # ascending
         self.gaps: dict[Gap, None] = {}
@@ -181,9 +181,9 @@ class Gathering:
         self.key = key
         self.hold = cast.gather
         self.root = cast.number == 0
-        self.given = Given(key, cast)
+        self.given = CachedAnswers(key, cast)
         self.mine: dict[int, str] = {}  # rank -> process name
-        self.in_flight: dict[Part, InFlight] = {}
+        self.in_flight: dict[CastSubtree, InFlight] = {}
         self.combine = b"" if self.root else cast.combine  # the root has no processes that are receivers
         self.merging: Merging | None = None
         self.skips = 0  # that must be through before the call fails for those who are to skip it
@@ -254,7 +254,7 @@ class InFlight:
     def __init__(
         self,
         owner: Gathering | UnacknowledgedCast,
-        part: Part,
+        part: CastSubtree,
         cast: Cast,
         body: Buffer,
         buffers: Sequence[Buffer],
@@ -270,7 +270,7 @@ class InFlight:
         self.pending = pending  # ranks of a gathering that have not answered
 
     @property
-    def gap(self) -> tuple[str, str, Part]:
+    def gap(self) -> tuple[str, str, CastSubtree]:
         """What its receivers are told to skip if it is lost."""
         return self.cast.sender, self.cast.to, self.part
 
@@ -287,13 +287,13 @@ class Downstream:
         self.host = host
         self.last = 0
         self.last_plan = 0
-        self.registered: OrderedDict[Part, int] = OrderedDict()
+        self.registered: OrderedDict[CastSubtree, int] = OrderedDict()
         self.kept: dict[int, InFlight] = {}
         self.loose: dict[int, InFlight] = {}  # those without a gathering
         self.bodies: dict[int, InFlight] = {}  # those whose body takes memory
         self.size = 0
         self.skips = 0  # of those
-        self.given_up: OrderedDict[tuple[str, str, Part], Gap] = OrderedDict()  # (sender, mesh, part)
+        self.given_up: OrderedDict[tuple[str, str, CastSubtree], Gap] = OrderedDict()  # (sender, mesh, part)
 
     def keep(self, in_flight: InFlight) -> None:
         number = in_flight.cast.number

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._mesh.casts.plan import SENDER_PLANS, Parted
+from monarch._mesh.casts.plan import SENDER_PLANS, RemoteReceivers
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.ordering import Numbering, RankKey, compress, expand
 from monarch._wire.address import agent_of
@@ -33,8 +33,8 @@ class Casting:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._agent = agent_of(proc.address)
-        self._numbers: OrderedDict[Parted, int] = OrderedDict()
-        self._meanings: weakref.WeakKeyDictionary[Parted, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
+        self._numbers: OrderedDict[RemoteReceivers, int] = OrderedDict()
+        self._meanings: weakref.WeakKeyDictionary[RemoteReceivers, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
         self._last = 0
         self._lock = threading.Lock()
         self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
@@ -42,7 +42,7 @@ class Casting:
 
     def cast(
         self,
-        parted: Parted,
+        parted: RemoteReceivers,
         cast: Cast,
         body: bytes,
         buffers: Sequence[memoryview],
@@ -60,7 +60,7 @@ class Casting:
                 wanted.unwanted = lambda: self._unwanted(cast.port)
         proc.post(self._agent, cast, body, buffers, coalesce_within)
 
-    def _meant(self, parted: Parted) -> Stamp:
+    def _meant(self, parted: RemoteReceivers) -> Stamp:
         """Which processes are meant, as far as known; looked up when something was learned since."""
         processes = self._proc.processes
         changes = processes.remote_changes
@@ -70,7 +70,7 @@ class Casting:
             known = self._meanings[parted] = changes, target_incarnation
         return known[1]
 
-    def _number(self, parted: Parted) -> int:
+    def _number(self, parted: RemoteReceivers) -> int:
         number = self._numbers.get(parted)
         if number is not None:
             self._numbers.move_to_end(parted)
@@ -99,7 +99,7 @@ class Casting:
         except PeerEnded:
             pass
 
-    def _note(self, sender: str, number: int, parted: Parted) -> None:
+    def _note(self, sender: str, number: int, parted: RemoteReceivers) -> None:
         known = self._cast.get(sender)
         if known is None:
             known = self._cast[sender] = _Casts()
@@ -132,7 +132,7 @@ class _Casts:
         self.plan = 0
 
 
-def stamp(cast: Cast, numbering: Numbering, parted: Parted, restarts: Incarnations | None) -> None:
+def stamp(cast: Cast, numbering: Numbering, parted: RemoteReceivers, restarts: Incarnations | None) -> None:
     """Says which incarnations are meant, and numbers the cast."""
     receivers: Sequence[RankKey] = parted.ranks
     if restarts is not None:
@@ -145,7 +145,7 @@ def stamp(cast: Cast, numbering: Numbering, parted: Parted, restarts: Incarnatio
     numbering.next_many(cast, cast.to, receivers)
 
 
-def fill_places(cast: Cast, proc: Proc, parted: Parted) -> None:
+def fill_places(cast: Cast, proc: Proc, parted: RemoteReceivers) -> None:
     """The cast was interrupted: whatever receivers were not sent it are not to wait for it (see `Proc.fill_place`)."""
     count = len(parted.remote)
     stamps = zip(parted.remote, expand(cast.seqs, count), expand(cast.incarnations, count), strict=True)

@@ -1,18 +1,18 @@
 """Finds actors that wait for each other in a circle. Pure: what waits, and what is asked, in; messages and verdicts out.
 
 Edge chasing after Chandy, Misra and Haas, "Distributed Deadlock Detection" (ACM Transactions on Computer Systems 1(2), 1983).
-A wait that has stood for some time sends a Chase along the edge to the actors it waits for. There the Chase asks which waits
-keep the message from being answered, and goes on along those; a Chase that meets the wait it began with has gone round a
+A wait that has stood for some time sends a probe along the edge to the actors it waits for. There the probe asks which waits
+keep the message from being answered, and goes on along those; a probe that meets the wait it began with has gone round a
 circle. Three rules are added:
 
-- A Chase goes only along waits that are older than the one it began with. So of a circle only the youngest wait finds it, and
+- A probe goes only along waits that are older than the one it began with. So of a circle only the youngest wait finds it, and
   that wait is the one that is given up: exactly one victim, with nobody to agree with. Age is (since, name), a total order.
 - It goes round twice. The first time finds the circle, the second one makes sure that it still stands and collects what to
   tell people.
 - A wait asks again as long as it stands, less and less often: a wait that had a way out may lose it later.
 
 Callers give in only waits that nothing but their answer can end: no time limit, no cancelling. Then every circle that is
-found is one: a Chase passes a wait only while it stands, with its message unanswered, and neither ends before the waits
+found is one: a probe passes a wait only while it stands, with its message unanswered, and neither ends before the waits
 further on do.
 """
 
@@ -22,11 +22,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from monarch._wire.message import Chase
+from monarch._wire.message import DeadlockProbe
 
 _AT_ONCE = 100  # waits of one process that begin to ask in one sweep; the rest in the next
 _STEPS = 1000  # waits in the longest circle that is found
-_REMEMBERED = 10_000  # Chases remembered, so that each wait passes each on once
+_REMEMBERED = 10_000  # probes remembered, so that each wait passes each on once
 _SELDOM = 60.0  # seconds after which a wait that stands and stands asks again, at most
 
 
@@ -44,14 +44,14 @@ class Blocked(NamedTuple):
     targets: Sequence[str]
 
 
-class SendChase(NamedTuple):
+class SendProbe(NamedTuple):
     """Effect: a message to the process at `address`."""
 
     address: str
-    chase: Chase
+    probe: DeadlockProbe
 
 
-class Broken(NamedTuple):
+class EndWait(NamedTuple):
     """Effect: end wait `number` of this process; `path` says who waits for whom, beginning with it."""
 
     number: int
@@ -70,11 +70,11 @@ class Detector:
 
     def sweep(
         self, waits: Iterable[tuple[int, float]], look: Callable[[int], Blocked | None], now: float, after: float
-    ) -> list[SendChase]:
+    ) -> list[SendProbe]:
         """From time to time, with (number, since) of every wait that stands; `look` says what is known of one that is due,
         None for one that can end by itself."""
         asked = {}
-        effects: list[SendChase] = []
+        effects: list[SendProbe] = []
         begun = 0
         for number, since in waits:
             attempt, due = self._asked.get(number, (0, since + after))
@@ -89,25 +89,27 @@ class Detector:
         self._asked = asked
         return effects
 
-    def chased(self, chase: Chase, blockers: Iterable[Blocked], now: float, after: float) -> list[SendChase | Broken]:
-        """A Chase has come; `blockers` are the waits that keep the message it asks about from being answered."""
-        effects: list[SendChase | Broken] = []
-        origin = (chase.since, chase.who, chase.origin, chase.number)
+    def probed(
+        self, probe: DeadlockProbe, blockers: Iterable[Blocked], now: float, after: float
+    ) -> list[SendProbe | EndWait]:
+        """A probe has come; `blockers` are the waits that keep the message it asks about from being answered."""
+        effects: list[SendProbe | EndWait] = []
+        origin = (probe.since, probe.who, probe.origin, probe.number)
         for wait in blockers:
             mine = (wait.since, wait.who, self._address, wait.number)
-            if mine > origin or now - wait.since < after or self._saw(chase, wait):
+            if mine > origin or now - wait.since < after or self._saw(probe, wait):
                 continue
             if mine < origin:
-                effects += self._pass_on(chase, wait)
-            elif chase.again:
-                effects.append(Broken(wait.number, chase.path))
+                effects += self._pass_on(probe, wait)
+            elif probe.again:
+                effects.append(EndWait(wait.number, probe.path))
             else:
-                effects += self._begin(wait, chase.attempt, again=True)
+                effects += self._begin(wait, probe.attempt, again=True)
         return effects
 
-    def _saw(self, chase: Chase, wait: Blocked) -> bool:
+    def _saw(self, probe: DeadlockProbe, wait: Blocked) -> bool:
         """Whether the wait was asked this before; remembers that it was."""
-        key = (chase.origin, chase.number, chase.attempt, chase.again, wait.number)
+        key = (probe.origin, probe.number, probe.attempt, probe.again, wait.number)
         if key in self._seen:
             return True
         self._seen[key] = None
@@ -115,14 +117,18 @@ class Detector:
             self._seen.popitem(last=False)
         return False
 
-    def _begin(self, wait: Blocked, attempt: int, again: bool = False) -> list[SendChase]:
+    def _begin(self, wait: Blocked, attempt: int, again: bool = False) -> list[SendProbe]:
         path = [self._describe(wait)] if again else []
         asking = self._address, wait.number, wait.since, wait.who, attempt, 1, path, again
-        return [SendChase(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]
+        return [
+            SendProbe(address, DeadlockProbe(wait.key, wait.port, self._address, *asking)) for address in wait.targets
+        ]
 
-    def _pass_on(self, chase: Chase, wait: Blocked) -> list[SendChase]:
-        if chase.steps >= _STEPS:
+    def _pass_on(self, probe: DeadlockProbe, wait: Blocked) -> list[SendProbe]:
+        if probe.steps >= _STEPS:
             return []
-        path = [*chase.path, self._describe(wait)] if chase.again else []
-        asking = chase.origin, chase.number, chase.since, chase.who, chase.attempt, chase.steps + 1, path, chase.again
-        return [SendChase(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]
+        path = [*probe.path, self._describe(wait)] if probe.again else []
+        asking = probe.origin, probe.number, probe.since, probe.who, probe.attempt, probe.steps + 1, path, probe.again
+        return [
+            SendProbe(address, DeadlockProbe(wait.key, wait.port, self._address, *asking)) for address in wait.targets
+        ]

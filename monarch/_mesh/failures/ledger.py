@@ -78,7 +78,7 @@ class Notify:
         return f"Notify({self.owner!r}, {self.failure})"
 
 
-class Gone:
+class MeshGone:
     """Effect: every process of mesh `key` was stopped in order; `owner` need not keep it."""
 
     __slots__ = ("key", "owner")
@@ -88,10 +88,10 @@ class Gone:
         self.key = key
 
     def __repr__(self) -> str:
-        return f"Gone({self.owner!r}, {self.key!r})"
+        return f"MeshGone({self.owner!r}, {self.key!r})"
 
 
-class Standing:
+class RankStates:
     """How some ranks of a mesh stand: `lost`, why one of them (or the mesh) will not come back; `coming`, those that are
     restarted, and why they ended where that is known."""
 
@@ -197,12 +197,12 @@ class Ledger:
             return []
         return [Notify(entry.owner, MeshFailure(failure))]
 
-    def process_ended(self, ended: ProcEnded) -> list[Notify | Gone]:
+    def process_ended(self, ended: ProcEnded) -> list[Notify | MeshGone]:
         """Every owned mesh with ranks there has lost them: one failure a mesh, none for an ordinary end.
 
         A mesh whose ranks have all ended in order is forgotten: its processes' agent tells late callers.
         """
-        effects: list[Notify | Gone] = []
+        effects: list[Notify | MeshGone] = []
         for key in sorted(self._by_address.get(ended.address, ())):
             entry = self._entries[key]
             fresh = [
@@ -220,7 +220,7 @@ class Ledger:
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
             over = ended.stopped and not ended.replaced and not entry.restarting
             if over and len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
-                effects.append(Gone(self.remove(key), key))
+                effects.append(MeshGone(self.remove(key), key))
         return effects
 
     # --- restarts
@@ -258,13 +258,13 @@ class Ledger:
             entry.restarting.difference_update(ranks)
             entry.given_up.update(ranks.intersection(entry.ended))
 
-    def standing(self, key: str, ranks: Iterable[int], policy: bool, asked: Container[int] = ()) -> Standing:
+    def standing(self, key: str, ranks: Iterable[int], policy: bool, asked: Container[int] = ()) -> RankStates:
         """How these ranks stand. `policy`: the mesh has one, which restarts a rank that fails unless it has given up.
         `asked`: ranks that the program itself is restarting."""
         entry = self._entries.get(key)
         if entry is None:
-            return Standing(stopped_failure(key, "its mesh was stopped", key))
-        found = Standing(entry.whole)
+            return RankStates(stopped_failure(key, "its mesh was stopped", key))
+        found = RankStates(entry.whole)
         for rank in ranks:
             failure = entry.ended.get(rank)
             by_policy = failure is not None and policy and not failure.stopped and rank not in entry.given_up

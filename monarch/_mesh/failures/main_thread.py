@@ -69,7 +69,7 @@ class Fault:
         self.put_off = False
 
 
-class Front(Protocol):
+class Frontend(Protocol):
     """An interactive shell: it runs cells, shows what they raise, and must live on whatever happens."""
 
     cell: CodeType  # of the function that runs a cell: what it calls is the cell's
@@ -134,7 +134,7 @@ class Faults:
     """What becomes of the failures that reach the root client of this process."""
 
     def __init__(self) -> None:
-        self.front: Front | None = None
+        self.front: Frontend | None = None
         self._queue: queue.SimpleQueue[MeshFailure | Fault | Slot | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False

@@ -42,7 +42,7 @@ class Handled:
         return f"Handled({self.owner!r}, {self.failure})"
 
 
-class Held:
+class UnretrievedFailure:
     """Effect: failures of one event are entrusted to `calls`, until one is observed or the last is dropped; without any they
     are kept for `GRACE`, after which `Observed.lapse` is to be asked. `open` until that is decided."""
 
@@ -55,10 +55,10 @@ class Held:
         self.open = True
 
     def __repr__(self) -> str:
-        return f"Held({self.owner!r}, {list(self.failures)})"
+        return f"UnretrievedFailure({self.owner!r}, {list(self.failures)})"
 
 
-Effect = Notify | Handled | Held
+Effect = Notify | Handled | UnretrievedFailure
 
 
 class OwnersCall:
@@ -93,7 +93,7 @@ class Observed:
     def __init__(self, grace: bool = True) -> None:
         self._grace = grace
         self._calls: dict[OwnersCall, None] = {}
-        self._held: list[Held] = []
+        self._held: list[UnretrievedFailure] = []
         self._told: dict[str, dict[int, float]] = {}  # of each mesh: ranks, and until when their failures count as told
 
     def __len__(self) -> int:
@@ -111,11 +111,11 @@ class Observed:
         if any(self._was_told(failure, now) for failure in failures):
             return self._tell(owner, failures)
         calls = {call for call in self._calls if call.owner == owner and any(map(call.covers, failures))}
-        held = Held(owner, failures, calls)
+        held = UnretrievedFailure(owner, failures, calls)
         self._held.append(held)
         return [held] if calls or self._grace else self.lapse(held)
 
-    def lapse(self, held: Held) -> list[Effect]:
+    def lapse(self, held: UnretrievedFailure) -> list[Effect]:
         """Its moment is over."""
         if not held.open or held.calls:
             return []
@@ -158,7 +158,7 @@ class Observed:
                     self._close(held, [])
         return untold
 
-    def give_up(self, held: Held | None = None) -> list[Effect]:
+    def give_up(self, held: UnretrievedFailure | None = None) -> list[Effect]:
         """What is entrusted to Futures that nobody will observe is told after all: all of it, when the program ends."""
         effects: list[Effect] = []
         for each in [held] if held is not None else list(self._held):
@@ -168,7 +168,7 @@ class Observed:
             self._calls.clear()
         return effects
 
-    def _close(self, held: Held, effects: list[Effect]) -> list[Effect]:
+    def _close(self, held: UnretrievedFailure, effects: list[Effect]) -> list[Effect]:
         held.open = False
         self._held.remove(held)
         return effects

@@ -58,7 +58,7 @@ class RestartPolicy:
         self.max_backoff = checked_seconds("max_backoff", max_backoff)
 
     def __enter__(self) -> RestartPolicy:
-        _blocks.set((*_blocks.get(), Group(self)))
+        _blocks.set((*_blocks.get(), RestartGroup(self)))
         return self
 
     def __exit__(
@@ -121,7 +121,7 @@ class Intensity:
 Children = dict[str, list[int]]  # mesh key -> ranks
 
 
-class Round:
+class RestartAttempt:
     """What to restart, and after how many seconds."""
 
     __slots__ = ("children", "delay")
@@ -131,10 +131,10 @@ class Round:
         self.delay = delay
 
     def __repr__(self) -> str:
-        return f"Round({self.children!r}, {self.delay:g})"
+        return f"RestartAttempt({self.children!r}, {self.delay:g})"
 
 
-class Group:
+class RestartGroup:
     """The children of one `with` block, and when they were restarted. Times are seconds of any one clock. Not thread-safe."""
 
     def __init__(self, policy: RestartPolicy) -> None:
@@ -153,10 +153,10 @@ class Group:
         """It was stopped."""
         self._meshes.pop(key, None)
 
-    def failed(self, key: str, ranks: Iterable[int], now: float) -> Round | None:
+    def failed(self, key: str, ranks: Iterable[int], now: float) -> RestartAttempt | None:
         """Actors have failed: what to restart, or None when that happened too often."""
         delay = self._intensity.next(now)
-        return None if delay is None else Round(self._affected(key, sorted(ranks)), delay)
+        return None if delay is None else RestartAttempt(self._affected(key, sorted(ranks)), delay)
 
     def _affected(self, key: str, ranks: list[int]) -> Children:
         if self.policy.strategy == ONE_FOR_ONE or key not in self._meshes:
@@ -168,10 +168,10 @@ class Group:
         return {key: list(range(ranks[0], self._meshes[key])), **{m: list(range(self._meshes[m])) for m in later}}
 
 
-_blocks: contextvars.ContextVar[tuple[Group, ...]] = contextvars.ContextVar("monarch_restart_groups", default=())
+_blocks: contextvars.ContextVar[tuple[RestartGroup, ...]] = contextvars.ContextVar("monarch_restart_groups", default=())
 
 
-def active() -> Group | None:
+def active() -> RestartGroup | None:
     """The group of the innermost `with RestartPolicy(...)` block around the running code."""
     blocks = _blocks.get()
     return blocks[-1] if blocks else None

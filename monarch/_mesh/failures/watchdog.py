@@ -35,14 +35,14 @@ from monarch._mesh.failures.activity import (
     is_bound,
     lines_of_job,
 )
-from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
+from monarch._mesh.failures.deadlock import Blocked, Detector, EndWait, SendProbe
 from monarch._runtime.instance import Delivery
 from monarch._runtime.log_thread import aside
 from monarch._runtime.loop import TimerHandle
 from monarch._runtime.proc import Proc
 from monarch._runtime.waiting import Wait
 from monarch._wire.frame import Frame
-from monarch._wire.message import Chase
+from monarch._wire.message import DeadlockProbe
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
@@ -55,7 +55,7 @@ _REPORTED = 100  # endpoints logged in one sweep; the rest in the next
 logger = logging.getLogger("monarch")
 
 
-class Sweep:
+class Watchdog:
     """Of one Proc. `on_slow` is called with the stacks of endpoints that were logged, by the thread that logs."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Sweep:
         self._logged: set[Delivery] = set()  # messages that run still and were logged
         proc.ports.watch = self._watch
         proc.waits.actor_started = self._on_actor_started
-        proc.receivers[Chase] = self._on_chase
+        proc.receivers[DeadlockProbe] = self._on_probe
 
     # --- the timer
 
@@ -86,7 +86,7 @@ class Sweep:
         self._arm(_period(True))
 
     def _arm(self, delay: float) -> None:
-        """Sweeps in `delay` seconds at the latest."""
+        """Looks in `delay` seconds at the latest."""
         loop = self._proc.loop
         with self._lock:
             if self._timer is not None:
@@ -132,26 +132,26 @@ class Sweep:
 
         self._send(self._detector.sweep(due, look, now, after))
 
-    def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
+    def _on_probe(self, connection: Connection, probe: DeadlockProbe, frame: Frame) -> None:
         proc = self._proc
-        waits = {wait.number: wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
+        waits = {wait.number: wait for wait in blockers(proc, probe.key, probe.port, probe.back)}
         after = settings.deadlock_after() or math.inf
-        effects = self._detector.chased(chase, map(_blocked, waits.values()), proc.loop.now(), after)
+        effects = self._detector.probed(probe, map(_blocked, waits.values()), proc.loop.now(), after)
         for effect in effects:
-            if isinstance(effect, Broken):
+            if isinstance(effect, EndWait):
                 _break(waits[effect.number], effect.path)
             else:
                 self._send([effect])
 
-    def _send(self, effects: Sequence[SendChase]) -> None:
+    def _send(self, effects: Sequence[SendProbe]) -> None:
         proc = self._proc
         for effect in effects:
             if effect.address == proc.address:  # in a turn of its own: chains within a process may be long
-                chase = effect.chase
-                proc.loop.call_soon(lambda chase=chase: proc.post(proc.address, chase))  # type: ignore[misc]
+                probe = effect.probe
+                proc.loop.call_soon(lambda probe=probe: proc.post(proc.address, probe))  # type: ignore[misc]
                 continue
             try:
-                proc.post(effect.address, effect.chase)
+                proc.post(effect.address, effect.probe)
             except PeerEnded:  # then the wait ends as well
                 continue
 

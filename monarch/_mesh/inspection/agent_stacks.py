@@ -22,8 +22,8 @@ from monarch._mesh.inspection.stack_records import (
     HOW_NATIVE,
     HOW_SIGNAL,
     AgentStacks,
-    Frame,
     ProcessStacks,
+    StackFrame,
     StacksByAgent,
     ThreadStack,
 )
@@ -160,7 +160,7 @@ def parse_native(threads: Any, all_threads: bool = False) -> list[ThreadStack]:
 
 def _native_thread(thread: dict[str, Any], all_threads: bool) -> ThreadStack | None:
     frames = [
-        Frame(
+        StackFrame(
             sendable(frame["filename"] or frame.get("module") or "?", NAME_LIMIT),
             int(frame["line"] or 0),
             sendable(frame["name"], NAME_LIMIT),

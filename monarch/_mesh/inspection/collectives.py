@@ -42,7 +42,7 @@ class GroupState(msgspec.Struct, frozen=True):
     running: bool | None = None
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class RecordedCollective(msgspec.Struct, frozen=True):
     """The last collective of a group that torch has recorded."""
 
     number: int
@@ -107,9 +107,9 @@ def _recordings() -> Iterator[bytes]:
                 continue
 
 
-def last_recorded(*recordings: bytes) -> dict[str, Recorded]:
+def last_recorded(*recordings: bytes) -> dict[str, RecordedCollective]:
     """Of each group, by its name, the collective that was begun last. Pure; what is not understood is passed over."""
-    found: dict[str, Recorded] = {}
+    found: dict[str, RecordedCollective] = {}
     for text in recordings:
         try:
             entries = list(json.loads(text)["entries"])
@@ -125,7 +125,9 @@ def last_recorded(*recordings: bytes) -> dict[str, Recorded]:
                 sizes = entry.get("input_sizes") or [[]]
                 operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
                 ended = entry.get("retired", entry.get("state") == "completed") or entry.get("state") == "completed"
-                found[name] = Recorded(number, sendable(operation, NAME_LIMIT), [int(n) for n in sizes[0]], not ended)
+                found[name] = RecordedCollective(
+                    number, sendable(operation, NAME_LIMIT), [int(n) for n in sizes[0]], not ended
+                )
             except (KeyError, TypeError, ValueError, IndexError, AttributeError):
                 continue
     return found

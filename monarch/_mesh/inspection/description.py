@@ -43,7 +43,7 @@ class Facts(msgspec.Struct, array_like=True, gc=False):
     """Travels as an array: fields are added at the end only. Trees of facts have no rings, so nothing collects them."""
 
 
-class Handler(Facts):
+class HandlerFacts(Facts):
     """Calls of one endpoint that an actor handles now: how many, and since when the oldest."""
 
     endpoint: str
@@ -51,7 +51,7 @@ class Handler(Facts):
     since: float
 
 
-class Waiting(Facts):
+class WaitingFacts(Facts):
     """An actor waits for the answer of `target` (mesh.endpoint), of `unanswered` ranks, since then."""
 
     target: str
@@ -95,9 +95,9 @@ class ActorFacts(Facts):
     queue: int
     peak: int
     endpoint: str  # the last one
-    handlers: list[Handler]
+    handlers: list[HandlerFacts]
     handling: int
-    waits: list[Waiting]
+    waits: list[WaitingFacts]
     failure: FailureFacts | None
     ordering: OrderingFacts | None
     events: list[Event]  # only when asked for
@@ -127,7 +127,7 @@ class ProcessFacts(Facts):
     processors: float = 0.0  # seconds of processor time so far
 
 
-class Ask(msgspec.Struct):
+class TreeRequest(msgspec.Struct):
     """`actor`: the key of one actor that is told of in full; "*": all of them."""
 
     actor: str = ""
@@ -144,7 +144,7 @@ class SettingFacts(Facts):
 
 def answer(proc: Proc, argument: bytes) -> bytes:
     """Question "tree"."""
-    ask = msgspec.msgpack.decode(argument, type=Ask) if argument else Ask()
+    ask = msgspec.msgpack.decode(argument, type=TreeRequest) if argument else TreeRequest()
     return msgspec.msgpack.encode(describe(proc, ask))
 
 
@@ -157,7 +157,7 @@ def answer_config(proc: Proc, argument: bytes) -> bytes:
     return msgspec.msgpack.encode(rows)
 
 
-def describe(proc: Proc, ask: Ask) -> ProcessFacts:
+def describe(proc: Proc, ask: TreeRequest) -> ProcessFacts:
     now = time.time()
     clock = _Clock(now, proc.loop.now())
     instances = list(proc.actors.values())
@@ -243,7 +243,7 @@ def _waits(standing: Iterable[Wait], root: Instance | None) -> dict[int, list[Wa
 
 
 def _actor(
-    proc: Proc, instance: Instance, named: Named, clock: _Clock, waits: dict[int, list[Wait]], ask: Ask
+    proc: Proc, instance: Instance, named: Named, clock: _Clock, waits: dict[int, list[Wait]], ask: TreeRequest
 ) -> ActorFacts:
     call = instance.last_call
     handlers, handling = _handlers(instance, clock)
@@ -271,7 +271,7 @@ def _actor(
         handlers,
         handling,
         [
-            Waiting(wait.entry.target.label, len(wait.entry.unanswered()), clock.epoch(wait.since))
+            WaitingFacts(wait.entry.target.label, len(wait.entry.unanswered()), clock.epoch(wait.since))
             for wait in waits.get(id(instance), ())[:_WAITS]
             if wait.entry.target is not None
         ],
@@ -281,13 +281,13 @@ def _actor(
     )
 
 
-def _handlers(instance: Instance, clock: _Clock) -> tuple[list[Handler], int]:
+def _handlers(instance: Instance, clock: _Clock) -> tuple[list[HandlerFacts], int]:
     """The endpoints that run, oldest first, and how many calls of them."""
-    found: dict[str, Handler] = {}
+    found: dict[str, HandlerFacts] = {}
     jobs = jobs_of(instance)
     for job in jobs:
         since = clock.epoch(job.delivery.started)
-        known = found.setdefault(job.delivery.call.method, Handler(job.delivery.call.method, 0, since))
+        known = found.setdefault(job.delivery.call.method, HandlerFacts(job.delivery.call.method, 0, since))
         known.count += 1
         known.since = min(known.since, since)
     oldest = sorted(found.values(), key=lambda handler: handler.since)
@@ -300,7 +300,7 @@ def _so_far(instance: Instance, clock: _Clock) -> float:
     return 0.0 if now is None or now.answered else max(0.0, clock.loop - now.started)
 
 
-def _status(instance: Instance, handlers: list[Handler], clock: _Clock) -> tuple[str, str]:
+def _status(instance: Instance, handlers: list[HandlerFacts], clock: _Clock) -> tuple[str, str]:
     end = instance.end
     if end is not None and not end.stopped:
         return "failed", _cause(end)
@@ -337,7 +337,7 @@ def _session(session: Session) -> tuple[str, int, int, int, int]:
     return (sender if isinstance(sender, str) else str(sender[0])), *session[1:]
 
 
-def _departed(departed: Departed, named: Named, proc: Proc, ask: Ask) -> ActorFacts:
+def _departed(departed: Departed, named: Named, proc: Proc, ask: TreeRequest) -> ActorFacts:
     failure: Failure = departed.failure
     reason = _reason(failure)
     abandoned = failure.stopped and _ABANDONED in reason

@@ -61,7 +61,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return page(self)
 
 
-class Look(NamedTuple):
+class ProgramSample(NamedTuple):
     """What was seen at one moment. `groups`: process groups of torch, by the address of the process."""
 
     stacks: Stacks
@@ -71,8 +71,8 @@ class Look(NamedTuple):
 class Evidence(NamedTuple):
     """All that was seen. `apart`: seconds between the looks; `unreachable`: hosts whose agents did not answer, and why."""
 
-    first: Look
-    second: Look
+    first: ProgramSample
+    second: ProgramSample
     apart: float
     waits: WaitGraph
     hosts: Sequence[HostUsage]
@@ -306,7 +306,7 @@ def _verb(ranks: Sized, one: str, several: str) -> str:
     return one if len(ranks) == 1 else several
 
 
-def _by_group(look: Look) -> dict[tuple[object, ...], dict[int, tuple[str, GroupState]]]:
+def _by_group(look: ProgramSample) -> dict[tuple[object, ...], dict[int, tuple[str, GroupState]]]:
     found: dict[tuple[object, ...], dict[int, tuple[str, GroupState]]] = {}
     for address, states in look.groups.items():
         for state in states:
@@ -366,7 +366,7 @@ def _stragglers(evidence: Evidence, covered: set[tuple[str, int]]) -> Iterator[F
         )
 
 
-def _identified(look: Look) -> Iterator[tuple[tuple[str, int], ThreadStack]]:
+def _identified(look: ProgramSample) -> Iterator[tuple[tuple[str, int], ThreadStack]]:
     for _, stack in _threads(look):
         if stack.key:
             yield (stack.key, stack.rank), stack
@@ -379,7 +379,7 @@ def same_place(before: ThreadStack | None, now: ThreadStack) -> bool:
     return [(f.file, f.line, f.function) for f in before.frames] == [(f.file, f.line, f.function) for f in now.frames]
 
 
-def _threads(look: Look) -> Iterator[tuple[ProcessStacks, ThreadStack]]:
+def _threads(look: ProgramSample) -> Iterator[tuple[ProcessStacks, ThreadStack]]:
     for process in look.stacks.processes:
         for stack in process.threads:
             yield process, stack

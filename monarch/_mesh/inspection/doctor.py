@@ -9,12 +9,12 @@ import msgspec
 
 from monarch._mesh.inspection import diagnosis
 from monarch._mesh.inspection.collectives import GroupState, decode_groups
-from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look
+from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, ProgramSample
 from monarch._mesh.inspection.folding import completed
 from monarch._mesh.inspection.host_usage import HostUsage, decode_host
 from monarch._mesh.inspection.small_answers import FailureNote, decode_failures
-from monarch._mesh.inspection.stacks_of_program import Ask, Stacks, Wanted, gather, ordered
-from monarch._mesh.inspection.survey import Answers, open_proc
+from monarch._mesh.inspection.stacks_of_program import AskProgram, Stacks, StacksQuery, gather, ordered
+from monarch._mesh.inspection.survey import SurveyAnswers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined
 from monarch._runtime.future import Future, check_timeout
 from monarch._runtime.thread_task import in_thread
@@ -23,46 +23,46 @@ from monarch._wire.address import AGENT, agent_of, name_of
 APART = 1.0  # seconds between the two looks
 
 
-def examine(ask: Ask, seconds: float = 2.0, apart: float = APART) -> Diagnosis:
+def examine(ask: AskProgram, seconds: float = 2.0, apart: float = APART) -> Diagnosis:
     """Blocks. `seconds`: how long processes have to answer each question."""
     return diagnosis.diagnose(collect(ask, seconds, apart))
 
 
-def collect(ask: Ask, seconds: float, apart: float) -> Evidence:
+def collect(ask: AskProgram, seconds: float, apart: float) -> Evidence:
     """Who does not answer the first question is not waited for again."""
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
     awake = list(waits.replies)
     silent = {address: why for address, why in waits.silent.items() if name_of(address) != AGENT}
-    first = Look(gather(ask, Wanted(awake, seconds), silent), _groups(ask, seconds, awake))
+    first = ProgramSample(gather(ask, StacksQuery(awake, seconds), silent), _groups(ask, seconds, awake))
     time.sleep(apart)
-    again = gather(ask, Wanted(awake, seconds))
+    again = gather(ask, StacksQuery(awake, seconds))
     wedged = [process for process in first.stacks.processes if process.address in silent]
     stacks = Stacks(ordered(completed([*again.processes, *wedged])), {**first.stacks.silent, **again.silent})
-    second = Look(stacks, _groups(ask, seconds, awake))
+    second = ProgramSample(stacks, _groups(ask, seconds, awake))
     hosts, unreachable = usage_of_hosts(ask, [*waits.replies, *waits.silent], seconds)
     failures = failures_of(ask, seconds, awake)
     return Evidence(first, second, apart, wait_graph_of(waits), hosts, unreachable, failures)
 
 
-def _groups(ask: Ask, seconds: float, awake: Sequence[str]) -> dict[str, Sequence[GroupState]]:
+def _groups(ask: AskProgram, seconds: float, awake: Sequence[str]) -> dict[str, Sequence[GroupState]]:
     answers = ask("collectives", b"", timeout=seconds, only=awake, agents=False)
     return {address: states for address, reply in answers.replies.items() if (states := decode_groups(reply))}
 
 
-def wait_graph_of(answers: Answers) -> WaitGraph:
+def wait_graph_of(answers: SurveyAnswers) -> WaitGraph:
     """Of the answers to "waits"."""
     reports = [msgspec.msgpack.decode(reply, type=Report) for reply in answers.replies.values()]
     return combined(reports, answers.silent)
 
 
-def usage_of_hosts(ask: Ask, addresses: Iterable[str], seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
+def usage_of_hosts(ask: AskProgram, addresses: Iterable[str], seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
     """(what the agents say of their hosts, why others do not), of the hosts of these processes and agents."""
     agents = sorted({address if name_of(address) == AGENT else agent_of(address) for address in addresses})
     told = ask("host", b"", timeout=seconds, only=agents, agents=True)
     return [decode_host(told.replies[agent]) for agent in agents if agent in told.replies], dict(told.silent)
 
 
-def failures_of(ask: Ask, seconds: float, awake: Sequence[str] | None = None) -> list[FailureNote]:
+def failures_of(ask: AskProgram, seconds: float, awake: Sequence[str] | None = None) -> list[FailureNote]:
     """What has failed of what any process owns."""
     answers = ask("failures", b"", timeout=seconds, only=awake, agents=False)
     return [note for reply in answers.replies.values() for note in decode_failures(reply)]

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 
 from monarch._mesh.failures import stacks
-from monarch._mesh.inspection.stack_records import Frame, ThreadStack
+from monarch._mesh.inspection.stack_records import StackFrame, ThreadStack
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
@@ -35,7 +35,7 @@ def parse(text: str, all_threads: bool = False) -> list[ThreadStack]:
     text (two have asked at once) the last one counts."""
     found: dict[str, ThreadStack] = {}
     name, left_out, begun = "", 0, False
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
 
     def end() -> None:
         if begun:
@@ -50,14 +50,14 @@ def parse(text: str, all_threads: bool = False) -> list[ThreadStack]:
             begun, frames, left_out = True, [], 0
             name = thread[3] or f"thread 0x{thread[2].lstrip('0') or '0'}"
         elif begun and (frame := _FRAME.match(line)) is not None:
-            frames.append(Frame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3]))
+            frames.append(StackFrame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3]))
         elif begun and line == _TRUNCATED:
             left_out = 1  # at least
     end()
     return list(found.values())
 
 
-def _stack(name: str, frames: Sequence[Frame], left_out: int, all_threads: bool) -> ThreadStack | None:
+def _stack(name: str, frames: Sequence[StackFrame], left_out: int, all_threads: bool) -> ThreadStack | None:
     actor, endpoint = actor_of(frames)
     own = [frames[index] for index in stacks.of_program([frame.file for frame in frames])]
     if not own and not actor and not all_threads:
@@ -66,7 +66,7 @@ def _stack(name: str, frames: Sequence[Frame], left_out: int, all_threads: bool)
     return ThreadStack(name, 0, shown, actor, endpoint=endpoint, idle=bool(actor) and not own, left_out=left_out)
 
 
-def actor_of(frames: Sequence[Frame]) -> tuple[str, str]:
+def actor_of(frames: Sequence[StackFrame]) -> tuple[str, str]:
     """(whether the thread is an actor's, which endpoint it runs), by its frames, outermost first: "an actor", or ""."""
     if not any(frame.file.endswith(_ACTOR_THREAD) for frame in frames):
         return "", ""

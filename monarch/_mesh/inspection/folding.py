@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from monarch._mesh.inspection.amounts import duration
-from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
 NO_NATIVE = "no native frames"  # with which the reason begins for which py-spy has shown nothing of a process
@@ -20,7 +20,7 @@ GROUPS = 30  # groups of a mesh that are shown
 _RANGES = 12  # ranges of ranks that are shown of one group
 
 
-class Group(NamedTuple):
+class StackGroup(NamedTuple):
     """Ranks of a mesh whose stacks are the same. `stack` is that of the first; `seconds`: how long the endpoint has run, the
     longest. `members`: the stacks of all of them."""
 
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
     title: str
     ranks: int
-    groups: list[Group]
+    groups: list[StackGroup]
 
 
 def where(stack: ThreadStack) -> str:
@@ -56,12 +56,12 @@ def where(stack: ThreadStack) -> str:
     return f"{'awaiting at' if stack.task else 'at'} {short(own)}{inner}"
 
 
-def is_native(frame: Frame) -> bool:
+def is_native(frame: StackFrame) -> bool:
     """Whether it is code of a library, as py-spy sees it."""
     return frame.line == 0 or not frame.file.endswith((".py", ">"))
 
 
-def is_library(frame: Frame) -> bool:
+def is_library(frame: StackFrame) -> bool:
     """Whether it is Python's own or an installed package's, rather than the program's."""
     return any(part in frame.file for part in _LIBRARIES) or frame.file.startswith("<frozen ")
 
@@ -75,7 +75,7 @@ def plain(function: str) -> str:
     return name if name.endswith(">") else f"{name}()"
 
 
-def short(frame: Frame) -> str:
+def short(frame: StackFrame) -> str:
     """`train.py:88 in step()`, for a line in which many are named."""
     return f"{os.path.basename(frame.file)}:{frame.line} in {plain(frame.function)}"
 
@@ -140,13 +140,13 @@ def _same(stack: ThreadStack) -> tuple[object, ...]:
     return lines, stack.endpoint, stack.idle, bool(stack.task)
 
 
-def _groups(found: Iterable[list[tuple[int, ThreadStack]]]) -> list[Group]:
+def _groups(found: Iterable[list[tuple[int, ThreadStack]]]) -> list[StackGroup]:
     groups = []
     for same in found:
         same.sort(key=lambda each: each[0])
         ranks = sorted({rank for rank, _ in same})
         stacks = [stack for _, stack in same]
-        groups.append(Group(ranks, stacks[0], max(stack.seconds for stack in stacks), stacks))
+        groups.append(StackGroup(ranks, stacks[0], max(stack.seconds for stack in stacks), stacks))
     return sorted(groups, key=lambda group: (-len(group.ranks), group.ranks))
 
 
@@ -237,7 +237,7 @@ def page(processes: Sequence[ProcessStacks], silent: Mapping[str, str]) -> str:
     return "\n".join(lines).strip() or "no thread is in a line of the program"
 
 
-def _group(section: Section, group: Group) -> list[str]:
+def _group(section: Section, group: StackGroup) -> list[str]:
     stack = group.stack
     if stack.idle:
         return [f"  {called(group.ranks)}: idle"] if section.ranks > 1 else []

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from monarch._mesh.inspection import stacks_of_program, survey
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
-from monarch._mesh.inspection.stacks_of_program import Stacks, Wanted
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.future import Future, check_timeout
 from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import host_of
@@ -15,7 +15,9 @@ from monarch._wire.address import host_of
 _GRACE = 5.0  # seconds that a survey may be late
 
 
-def ask_program(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
+def ask_program(
+    question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool
+) -> SurveyAnswers:
     """`survey.ask`, waited for."""
     return survey.ask(question, argument, timeout=timeout, only=only, agents=agents).get(timeout + _GRACE)
 
@@ -31,7 +33,7 @@ def stacks_of(
     """Of the processes at these addresses (None: all), of them the threads for which `keep`."""
     survey.open_proc()  # raises here, where the call is
     addresses = None if only is None else list(dict.fromkeys(only))
-    wanted = Wanted(addresses, check_timeout(timeout), all_threads, variables, native)
+    wanted = StacksQuery(addresses, check_timeout(timeout), all_threads, variables, native)
 
     def make() -> Stacks:
         found = stacks_of_program.gather(ask_program, wanted)

@@ -63,7 +63,7 @@ class BatchHead(msgspec.Struct, array_like=True):
     dropped: int  # events that were left out so far
 
 
-class Clock:
+class ClockOffset:
     """How far the client's clock is ahead of this one. Pure."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Recording:
         self._number = 0
         self._on_way = 0
         self._wait_until = 0.0
-        self._clock = Clock()
+        self._clock = ClockOffset()
         self._logs = _Logs(self.recorder)
         self._stopped = False
 

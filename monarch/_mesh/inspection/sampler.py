@@ -35,7 +35,7 @@ OTHER = "(further stacks)"
 IDLE = "(waits for a message)"
 
 
-class Wanted(msgspec.Struct):
+class SamplingOptions(msgspec.Struct):
     """What to look at: actors' threads and the program's main thread (`actors`), or every thread but those of ours (`all`).
 
     `threads`: each thread under its own name, else actors of one mesh are one. `idle`: also those who wait for a message.
@@ -65,7 +65,7 @@ class Samples(msgspec.Struct):
 
 def answer(proc: Proc, argument: bytes) -> bytes:
     """The question "samples"."""
-    wanted = msgspec.msgpack.decode(argument, type=Wanted) if argument else Wanted()
+    wanted = msgspec.msgpack.decode(argument, type=SamplingOptions) if argument else SamplingOptions()
     check(wanted.duration_s, wanted.rate_hz)
     return msgspec.msgpack.encode(sample(proc, wanted))
 
@@ -78,9 +78,9 @@ def check(seconds: float, hertz: float) -> None:
         raise ValueError(f"a profile takes 1 to {MOST_HERTZ:g} samples a second, got {hertz!r}")
 
 
-def sample(proc: Proc, wanted: Wanted, now: Callable[[], float] = time.perf_counter) -> Samples:
+def sample(proc: Proc, wanted: SamplingOptions, now: Callable[[], float] = time.perf_counter) -> Samples:
     """Looks for as long as `wanted` says, or until the process closes."""
-    stacks = Stacks()
+    stacks = StackCounts()
     began = now()
     spent, idle, taken, missed = 0.0, 0, 0, 0
     step, due, deadline = 1.0 / wanted.rate_hz, began, began + wanted.duration_s
@@ -118,7 +118,7 @@ def sample(proc: Proc, wanted: Wanted, now: Callable[[], float] = time.perf_coun
     )  # fmt: skip
 
 
-def _threads(proc: Proc, wanted: Wanted, frames: Mapping[int, FrameType]) -> list[tuple[int, str, bool]]:
+def _threads(proc: Proc, wanted: SamplingOptions, frames: Mapping[int, FrameType]) -> list[tuple[int, str, bool]]:
     """(ident, name to show, whether it only waits for a message) of the threads to look at."""
     actors: dict[int, Instance] = {actor.thread_ident: actor for actor in list(proc.actors.values())}
     found = []
@@ -140,7 +140,7 @@ def _threads(proc: Proc, wanted: Wanted, frames: Mapping[int, FrameType]) -> lis
     return found
 
 
-class Stacks:
+class StackCounts:
     """Counts of stacks, bounded."""
 
     def __init__(self, most: int = _MOST_STACKS, most_bytes: int = _MOST_BYTES) -> None:

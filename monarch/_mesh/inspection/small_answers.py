@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._mesh.inspection import survey
-from monarch._mesh.output.kept import Wanted
+from monarch._mesh.output.kept import OutputRequest
 from monarch._runtime.future import Future, Then, detach, make_future
 from monarch._text import sendable
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import Answers
+    from monarch._mesh.inspection.survey import SurveyAnswers
     from monarch._runtime.proc import Proc
 
 LOG_LEVEL = "log.level"
 _LEVEL_WITHIN = 10.0  # seconds for a process to take it
 
 
-class LogLevel(msgspec.Struct, frozen=True):
+class LogLevelRequest(msgspec.Struct, frozen=True):
     """What "log.level" is asked to set. `logger`: "" is the root logger."""
 
     level: int
@@ -31,7 +31,7 @@ class LogLevel(msgspec.Struct, frozen=True):
 
 def answer_log_level(proc: Proc, argument: bytes) -> bytes:
     """Question "log.level": sets the level of a logger, also while actors are busy. Returns the level before."""
-    order = msgspec.msgpack.decode(argument, type=LogLevel)
+    order = msgspec.msgpack.decode(argument, type=LogLevelRequest)
     logger = logging.getLogger(order.logger)
     before = logger.level
     logger.setLevel(order.level)
@@ -43,10 +43,10 @@ def answer_log_level(proc: Proc, argument: bytes) -> bytes:
 def set_log_level(addresses: Sequence[str], level: int | str, logger: str) -> Future[None]:
     """Sets the level of a logger in these processes. The Future raises RuntimeError when one has not taken it. ValueError for
     an invalid level."""
-    order = msgspec.msgpack.encode(LogLevel(level_of(level), logger))
+    order = msgspec.msgpack.encode(LogLevelRequest(level_of(level), logger))
     answers = detach(survey.ask(LOG_LEVEL, order, timeout=_LEVEL_WITHIN, only=addresses))
 
-    def check(given: Answers) -> None:
+    def check(given: SurveyAnswers) -> None:
         for address, why in given.silent.items():
             raise RuntimeError(
                 f"the log level is not set in {len(given.silent)} of {len(addresses)} processes; rank "
@@ -77,7 +77,7 @@ def answer_clock(proc: Any, argument: bytes) -> bytes:
 def answer_output(agent: Any, argument: bytes) -> bytes:
     """Question "output" of a host agent: returns what its processes have written lately, a list of Told.
     On the agent's loop."""
-    wanted = msgspec.msgpack.decode(argument, type=Wanted)
+    wanted = msgspec.msgpack.decode(argument, type=OutputRequest)
     agent.outputs.read_now()  # what stands in the pipes belongs to it
     return msgspec.msgpack.encode(agent.outputs.kept.tell(wanted))
 

@@ -7,7 +7,7 @@ import msgspec
 HOW_ITSELF, HOW_SIGNAL, HOW_NATIVE = "itself", "signal", "py-spy"
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class StackFrame(msgspec.Struct, frozen=True, array_like=True):
     """One call that has not returned. `function` is its qualified name where that is known. `locals`: its variables as text,
     where they were asked for."""
 
@@ -32,7 +32,7 @@ class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
 
     thread: str
     native_id: int
-    frames: list[Frame]
+    frames: list[StackFrame]
     actor: str = ""
     key: str = ""
     rank: int = 0

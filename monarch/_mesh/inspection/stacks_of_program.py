@@ -19,19 +19,19 @@ from monarch._mesh.inspection.stack_records import (
     ThreadStack,
     decode_process,
 )
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._mesh.inspection.thread_stacks import StacksWanted
 from monarch._wire.address import AGENT, agent_of, name_of
 
 _GRACE = 1.0  # seconds that an agent's answer may take beyond what the processes get
 
 
-class Ask(Protocol):
+class AskProgram(Protocol):
     """Asks a question, and waits for the answers."""
 
     def __call__(
         self, question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool
-    ) -> Answers: ...
+    ) -> SurveyAnswers: ...
 
 
 class Stacks(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Stacks(msgspec.Struct, frozen=True):
         return Stacks(found, self.silent)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class StacksQuery(msgspec.Struct, frozen=True):
     """What to gather. `only`: these addresses, None: the whole program. `seconds`: how long processes have to answer; then
     their agents have as long. `native_seconds`: how long py-spy has."""
 
@@ -82,7 +82,7 @@ class Wanted(msgspec.Struct, frozen=True):
     pyspy: str = ""
 
 
-def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> Stacks:
+def gather(ask: AskProgram, wanted: StacksQuery, known: Mapping[str, str] | None = None) -> Stacks:
     """Blocks, twice `seconds` at most and with `native` `native_seconds` more. `known`: processes beside those of `wanted`
     that have just not answered another question, and why."""
     question = "locals" if wanted.variables else "stacks"
@@ -115,7 +115,9 @@ def combined(silence: str, why: str) -> str:
     return f"{silence}; its host agent says: {why}"
 
 
-def by_agents(ask: Ask, question: str, addresses: Sequence[str], wanted: Wanted, seconds: float) -> AgentStacks:
+def by_agents(
+    ask: AskProgram, question: str, addresses: Sequence[str], wanted: StacksQuery, seconds: float
+) -> AgentStacks:
     """What the agents of these processes say of them."""
     if not addresses:
         return AgentStacks([], {})

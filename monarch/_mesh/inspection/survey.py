@@ -25,7 +25,7 @@ STOPPED = (
 )
 
 
-class Answers(msgspec.Struct, frozen=True):
+class SurveyAnswers(msgspec.Struct, frozen=True):
     """What processes answered, by address. `silent`: those that gave no answer, and why."""
 
     replies: dict[str, bytes]
@@ -39,7 +39,7 @@ def ask(
     timeout: float = 2.0,
     only: Sequence[str] | None = None,
     agents: bool = False,
-) -> Future[Answers]:
+) -> Future[SurveyAnswers]:
     """Asks the client and every process of this program, from any of them; or the addresses `only`, agents among them.
 
     `agents`: the agents of the hosts are asked as well. After `timeout` seconds what has not answered is `silent`.
@@ -210,10 +210,10 @@ class Survey(Entry):
     def abandon(self) -> None:
         self.close()
 
-    def value(self) -> Answers:
+    def value(self) -> SurveyAnswers:
         return self.answers()
 
-    def answers(self, suspected: dict[str, str] | None = None) -> Answers:
+    def answers(self, suspected: dict[str, str] | None = None) -> SurveyAnswers:
         """What came. `suspected`: why others find that processes give no sign of life."""
         with self._lock:
             replies, silent = dict(self._replies), dict(self._refused)
@@ -223,7 +223,7 @@ class Survey(Entry):
             silent.setdefault(
                 address, known.get(address) or f"did not answer within {self._timeout:g} s{self._who(address)}"
             )
-        return Answers(replies, silent)
+        return SurveyAnswers(replies, silent)
 
     def _who(self, address: str) -> str:
         return " (a host agent: processes that this one does not know are missing)" if address in self._agents else ""

@@ -23,7 +23,7 @@ import msgspec
 from monarch._linux.procfs import thread_state
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of
-from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack
 from monarch._text import NAME_LIMIT, sendable
 from monarch._wire.address import name_of, split_proc_name
 
@@ -161,15 +161,15 @@ class _Collector:
             left_out=left_out,
         )
 
-    def _shown(self, chain: list[FrameType]) -> tuple[list[Frame], int]:
+    def _shown(self, chain: list[FrameType]) -> tuple[list[StackFrame], int]:
         if not self._all:
             chain = [chain[index] for index in stacks.of_program([frame.f_code.co_filename for frame in chain])]
         left_out = max(0, len(chain) - FRAMES)
         return [self._frame(frame) for frame in chain[left_out:]], left_out
 
-    def _frame(self, frame: FrameType) -> Frame:
+    def _frame(self, frame: FrameType) -> StackFrame:
         file, line, function = stacks.line_of(frame)
-        found = Frame(sendable(file, NAME_LIMIT), line, sendable(function, NAME_LIMIT))
+        found = StackFrame(sendable(file, NAME_LIMIT), line, sendable(function, NAME_LIMIT))
         if self._locals_of is None or stacks.is_hidden(file):
             return found
         return msgspec.structs.replace(found, locals=self._locals_of(frame))

@@ -12,9 +12,9 @@ from monarch._mesh.actors.adverbs import ADVERBS
 from monarch._mesh.actors.arity import check_arguments
 from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, Propagate
 from monarch._mesh.actors.shown import OfInstances, mesh_doc
-from monarch._mesh.casts.plan import Plan
+from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.casts.reduce import combiner
-from monarch._mesh.meshes.handle import Handle
+from monarch._mesh.meshes.handle import MeshHandle
 from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
 from monarch._runtime.functions import attribute_of, is_async
@@ -39,7 +39,7 @@ def _described(mesh: ActorMesh[Any]) -> str:
     return mesh_doc(mesh._class, len(mesh), (getattr(mesh, name) for name in endpoints_of(mesh._class)))
 
 
-class ActorMesh(Handle, Generic[A]):
+class ActorMesh(MeshHandle, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
@@ -53,7 +53,7 @@ class ActorMesh(Handle, Generic[A]):
         self._spec = spec
         self._shape = shape
         self._owned = owned
-        self._plan = Plan(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
+        self._plan = ViewReceivers(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
         self._stopping: Source | None = None
         self.__name__ = spec.name
         for name, prop in spec.shadowing:

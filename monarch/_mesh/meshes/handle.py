@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch._shape.view import ShapedMesh
 
 
-class Handle(ShapedMesh):
+class MeshHandle(ShapedMesh):
     """A mesh of things that live elsewhere. A program cannot give it attributes: nobody there would see them."""
 
     _ended_by = "stop"  # what leaving an `async with` block does

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
-from monarch._mesh.meshes.handle import Handle
+from monarch._mesh.meshes.handle import MeshHandle
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._mesh.meshes.specs import ProcSpec
@@ -35,7 +35,7 @@ _REFERENCE = (
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
 
 
-class HostMesh(Handle):
+class HostMesh(MeshHandle):
     """A mesh of hosts, or a view of one. `this_host()` is the mesh of this machine."""
 
     stream_logs = False

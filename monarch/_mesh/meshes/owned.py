@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.failures import ledger
-from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.failures.restart_policy import RestartGroup
 from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source, once
@@ -166,7 +166,7 @@ class OwnedActors:
         owner: str,
         args: ConstructorArgs,
         setup: bool,
-        group: Group | None,
+        group: RestartGroup | None,
         stop: Callable[[str], Source],
     ) -> None:
         self.spec = spec

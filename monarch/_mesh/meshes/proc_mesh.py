@@ -13,7 +13,7 @@ from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
-from monarch._mesh.meshes.handle import Handle
+from monarch._mesh.meshes.handle import MeshHandle
 from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(Handle):
+class ProcMesh(MeshHandle):
     """A mesh of processes, or a view of one.
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are

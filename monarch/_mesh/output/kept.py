@@ -25,7 +25,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class OutputRequest(msgspec.Struct, frozen=True):
     """Which lines. `mesh`: the name of a mesh, None for all; `ranks` likewise. `after`: of each process (by its key) only
     lines with higher numbers. `since`: not older than that. `lines`: at most the last so many of a process; 0 asks only which
     there are."""
@@ -37,7 +37,7 @@ class Wanted(msgspec.Struct, frozen=True):
     lines: int = LINES
 
 
-class Told(msgspec.Struct, frozen=True):
+class OutputPage(msgspec.Struct, frozen=True):
     """What one process has written. `key` names it and its incarnation; `whole`: stdout is kept too, not only stderr;
     `file`: where all of it is. `missed`: lines after the one asked for that are no longer kept. `last`: the number of the
     last line."""
@@ -79,7 +79,7 @@ class KeptOutput:
             size -= len(kept.popleft()[3])
         self._last, self._size = number, size
 
-    def tell(self, wanted: Wanted, room: int) -> Told:
+    def tell(self, wanted: OutputRequest, room: int) -> OutputPage:
         after = wanted.after.get(self.key)
         chosen: list[Line] = []
         for line in reversed(self._lines):
@@ -94,7 +94,7 @@ class KeptOutput:
             chosen.append(Line(*line))
         first = self._lines[0][0] if self._lines else self._last + 1
         missed = max(0, first - after - 1) if after is not None else 0
-        return Told(
+        return OutputPage(
             self.key, self.address, self.mesh, self.rank, self.ended, self.whole, self.file, missed, self._last,
             chosen[::-1],
         )  # fmt: skip
@@ -115,7 +115,7 @@ class KeptOutputs:
         if self._running.pop(kept.key, None) is not None:
             self._ended.append(kept)
 
-    def tell(self, wanted: Wanted) -> list[Told]:
+    def tell(self, wanted: OutputRequest) -> list[OutputPage]:
         """Of every process that is meant, within LARGEST in all."""
         chosen = [
             kept

@@ -59,18 +59,18 @@ class Health:
             _Check(self, repr(spec.name), "", ranks, addresses, lambda: self._procs(owned, ranks, ready)), timeout
         )
 
-    def _actors(self, owned: OwnedActors, ranks: Sequence[int]) -> Standing:
+    def _actors(self, owned: OwnedActors, ranks: Sequence[int]) -> HealthState:
         with self._owned.lock:
             asked = {rank for ranks in owned.asked for rank in ranks}
             found = self._owned.ledger.standing(owned.spec.key, ranks, owned.group is not None, asked)
         coming = {rank: f"it is being restarted{_because(why)}" for rank, why in found.coming.items()}
         if found.lost is None:
-            return Standing(coming)
-        return Standing(coming, f"{found.lost.report}\n    {ADVICE}" if found.lost.ranks else found.lost.report)
+            return HealthState(coming)
+        return HealthState(coming, f"{found.lost.report}\n    {ADVICE}" if found.lost.ranks else found.lost.report)
 
-    def _procs(self, owned: OwnedProcs, ranks: Sequence[int], ready: Source | None) -> Standing:
+    def _procs(self, owned: OwnedProcs, ranks: Sequence[int], ready: Source | None) -> HealthState:
         if owned.stopping:
-            return Standing({}, f"the mesh {owned.spec.name!r} was stopped")
+            return HealthState({}, f"the mesh {owned.spec.name!r} was stopped")
         coming, ended = owned.standing(ranks)
         for rank, how in list(ended.items()):
             with self._owned.lock:
@@ -78,7 +78,7 @@ class Health:
                     coming[rank] = f"its process has ended ({how}), and the policy of its actors restarts it"
                     del ended[rank]
         for rank, how in ended.items():
-            return Standing(
+            return HealthState(
                 coming,
                 f"process {rank} of mesh {owned.spec.name!r} ({owned.spec.addresses[rank]}): {how}\n    {ADVICE}",
             )
@@ -90,8 +90,8 @@ class Health:
                     ready.value()
                 except Exception as exc:
                     if coming or ready is not owned.started:  # else they were restarted since, and all run
-                        return Standing(coming, f"mesh {owned.spec.name!r} did not start: {exc}")
-        return Standing(coming)
+                        return HealthState(coming, f"mesh {owned.spec.name!r} did not start: {exc}")
+        return HealthState(coming)
 
     def _begin(self, check: _Check, timeout: float | None) -> Source:
         loop = self._proc.loop
@@ -136,7 +136,7 @@ class Health:
         self._proc.loop.call_later(_AGAIN, check.look)
 
 
-class Standing:
+class HealthState:
     """`coming`: ranks that are not up yet, and why; `lost`: why one of them will not be, "" when all may."""
 
     __slots__ = ("coming", "lost")
@@ -185,7 +185,7 @@ class _Check(Slot):
         key: str,
         ranks: Sequence[int],
         addresses: Sequence[str],
-        look: Callable[[], Standing],
+        look: Callable[[], HealthState],
     ) -> None:
         super().__init__()
         self.name, self.key, self.ranks, self.addresses = name, key, ranks, addresses

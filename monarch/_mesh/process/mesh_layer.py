@@ -12,10 +12,10 @@ from monarch._errors import SpawnError
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.sender import Casting
 from monarch._mesh.failures import ledger
-from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
-from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.failures.ledger import MeshFailure, MeshGone, Notify
+from monarch._mesh.failures.restart_policy import RestartGroup
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
-from monarch._mesh.failures.watchdog import Sweep
+from monarch._mesh.failures.watchdog import Watchdog
 from monarch._mesh.inspection import questions, recording, thread_stacks, wait_graph  # noqa: F401  what is asked of the stuck
 from monarch._mesh.inspection.stuck_collectives import Explainer
 from monarch._mesh.meshes.actor_mesh import ActorMesh
@@ -86,7 +86,7 @@ class MeshLayer(Hooks):
         proc.receivers.update(receivers)
         questions.serve(proc)
         reduce.serve(proc)
-        Sweep(proc, Explainer(proc).slow)
+        Watchdog(proc, Explainer(proc).slow)
 
     # --- meshes as programs see them
 
@@ -217,11 +217,11 @@ class MeshLayer(Hooks):
             effects = self.owned.ledger.actor_ended(event.failure)
         self._tell(effects)
 
-    def _tell(self, effects: Sequence[Notify | Gone]) -> None:
+    def _tell(self, effects: Sequence[Notify | MeshGone]) -> None:
         """Carries out what the ledger makes of one event."""
         failures: dict[str, list[MeshFailure]] = {}  # by owner
         for effect in effects:
-            if isinstance(effect, Gone):
+            if isinstance(effect, MeshGone):
                 self.spawning.forget(effect.owner, effect.key)
                 continue
             failure = effect.failure
@@ -259,7 +259,7 @@ class MeshLayer(Hooks):
             instance.mailbox.put_control(bounced)
 
 
-def _too_often(group: Group) -> str:
+def _too_often(group: RestartGroup) -> str:
     policy = group.policy
     return (
         f"its RestartPolicy does not restart it any more: {policy.max_restarts} restarts within {policy.within:g} s are its "

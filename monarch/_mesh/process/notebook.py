@@ -39,10 +39,10 @@ def attach(printer: Printer, closed: Callable[[], bool]) -> None:
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = get_ipython() if get_ipython is not None else None
     if shell is not None:
-        faults.front = Cells(printer, closed, shell)
+        faults.front = NotebookFrontend(printer, closed, shell)
 
 
-class Cells:
+class NotebookFrontend:
     """Does what is to be done around each cell, and brings faults into them."""
 
     def __init__(self, printer: Printer, closed: Callable[[], bool], shell: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from monarch._mesh.failures import observed
 from monarch._mesh.failures.dropped import DroppedErrors
 from monarch._mesh.failures.ledger import MeshFailure, Notify
-from monarch._mesh.failures.observed import Effect, Handled, Held, OwnersCall
+from monarch._mesh.failures.observed import Effect, Handled, OwnersCall, UnretrievedFailure
 from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
@@ -82,7 +82,7 @@ class Owners:
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         """What becomes of failures whose owner has no `__supervise__`."""
         for effect in effects:
-            if isinstance(effect, Held):
+            if isinstance(effect, UnretrievedFailure):
                 self._hold(effect)
             elif effect.owner == self._proc.root_name:
                 (self.handled if isinstance(effect, Handled) else self.fault)(effect.failure)
@@ -91,7 +91,7 @@ class Owners:
                 if instance is not None:
                     _supervise(instance, [effect.failure])
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: UnretrievedFailure) -> None:
         loop = self._proc.loop
         if loop.virtual:
             return  # a test that moves the time on could not look meanwhile; the end of its cluster tells
@@ -99,12 +99,12 @@ class Owners:
             loop.call_later(observed.GRACE, lambda: self._lapse(held))
         loop.call_later(observed.HELD_LONG, lambda: self._on_held_long(held))
 
-    def _lapse(self, held: Held) -> None:
+    def _lapse(self, held: UnretrievedFailure) -> None:
         with self._owned.lock:
             effects = self._owned.observed.lapse(held)
         self._carry_out(effects)
 
-    def _on_held_long(self, held: Held) -> None:
+    def _on_held_long(self, held: UnretrievedFailure) -> None:
         """Nobody has looked for long. Its owner may come to it, as long as it waits for another call; else it never may."""
         if not held.open:
             return

@@ -1,7 +1,7 @@
 """Restarts actors in place: asked for by the program, or by the policy they were spawned under.
 
 A restart runs on a thread of its own, because it waits: for a living actor to end, for processes to start, for constructors.
-What it does to whom is decided elsewhere (`restart_policy.Group`, `ledger.Ledger`).
+What it does to whom is decided elsewhere (`restart_policy.RestartGroup`, `ledger.Ledger`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._mesh.failures.restart_policy import Children, Group, Round
+from monarch._mesh.failures.restart_policy import Children, RestartAttempt, RestartGroup
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, Timeout
 from monarch._mesh.process.owned_meshes import OwnedMeshes
@@ -39,7 +39,7 @@ class CannotRestart(RuntimeError):
     """Why a restart failed; the text is for the user."""
 
 
-class Hopeless(CannotRestart):
+class RestartImpossible(CannotRestart):
     """Trying again is no use."""
 
 
@@ -63,7 +63,7 @@ class Restarter:
         self._spawning = spawning
         self._tell_owner = tell_owner
         self._lost_process = lost_process
-        self._turns: weakref.WeakKeyDictionary[Group | OwnedActors, threading.Lock] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[RestartGroup | OwnedActors, threading.Lock] = weakref.WeakKeyDictionary()
 
     def _turn(self, owned: OwnedActors) -> threading.Lock:
         """To be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a time."""
@@ -94,7 +94,7 @@ class Restarter:
             run()
         return True
 
-    def _next_round(self, owned: OwnedActors, failure: MeshFailure) -> Round | None:
+    def _next_round(self, owned: OwnedActors, failure: MeshFailure) -> RestartAttempt | None:
         assert owned.group is not None
         with self._owned.lock:
             return owned.group.failed(owned.spec.key, failure.crashed_ranks, self._proc.loop.now())
@@ -132,7 +132,7 @@ class Restarter:
                 return {}, ""
             except Exception as exc:
                 why = str(exc)
-                round = None if isinstance(exc, Hopeless) else self._next_round(first, failure)
+                round = None if isinstance(exc, RestartImpossible) else self._next_round(first, failure)
             if round is None or self._proc.closed is not None:
                 return meshes, why
             logger.warning("restarting %s did not succeed and is tried again: %s", _shown(meshes), why)
@@ -143,7 +143,7 @@ class Restarter:
         All([owned.spawned for owned, _ranks in meshes.values()]).wait(None)
         for owned, ranks in meshes.values():
             if owned.too_large(ranks):
-                raise Hopeless(owned.too_large(ranks))
+                raise RestartImpossible(owned.too_large(ranks))
         self._stop_living(meshes)
         for owned, ranks in meshes.values():
             self._start_processes(owned, ranks)
@@ -263,7 +263,7 @@ class Restarter:
             if self._proc.processes.end_of(address) is not None:
                 split = split_proc_name(name_of(address))
                 if split is None or split[0] not in self._owned.procs:
-                    raise Hopeless(
+                    raise RestartImpossible(
                         f"its process {address} has ended, and is not this owner's: whoever spawned the processes can "
                         f"restart them, with procs.restart(failed=True)"
                     )

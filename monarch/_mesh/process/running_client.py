@@ -15,7 +15,7 @@ from monarch._mesh import plugins
 from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.inspection import fault_signal
-from monarch._mesh.inspection.door import Door
+from monarch._mesh.inspection.admin_socket import LocalAdminSocket
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import exporting, local_trace, named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
@@ -70,7 +70,7 @@ class Client:
         self.printer = Printer(proc)
         self.printer.far_agents = self._far_agents
         transport.listen(listening)
-        self.door = Door(proc, self.directory)
+        self.admin_socket = LocalAdminSocket(proc, self.directory)
         connection = transport.connect(started.socket, agent_at(host))
         proc.processes.use_agent(connection)
         connection.start()
@@ -154,7 +154,7 @@ class Client:
         self.layer.when_agent_lost = lambda reason: heard_all.set()
         self.layer.owners.tell_unobserved()
         faults.drain(1.0)
-        self.door.close()
+        self.admin_socket.close()
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
             proc.mesh.residents.stop(actor, "the client is shutting down")

@@ -12,8 +12,8 @@ from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures import stacks
-from monarch._mesh.failures.ledger import Gone, Notify
-from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.failures.ledger import MeshGone, Notify
+from monarch._mesh.failures.restart_policy import RestartGroup
 from monarch._mesh.failures.stacks import Line
 from monarch._mesh.inspection import recording
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
@@ -51,7 +51,7 @@ class Spawning:
         proc: Proc,
         owned: OwnedMeshes,
         residents: Residents,
-        tell: Callable[[Sequence[Notify | Gone]], None],
+        tell: Callable[[Sequence[Notify | MeshGone]], None],
     ) -> None:
         self._proc = proc
         self._owned = owned
@@ -71,7 +71,7 @@ class Spawning:
         kwargs: dict[str, Any],
         setup: bool = False,
         key: str = "",
-        group: Group | None = None,
+        group: RestartGroup | None = None,
     ) -> ActorMesh[Any]:
         """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them. `group` restarts its ranks
         when they fail."""
@@ -101,7 +101,7 @@ class Spawning:
         recorder = recorders.active
         if recorder is not None and not recorder.leaves_out(internal):
             recorder.add(recording.actors_event(spec))
-        effects: list[Notify | Gone] = []
+        effects: list[Notify | MeshGone] = []
         try:
             for rank in range(len(spec.addresses)):
                 effects += self._spawn_first(owned, rank)
@@ -150,7 +150,7 @@ class Spawning:
         self._proc.check_size(body, buffers)
         return ConstructorArgs(body, buffers)
 
-    def _spawn_first(self, owned: OwnedActors, rank: int) -> list[Notify | Gone]:
+    def _spawn_first(self, owned: OwnedActors, rank: int) -> list[Notify | MeshGone]:
         """The first spawn of a rank; what is to be told when its process has ended.
 
         Sent again when the process was replaced meanwhile: where the first went is not known, and repeats do no harm.

@@ -48,7 +48,7 @@ def wanted(env: Mapping[str, str | None], labels: Iterable[str]) -> str:
     return "take" if any(label in DIMENSIONS for label in labels) else "use"
 
 
-class HostSlots:
+class HostDeviceSlots:
     """One a host agent."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch._errors import WorkspaceError
 from monarch._mesh.workspace.manifest import FILE, LARGE, Manifest
-from monarch._mesh.workspace.sender import Source
+from monarch._mesh.workspace.sender import SourceFolder
 
 TEXT, BINARY = "text", "binary"
 _LARGEST = 1 << 30  # bytes of a file that holds the path: it is changed in memory
@@ -88,7 +88,7 @@ def _is_script(prefix: str, path: str, manifest: Manifest) -> bool:
         return False
 
 
-class Relocated(Source):
+class Relocated(SourceFolder):
     """The environment at `root`, read as it has to be at `target`. WorkspaceError when it cannot be there."""
 
     def __init__(self, root: str, manifest: Manifest, target: str) -> None:

@@ -19,7 +19,7 @@ OURS = ".monarch-sync."  # begins the names of our temporary files and locks
 _DEPTH = 256  # each level costs the host a descriptor
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """One thing in a directory. `mtime_ns` and `size` are 0 for what is no file, `target` is a link's."""
 
     kind: str
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     target: str = ""
 
 
-Manifest = dict[str, Entry]
+Manifest = dict[str, ManifestEntry]
 
 
 class Rules(NamedTuple):
@@ -50,7 +50,7 @@ class RefusedPath(ValueError):
     """A path that could lead out of the directory it is meant for."""
 
 
-class Plan(NamedTuple):
+class SyncPlan(NamedTuple):
     """Steps that make `found` into `wanted`, in this order.
 
     `clear` goes first: what stands where something of another kind has to be. `remove` goes last, so that what runs there
@@ -90,9 +90,9 @@ def digest(manifest: Manifest) -> bytes:
     return state.digest()
 
 
-def compare(wanted: Manifest, found: Manifest) -> Plan:
+def compare(wanted: Manifest, found: Manifest) -> SyncPlan:
     """What turns a directory that holds `found` into one that holds `wanted`."""
-    plan = Plan([], [], [], [], [], [], [], [])
+    plan = SyncPlan([], [], [], [], [], [], [], [])
     blocked = [
         path for path in found if path in wanted and (found[path].kind == FOLDER) != (wanted[path].kind == FOLDER)
     ]
@@ -106,7 +106,7 @@ def compare(wanted: Manifest, found: Manifest) -> Plan:
     return plan
 
 
-def _compare_one(plan: Plan, path: str, mine: Entry, theirs: Entry | None) -> None:
+def _compare_one(plan: SyncPlan, path: str, mine: ManifestEntry, theirs: ManifestEntry | None) -> None:
     if mine.kind == FOLDER:
         if theirs is None:
             plan.folders.append(path)

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import endpoint
+from monarch._mesh.workspace.confined_folder import LOCK, ConfinedFolder, NewFile
 from monarch._mesh.workspace.delta import BLOCK, Piece, block_digest, signature
 from monarch._mesh.workspace.manifest import WORKSPACE, Manifest, RefusedPath, digest
 from monarch._mesh.workspace.scan import scan
-from monarch._mesh.workspace.tree import LOCK, NewFile, Tree
 from monarch._runtime.context import here
 
 P = ParamSpec("P")
@@ -102,7 +102,7 @@ class Receiver(Actor):
         self._variable = variable
         self.run = run
         self._lock: int | None = None
-        self._tree: Tree | None = None
+        self._tree: ConfinedFolder | None = None
         self._file: NewFile | None = None
         self._manifest: Manifest = {}
         self.at = ""  # what is being written, for the text of a problem
@@ -118,7 +118,7 @@ class Receiver(Actor):
         """What follows is about `path` below the directory. Answers with the digest of what is there."""
         self._close_tree()
         self.at = os.path.join(self.path, path)
-        self._tree = Tree(self.path, path)
+        self._tree = ConfinedFolder(self.path, path)
         self._tree.clear_leftovers()
         self._manifest = self.found(self._tree.root)
         return digest(self._manifest)
@@ -235,7 +235,7 @@ class Receiver(Actor):
             os.close(self._lock)
             self._lock = None
 
-    def _here(self, path: str) -> Tree:
+    def _here(self, path: str) -> ConfinedFolder:
         if self._tree is None:
             raise RefusedPath("nothing was begun")
         self.at = os.path.join(self._tree.root, path)

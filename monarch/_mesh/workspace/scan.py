@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from monarch._mesh.workspace.manifest import FILE, FOLDER, LINK, OTHER, WORKSPACE, Entry, Manifest, Rules
+from monarch._mesh.workspace.manifest import FILE, FOLDER, LINK, OTHER, WORKSPACE, Manifest, ManifestEntry, Rules
 
 LIMIT = 1_000_000  # entries of a manifest; some hundred bytes each
 
@@ -50,12 +50,12 @@ def scan(root: str, rules: Rules = WORKSPACE, crossings: list[str] | None = None
     return found
 
 
-def _entry(entry: os.DirEntry[str]) -> Entry:
+def _entry(entry: os.DirEntry[str]) -> ManifestEntry:
     status = entry.stat(follow_symlinks=False)
     if stat.S_ISREG(status.st_mode):
-        return Entry(FILE, status.st_size, status.st_mode & 0o777, status.st_mtime_ns)
+        return ManifestEntry(FILE, status.st_size, status.st_mode & 0o777, status.st_mtime_ns)
     if stat.S_ISDIR(status.st_mode):
-        return Entry(FOLDER, mode=status.st_mode & 0o777)
+        return ManifestEntry(FOLDER, mode=status.st_mode & 0o777)
     if stat.S_ISLNK(status.st_mode):
-        return Entry(LINK, target=os.readlink(entry.path))
-    return Entry(OTHER)
+        return ManifestEntry(LINK, target=os.readlink(entry.path))
+    return ManifestEntry(OTHER)

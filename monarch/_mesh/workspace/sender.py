@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch._errors import WorkspaceError
 from monarch._mesh.workspace.delta import BLOCK, Matcher, Piece, block_digest
-from monarch._mesh.workspace.manifest import LARGE, Manifest, Plan
+from monarch._mesh.workspace.manifest import LARGE, Manifest, SyncPlan
 from monarch._mesh.workspace.receiver import NewPath, Problem
 
 IN_FLIGHT = 32 << 20  # bytes sent and not yet written by every host, over all groups
@@ -29,7 +29,7 @@ class FileChanged(WorkspaceError):
     """A local file is not what its manifest says any more."""
 
 
-class Source:
+class SourceFolder:
     """A local directory, read as it will be on the hosts.
 
     With `skipping`, a file that changes while it is sent stays on the hosts as it was, and is noted in `changed`; without,
@@ -143,14 +143,14 @@ class LargeFile:
 class Sender:
     """Makes the hosts behind `ask` hold what `source` does. They hold `found`, all of them."""
 
-    def __init__(self, source: Source, found: Manifest, ask: Ask, in_flight: int) -> None:
+    def __init__(self, source: SourceFolder, found: Manifest, ask: Ask, in_flight: int) -> None:
         self._source = source
         self._found = found
         self._ask = ask
         self._window = Window(ask, in_flight)
         self.written: list[str] = []  # paths of the files whose content changed
 
-    async def run(self, plan: Plan) -> None:
+    async def run(self, plan: SyncPlan) -> None:
         await self._ask("make", plan.clear, plan.folders, plan.links)
         sizes = self._source.manifest
         changed = [*plan.send, *await self._differing(plan.doubtful)]

@@ -16,7 +16,7 @@ from monarch._mesh.workspace.manifest import OTHER, WORKSPACE, Manifest, Refused
 from monarch._mesh.workspace.receiver import Receiver, Root, Taken
 from monarch._mesh.workspace.reload import reload_modules
 from monarch._mesh.workspace.scan import scan
-from monarch._mesh.workspace.sender import IN_FLIGHT, Sender, Source, check
+from monarch._mesh.workspace.sender import IN_FLIGHT, Sender, SourceFolder, check
 from monarch._runtime.future import Future
 from monarch._shape.extent import Point
 
@@ -172,7 +172,7 @@ class FolderSync:
         self._dst = dst
         self._changed = changed
 
-    async def sync(self, sources: Mapping[int, Source]) -> None:
+    async def sync(self, sources: Mapping[int, SourceFolder]) -> None:
         """rank -> what is to be there. Hosts that hold the same and get the same are served together."""
         ranks = sorted(sources)
         wanted = {id(source): digest(source.manifest) for source in sources.values()}
@@ -186,7 +186,7 @@ class FolderSync:
         limit = IN_FLIGHT // min(len(groups) or 1, _GROUPS_AT_ONCE)
         await _all([self._serve(turns, sources[members[0]], members, limit) for members in groups.values()])
 
-    async def _serve(self, turns: asyncio.Semaphore, source: Source, members: list[int], limit: int) -> None:
+    async def _serve(self, turns: asyncio.Semaphore, source: SourceFolder, members: list[int], limit: int) -> None:
         """Hosts that hold the same and are to hold the same."""
         async with turns:
             views = _views(self._receivers, members)
@@ -199,8 +199,8 @@ class FolderSync:
             paths.update(os.path.join(root.path, self._dst, path) for path in sender.written)
 
 
-def _source(local: str, manifest: Manifest, place: str) -> Source:
-    return Relocated(local, manifest, place) if place else Source(local, manifest)
+def _source(local: str, manifest: Manifest, place: str) -> SourceFolder:
+    return Relocated(local, manifest, place) if place else SourceFolder(local, manifest)
 
 
 def local_manifest(path: str, rules: Rules = WORKSPACE, crossings: list[str] | None = None) -> Manifest:

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(options: argparse.Namespace) -> Source:
-    from monarch.admin.screen.sources import DoorSource, HttpSource
+    from monarch.admin.screen.sources import HttpSource, SocketSource
 
     tls = connection.Tls(options.tls_ca, options.tls_cert, options.tls_key)
     if options.addr is None:
@@ -68,7 +68,7 @@ def source_of(options: argparse.Namespace) -> Source:
             raise ValueError("--plaintext, --tls-* and --admin-port say how --addr is spoken to, and there is none")
         from monarch.admin.programs import choose
 
-        return DoorSource(choose(options.pid))
+        return SocketSource(choose(options.pid))
     if options.pid is not None:
         raise ValueError("--addr and --pid name two programs: give one of them")
     return HttpSource(connection.plan(options.addr, port=options.admin_port, plaintext=options.plaintext, tls=tls))

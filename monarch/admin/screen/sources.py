@@ -1,4 +1,4 @@
-"""Where the screen gets what it shows: from a program's door on this machine, or over HTTP. The calls wait."""
+"""Where the screen gets what it shows: from a program's admin socket on this machine, or over HTTP. The calls wait."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Source(Protocol):
     def stacks(self, reference: str) -> dict[str, Any]: ...
 
 
-class DoorSource:
-    """A program of this user on this machine, through its door."""
+class SocketSource:
+    """A program of this user on this machine, through its admin socket."""
 
     def __init__(self, program: Asked) -> None:
         self.name = f"pid {program.pid}"

@@ -1,4 +1,4 @@
-"""A running program, asked through its door."""
+"""A running program, asked through its admin socket."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LivingProgram:
         return self._stacks([address])
 
     def _stacks(self, only: list[str] | None) -> Stacks:
-        found = stacks_of_program.gather(self._program.ask, stacks_of_program.Wanted(only, SECONDS))
+        found = stacks_of_program.gather(self._program.ask, stacks_of_program.StacksQuery(only, SECONDS))
         return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
 
     def capture(self, reference: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The program that an observer looks into, asked through its door."""
+"""The program that an observer looks into, asked through its admin socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.admin.programs import Program, ProgramGone, program_at
 
 
@@ -34,7 +34,7 @@ class ObservedProgram(Program):
         timeout: float = 5.0,
         only: Sequence[str] | None = None,
         agents: bool = False,
-    ) -> Answers:
+    ) -> SurveyAnswers:
         return self._current().ask(question, argument, timeout=timeout, only=only, agents=agents)
 
     def stream(self, name: str, argument: bytes = b"") -> socket.socket:

@@ -16,7 +16,7 @@ from monarch.tools.verbs.status_verb import running_job
 if TYPE_CHECKING:
     import re
 
-    from monarch.admin.output import Told, Wanted
+    from monarch.admin.output import OutputPage, OutputRequest
     from monarch.admin.programs import Program
 
 NAME = "logs"
@@ -162,7 +162,7 @@ def last_lines(path: str | os.PathLike[str], count: int) -> str:
 
 
 def _of_program(options: argparse.Namespace) -> int:
-    from monarch.admin.output import Wanted, read
+    from monarch.admin.output import OutputRequest, read
     from monarch.admin.programs import choose
     from monarch.tools import log_lines
 
@@ -172,7 +172,7 @@ def _of_program(options: argparse.Namespace) -> int:
     program = choose(options.pid)
     if options.level is not None:
         return _set_level(program, options, ranks)
-    agents, told = read(program, Wanted(options.mesh, ranks, since=since))
+    agents, told = read(program, OutputRequest(options.mesh, ranks, since=since))
     if not told and not options.follow:
         raise ValueError(_nothing(program, options))
     if options.paths:
@@ -186,11 +186,11 @@ def _of_program(options: argparse.Namespace) -> int:
     _say_half(told)
     sys.stdout.flush()
     if options.follow:
-        _follow(program, agents, Wanted(options.mesh, ranks, log_lines.cursors(told)), pattern)
+        _follow(program, agents, OutputRequest(options.mesh, ranks, log_lines.cursors(told)), pattern)
     return 0
 
 
-def _follow(program: Program, agents: list[str], wanted: Wanted, pattern: re.Pattern[str] | None) -> None:
+def _follow(program: Program, agents: list[str], wanted: OutputRequest, pattern: re.Pattern[str] | None) -> None:
     """Prints lines until the program ends."""
     from msgspec.structs import replace
 
@@ -219,7 +219,7 @@ def _nothing(program: Program, options: argparse.Namespace) -> str:
     return f"the program (pid {program.pid}) has no processes"
 
 
-def _say_half(told: Iterable[Told]) -> None:
+def _say_half(told: Iterable[OutputPage]) -> None:
     if any(not one.whole for one in told):
         print(
             "(only what was written to stderr: stdout goes straight to the program's terminal. "
@@ -229,11 +229,11 @@ def _say_half(told: Iterable[Told]) -> None:
 
 
 def _set_level(program: Program, options: argparse.Namespace, ranks: list[int] | None) -> int:
-    from monarch.admin.output import Wanted, level_of, read, set_level
+    from monarch.admin.output import OutputRequest, level_of, read, set_level
 
     text = options.level
     level = level_of(int(text) if text.isdecimal() else text)
-    _, told = read(program, Wanted(options.mesh, ranks, lines=0))
+    _, told = read(program, OutputRequest(options.mesh, ranks, lines=0))
     addresses = sorted({one.address for one in told if not one.ended})
     if not addresses:
         raise ValueError(_nothing(program, options))

@@ -46,12 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from monarch.admin.programs import choose
-    from monarch.admin.stacks import Wanted, as_plain, selected, stacks_of, summaries
+    from monarch.admin.stacks import StacksQuery, as_plain, selected, stacks_of, summaries
     from monarch.config import settings
 
     program = choose(options.pid)
     pyspy = settings.pyspy_bin()
-    wanted = Wanted(None, options.timeout, options.all_threads, options.locals, options.native, pyspy=pyspy)
+    wanted = StacksQuery(None, options.timeout, options.all_threads, options.locals, options.native, pyspy=pyspy)
     ranks = {rank for some in options.ranks for rank in some}
     while True:
         found = selected(stacks_of(program, wanted), ranks, options.mesh)

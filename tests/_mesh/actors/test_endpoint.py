@@ -21,7 +21,7 @@ from monarch._mesh.actors.endpoint import (
     endpoint,
     send,
 )
-from monarch._mesh.casts.plan import Plan
+from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current
 from monarch._runtime.incarnations import Incarnations
@@ -164,7 +164,7 @@ def proc() -> Any:
 class Mesh:
     def __init__(self, count: int) -> None:
         addresses = [f"unix:/h/m.{rank}" for rank in range(count)]
-        self._plan = Plan(("x",), (count,), range(count), addresses)
+        self._plan = ViewReceivers(("x",), (count,), range(count), addresses)
         self._spec = SimpleNamespace(key="key", name="worker")
         self._class = Worker
         self._gathered = list

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.agent import oom
-from monarch._mesh.agent.oom import Group, Kill, OutOfMemory
+from monarch._mesh.agent.oom import Kill, MemoryGroup, OutOfMemory
 
 CGROUP_1 = "9:name=systemd:/\n4:memory:/jobs/7\n1:cpu,cpuacct:/jobs/7\n0::/\n"
 CGROUP_2 = "0::/user.slice/app.scope\n"
@@ -50,8 +50,8 @@ NOISE = (
 @pytest.mark.parametrize(
     ("cgroup", "mounts", "expected"),
     [
-        (CGROUP_1, MOUNTS_1, Group(1, "/jobs/7", "/sys/fs/cgroup/memory")),
-        (CGROUP_2, MOUNTS_2, Group(2, "/user.slice/app.scope", "/sys/fs/cgroup")),
+        (CGROUP_1, MOUNTS_1, MemoryGroup(1, "/jobs/7", "/sys/fs/cgroup/memory")),
+        (CGROUP_2, MOUNTS_2, MemoryGroup(2, "/user.slice/app.scope", "/sys/fs/cgroup")),
         # a container that sees its own group only, with and without a namespace
         (CGROUP_2.replace("user", "c"), MOUNTS_2.replace(" / /sys", " /c.slice/app.scope /sys"), "/"),
         (
@@ -60,7 +60,7 @@ NOISE = (
             "/x",
         ),
         ("0::/\n", MOUNTS_2.replace(" / /sys", " /docker/9f /sys"), "/"),
-        (CGROUP_1, MOUNTS_2, Group(2, "/", "/sys/fs/cgroup")),  # version 1 is not mounted here
+        (CGROUP_1, MOUNTS_2, MemoryGroup(2, "/", "/sys/fs/cgroup")),  # version 1 is not mounted here
         (CGROUP_2, "", None),
         ("", MOUNTS_2, None),
         ("garbage", "garbage - x\n\n - \n", None),
@@ -69,7 +69,7 @@ NOISE = (
 def test_our_group_is_found_where_it_is_mounted(cgroup: str, mounts: str, expected: Any) -> None:
     found = oom.find_group(cgroup, mounts)
     if isinstance(expected, str):
-        assert found == Group(2, expected, "/sys/fs/cgroup")
+        assert found == MemoryGroup(2, expected, "/sys/fs/cgroup")
     else:
         assert found == expected
 

@@ -21,9 +21,9 @@ from monarch._mesh.agent import roster as rosters
 from monarch._mesh.agent.effects import (
     Arm,
     Disarm,
-    Done,
     Effect,
     Ended,
+    HostEmpty,
     Launch,
     Limits,
     MeshEnded,
@@ -133,7 +133,7 @@ class Player:
                 return f"mesh {mesh} gone"
             case Refuse(connection, why):
                 return f"{connection} refused: {why}"
-            case Done():
+            case HostEmpty():
                 return "done"
         raise AssertionError(effect)
 
@@ -1569,7 +1569,7 @@ class AnyEvents(RuleBasedStateMachine):
                     self.ends[ended.address] = ended.incarnation
                 case Send(connection, message):
                     self.sent(connection, message)
-                case Done():
+                case HostEmpty():
                     self.done += 1
                     assert not self.running
 

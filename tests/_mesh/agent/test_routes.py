@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.agent.routes import Entrance, Routes
+from monarch._mesh.agent.routes import InboundLink, Routes
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
@@ -78,7 +78,7 @@ class Clock:
 
 
 class Agent:
-    """See `routes.Station`."""
+    """See `routes.RoutingHost`."""
 
     def __init__(self, gateway: str = "") -> None:
         self.loop: Any = Clock()
@@ -296,7 +296,7 @@ def test_who_waits_for_one_that_ends_goes_on() -> None:
 def test_what_is_no_hello_is_refused() -> None:
     agent = Agent()
     stranger: Any = End("")
-    Entrance(agent.routes).connection_received(stranger, [Frame(message.encode(Beat(0)), b"", ())])
+    InboundLink(agent.routes).connection_received(stranger, [Frame(message.encode(Beat(0)), b"", ())])
     assert "LinkHello" in stranger.closed and agent.routes.links() == {}
 
 
@@ -329,7 +329,7 @@ def test_who_asks_which_agent_is_here_is_told_and_gets_no_link() -> None:
     agent = Agent()
     asking = End("")
     hello = LinkHello(VERSION, THEM, "theirs", "l", US, 0, False, purpose=WHO)
-    Entrance(agent.routes).connection_received(asking, [Frame(message.encode(hello), b"", ())])
+    InboundLink(agent.routes).connection_received(asking, [Frame(message.encode(hello), b"", ())])
     assert [type(msg) for msg in asking.got] == [LinkHello] and asking.got[0].agent == "agent-of-us"
     assert asking.closed and not agent.routes.links()
 

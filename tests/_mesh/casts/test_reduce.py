@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.answer_cache import Record
-from monarch._mesh.casts.relay import Casts, Merge, Pass, Up
+from monarch._mesh.casts.relay import Casts, Forward, Merge, Reply
 from monarch._mesh.casts.relay_state import Merging
 from monarch._wire.message import ERROR, MERGED, VALUE, Answer, Answers, Cast, CastPlan, Combined, PlanHost
 
@@ -50,7 +50,7 @@ def test_nothing_goes_up_before_all_have_answered_and_a_process_here_folds_them(
     assert (ask.combine, ask.groups, ask.sizes, ask.buffers) == (b"how", [3], [1, 2, 3], [1, 0, 0])
     assert (merge.body, merge.buffers) == (b"abbccc", [b"xy"])
     (up,) = casts.combined(0.0, "H/m.0", Combined(CALLER, PORT, 0, VALUE), b"sum", [b"tail"])
-    assert isinstance(up, Up) and (up.upstream, up.body, list(up.buffers)) == ("P", b"sum", [b"tail"])
+    assert isinstance(up, Reply) and (up.upstream, up.body, list(up.buffers)) == ("P", b"sum", [b"tail"])
     assert up.message == Answers(CALLER, PORT, [0, 1, 2], [VALUE, MERGED, MERGED], [3, 0, 0])
     assert casts.counts().gatherings == casts.counts().timers == 0
 
@@ -107,13 +107,15 @@ def test_the_root_passes_on_what_comes() -> None:
     casts = Casts()
     casts.plan(0.0, "P", CastPlan(1, 8, False, [PlanHost("C", ["m.0", "m.1"], [0, 1]), PlanHost("D", ["m.2"], [2])]))
     down = casts.cast(0.0, "P", reduction(number=0), b"")
-    assert [effect.message.combine for effect in down if isinstance(effect, Pass) and type(effect.message) is Cast] == [
+    assert [
+        effect.message.combine for effect in down if isinstance(effect, Forward) and type(effect.message) is Cast
+    ] == [
         b"how",
         b"how",
     ]
     casts.answers(0.0, "C", Answers(CALLER, PORT, [0, 1], [VALUE, MERGED], [2, 0]), b"cc")
     *_, up = casts.answers(0.0, "D", Answers(CALLER, PORT, [2], [VALUE], [1]), b"d")
-    ups = [effect for effect in (up, *_) if isinstance(effect, Up)]
+    ups = [effect for effect in (up, *_) if isinstance(effect, Reply)]
     assert [(effect.message.ranks, effect.body) for effect in ups] == [([0, 1, 2], b"ccd")]
 
 

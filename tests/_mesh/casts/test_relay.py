@@ -20,8 +20,8 @@ from monarch._mesh.agent.effects import Arm, Disarm
 from monarch._mesh.casts import answer_cache as kept
 from monarch._mesh.casts import relay as machine
 from monarch._mesh.casts import relay_state
-from monarch._mesh.casts.plan import Parted
-from monarch._mesh.casts.relay import Casts, Deliver, Pass, Straight, Up
+from monarch._mesh.casts.plan import RemoteReceivers
+from monarch._mesh.casts.relay import Casts, Deliver, DirectReply, Forward, Reply
 from monarch._mesh.casts.relay_state import split
 from monarch._runtime.ordering import Numbering, Reorder, compress
 from monarch._wire import message
@@ -69,11 +69,11 @@ def one(letters: str, upstream: Any = "P", width: int = 2, patience: float = 100
 
 def passed(effects: Iterable[Any], kind: type = Cast) -> list[str]:
     """The hosts to which a message of that kind goes."""
-    return [effect.host for effect in effects if isinstance(effect, Pass) and type(effect.message) is kind]
+    return [effect.host for effect in effects if isinstance(effect, Forward) and type(effect.message) is kind]
 
 
 def upward(effects: Iterable[Any]) -> list[Any]:
-    return [(effect.upstream, effect.message) for effect in effects if isinstance(effect, Up)]
+    return [(effect.upstream, effect.message) for effect in effects if isinstance(effect, Reply)]
 
 
 def delivered(effects: Iterable[Any]) -> list[Any]:
@@ -96,12 +96,12 @@ def test_a_cast_is_delivered_here_and_passed_on_to_the_first_host_of_each_part()
     (here,) = delivered(effects)
     assert here == Deliver("H/m.0", here.message, b"body", (b"buffer",), CALLER)
     assert here.message == Call("actors", "sender", 5, "work", 0, CALLER, 0, b"", 0, 0)
-    registered = [effect for effect in effects if isinstance(effect, Pass) and type(effect.message) is CastPlan]
+    registered = [effect for effect in effects if isinstance(effect, Forward) and type(effect.message) is CastPlan]
     assert [(p.host, [host.host for host in p.message.hosts], p.message.serve) for p in registered] == [
         ("A", ["A", "B", "C"], True),
         ("D", ["D", "E"], True),
     ]
-    sent = [effect for effect in effects if isinstance(effect, Pass) and type(effect.message) is Cast]
+    sent = [effect for effect in effects if isinstance(effect, Forward) and type(effect.message) is Cast]
     assert [(p.host, p.message.plan, p.message.number, p.message.seqs, p.body, p.buffers) for p in sent] == [
         ("A", 1, 1, [(5, 1), (6, 2)], b"body", (b"buffer",)),
         ("D", 1, 1, 6, b"body", (b"buffer",)),
@@ -120,7 +120,7 @@ def test_the_root_serves_nobody_when_its_host_has_no_receiver() -> None:
 def test_a_plan_that_is_not_known_sends_the_cast_back() -> None:
     casts = Casts()
     assert casts.cast(0.0, "P", cast(3, plan=9), b"body", (b"x",)) == [
-        Up("P", PlanUnknown(cast(3, plan=9)), b"body", (b"x",))
+        Reply("P", PlanUnknown(cast(3, plan=9)), b"body", (b"x",))
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_forgotten_plan_is_forgotten_below_too() -> None:
     casts = one("HAB")
     casts.cast(0.0, "P", cast(1), b"")
     effects = casts.forget(0.0, "P", ForgetPlan(1))
-    assert effects == [Pass("A", ForgetPlan(1)), Pass("B", ForgetPlan(1))]
+    assert effects == [Forward("A", ForgetPlan(1)), Forward("B", ForgetPlan(1))]
     assert casts.counts().plans == casts.counts().registered == 0
 
 
@@ -179,9 +179,9 @@ def test_what_nobody_answers_is_confirmed_once_it_is_through_below() -> None:
     assert casts.counts().kept == 4
     assert casts.delivered(0.0, "A", Delivered(2)) == []
     assert casts.delivered(0.0, "B", Delivered(1)) == [Arm(("confirm", "P"), machine.CONFIRM_DELAY)]
-    assert casts.fired(0.05, ("confirm", "P")) == [Up("P", Delivered(1))]
+    assert casts.fired(0.05, ("confirm", "P")) == [Reply("P", Delivered(1))]
     casts.delivered(0.0, "B", Delivered(2))
-    assert casts.fired(0.1, ("confirm", "P")) == [Up("P", Delivered(2))]
+    assert casts.fired(0.1, ("confirm", "P")) == [Reply("P", Delivered(2))]
     assert casts.counts()[2:] == (0, 0, 0, 0, 0, 0, 0)
 
 
@@ -206,7 +206,7 @@ def test_answers_go_up_together_once_all_below_have_answered() -> None:
     assert casts.gathers(*KEY)
     assert casts.answers(0.0, "A", *answers(1)) == [Arm(HOLD, 0.01)]
     assert casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0") == []
-    assert casts.answers(0.0, "B", *answers(2)) == [Up("P", answers(1, 0, 2)[0], b"102"), Disarm(HOLD)]
+    assert casts.answers(0.0, "B", *answers(2)) == [Reply("P", answers(1, 0, 2)[0], b"102"), Disarm(HOLD)]
     assert not casts.gathers(*KEY)
     assert casts.counts()[2:] == (0, 0, 0, 0, 0, 0, 1)
 
@@ -217,7 +217,7 @@ def test_the_root_passes_on_what_came_together_and_is_new(monkeypatch: pytest.Mo
     casts.plan(0.0, "conn", plan("ABCDE", width=1, serve=False))
     casts.cast(0.0, "conn", cast(number=0, gather=0.5), b"")
     together, body = answers(0, 2, gone=[1])
-    assert casts.answers(0.0, "A", together, body)[0] == Up("conn", msgspec.structs.replace(together, gone=[]), body)
+    assert casts.answers(0.0, "A", together, body)[0] == Reply("conn", msgspec.structs.replace(together, gone=[]), body)
     again, body = answers(2, 3)  # one of them it has passed on
     assert upward(casts.answers(0.0, "A", again, body)) == []
     last, body = answers(4)
@@ -229,9 +229,9 @@ def test_answers_wait_no_longer_than_the_caller_said() -> None:
     casts = one("HAB")
     casts.cast(0.0, "P", cast(gather=0.0), b"")
     assert casts.answers(0.0, "A", *answers(1)) == [Arm(HOLD, 0.0)]
-    assert casts.fired(0.0, HOLD) == [Up("P", answers(1)[0], b"1")]
+    assert casts.fired(0.0, HOLD) == [Reply("P", answers(1)[0], b"1")]
     assert casts.answers(0.0, "B", *answers(2)) == [Arm(HOLD, 0.0)]  # and then those that follow, together
-    assert casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")[0] == Up("P", answers(2, 0)[0], b"20")
+    assert casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")[0] == Reply("P", answers(2, 0)[0], b"20")
 
 
 def test_large_answers_and_those_with_buffers_go_alone_at_once() -> None:
@@ -239,9 +239,9 @@ def test_large_answers_and_those_with_buffers_go_alone_at_once() -> None:
     casts.cast(0.0, "P", cast(gather=0.01), b"")
     large = b"x" * (kept.ALONE + 1)
     (up,) = casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), large)
-    assert up == Up("P", Answers(CALLER, PORT, [0], [VALUE], [len(large)]), large)
+    assert up == Reply("P", Answers(CALLER, PORT, [0], [VALUE], [len(large)]), large)
     (up,) = casts.answers(0.0, "A", answers(1)[0], b"1", (b"buffer",))
-    assert up == Up("P", answers(1)[0], b"1", (b"buffer",))
+    assert up == Reply("P", answers(1)[0], b"1", (b"buffer",))
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_an_answer_that_no_gathering_wants_goes_straight() -> None:
     casts = one("H")
     casts.cast(0.0, "P", cast(), b"")
     answer = Answer(PORT, 0, VALUE)
-    assert casts.answer(0.0, CALLER, answer, b"0") == [Straight(CALLER, answer, b"0", ())]
+    assert casts.answer(0.0, CALLER, answer, b"0") == [DirectReply(CALLER, answer, b"0", ())]
 
 
 def test_a_process_that_ended_is_done_and_the_caller_is_told_by_others() -> None:
@@ -275,7 +275,7 @@ def test_a_process_that_ended_is_done_and_the_caller_is_told_by_others() -> None
     casts.cast(0.0, "P", cast(gather=0.01), b"")
     assert casts.process_ended(0.0, "H/m.0") == [Arm(HOLD, 0.01)]
     assert casts.process_ended(0.0, "H/m.0") == []
-    assert casts.answers(0.0, "A", *answers(1))[0] == Up("P", answers(1, gone=[0])[0], b"1")
+    assert casts.answers(0.0, "A", *answers(1))[0] == Reply("P", answers(1, gone=[0])[0], b"1")
     root = one("H", upstream="connection")
     root.cast(0.0, "connection", cast(0, gather=0.01), b"")
     assert root.process_ended(0.0, "H/m.0") == []
@@ -287,7 +287,12 @@ def test_a_caller_that_is_gone_is_told_nothing_and_those_below_forget_its_call()
     casts.cast(0.0, "connection", cast(0, gather=0.01), b"")
     casts.answers(0.0, "A", *answers(1))
     effects = casts.upstream_gone(0.0, "connection")
-    assert effects == [Pass("A", ForgetPlan(1)), Pass("B", ForgetPlan(1)), Disarm(HOLD), Pass("B", CancelGather(*KEY))]
+    assert effects == [
+        Forward("A", ForgetPlan(1)),
+        Forward("B", ForgetPlan(1)),
+        Disarm(HOLD),
+        Forward("B", CancelGather(*KEY)),
+    ]
     assert casts.counts() == (0,) * 9
 
 
@@ -295,7 +300,7 @@ def test_what_is_not_wanted_is_dropped_all_the_way_down() -> None:
     casts = one("HA")
     casts.cast(0.0, "P", cast(gather=0.01), b"")
     assert casts.unwanted(0.0, "Q", CancelGather(*KEY)) == []  # not from there
-    assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == [Pass("A", CancelGather(*KEY))]
+    assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == [Forward("A", CancelGather(*KEY))]
     assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == []
     assert casts.counts()[2:] == (0,) * 7
 
@@ -304,10 +309,10 @@ def test_gatherings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GATHERINGS", 0)
     casts = one("HA")
     effects = casts.cast(0.0, "P", cast(gather=0.01), b"")
-    (up,) = (effect for effect in effects if isinstance(effect, Up))
+    (up,) = (effect for effect in effects if isinstance(effect, Reply))
     assert (up.message.ranks, up.message.kinds) == ([0, 1], [FAILED, FAILED])  # type: ignore[union-attr]
     assert len(delivered(effects)) == 1  # lest those that follow wait for it
-    assert [p.message.gather for p in effects if isinstance(p, Pass) and type(p.message) is Cast] == [-1.0]
+    assert [p.message.gather for p in effects if isinstance(p, Forward) and type(p.message) is Cast] == [-1.0]
 
 
 # --- ends of hosts: those below
@@ -323,7 +328,7 @@ def test_the_part_of_a_host_that_ended_is_adopted_as_that_host_had_cut_it() -> N
     assert [
         (p.host, p.body, p.message.number, p.message.seqs, p.message.again)
         for p in effects
-        if isinstance(p, Pass) and type(p.message) is Cast
+        if isinstance(p, Forward) and type(p.message) is Cast
     ] == [("B", b"call", 1, 3, "A"), ("B", b"broadcast", 2, 1, "A"), ("C", b"broadcast", 1, 1, "A")]
     assert casts.host_ended(0.0, "A") == []
     assert casts.answers(0.0, "A", *answers(2)) == []  # it has ended
@@ -338,12 +343,12 @@ def test_what_was_adopted_is_confirmed_by_those_who_have_it_now() -> None:
     casts = one("HABC", width=1)  # a chain
     casts.cast(0.0, "P", cast(1), b"")
     assert passed(casts.host_ended(0.0, "A")) == ["B"]
-    assert casts.forget(0.0, "P", ForgetPlan(1)) == [Pass("B", ForgetPlan(1))]
+    assert casts.forget(0.0, "P", ForgetPlan(1)) == [Forward("B", ForgetPlan(1))]
     assert casts.host_ended(0.0, "B") == [
-        Up("P", HostUnreachable("B")),
-        Pass("C", CastPlan(1, 1, True, [PlanHost("C", ["m.3"], [3])])),
-        Pass("C", cast(1, again="B")),
-        Pass("C", ForgetPlan(1)),  # those above have forgotten it meanwhile
+        Reply("P", HostUnreachable("B")),
+        Forward("C", CastPlan(1, 1, True, [PlanHost("C", ["m.3"], [3])])),
+        Forward("C", cast(1, again="B")),
+        Forward("C", ForgetPlan(1)),  # those above have forgotten it meanwhile
     ]
     assert upward(casts.delivered(0.0, "C", Delivered(1)) + casts.fired(0.0, ("confirm", "P"))) == [("P", Delivered(1))]
     assert casts.counts().registered == casts.counts().kept == 0
@@ -354,7 +359,7 @@ def test_a_leaf_that_ended_is_done() -> None:
     casts.cast(0.0, "P", cast(1), b"")
     casts.cast(0.0, "P", cast(2, gather=0.01), b"")
     assert casts.host_ended(0.0, "A") == [
-        Up("P", HostUnreachable("A")),
+        Reply("P", HostUnreachable("A")),
         Arm(("confirm", "P"), machine.CONFIRM_DELAY),
         Arm(HOLD, 0.01),
     ]
@@ -396,7 +401,7 @@ def test_a_call_that_is_not_kept_fails_for_those_behind_the_child_that_cannot_re
     assert [
         (effect.host, effect.message.skip)
         for effect in effects
-        if isinstance(effect, Pass) and type(effect.message) is Cast
+        if isinstance(effect, Forward) and type(effect.message) is Cast
     ] == [("B", True)]
     effects = casts.delivered(0.0, "B", Delivered(1))
     assert lost_ranks(effects + casts.fired(0.0, HOLD), "was lost on its way through host A") == [2]
@@ -422,8 +427,8 @@ def test_who_takes_the_place_of_a_parent_is_given_what_that_one_was() -> None:
     casts.answers(0.0, "A", *answers(1))
     casts.fired(0.01, HOLD)
     assert casts.host_ended(1.0, "P") == [
-        Pass("A", ForgetPlan(1)),
-        Pass("B", ForgetPlan(1)),
+        Forward("A", ForgetPlan(1)),
+        Forward("B", ForgetPlan(1)),
         Arm(("orphans",), 100.0),
     ]
     assert casts.answer(1.0, CALLER, Answer(PORT, 0, VALUE), b"0") == [Arm(HOLD, 0.01)]
@@ -431,10 +436,10 @@ def test_who_takes_the_place_of_a_parent_is_given_what_that_one_was() -> None:
     casts.plan(2.0, "G", plan("HAB"))
     again = msgspec.structs.replace(call, number=1, again="P")
     assert casts.cast(2.0, "G", again, b"") == [
-        Up("G", answers(1, 0)[0], b"10")
+        Reply("G", answers(1, 0)[0], b"10")
     ]  # neither delivered nor passed on again
     assert upward(casts.answers(2.0, "B", *answers(2))) == [("G", answers(2)[0])]
-    assert casts.cast(2.0, "G", again, b"") == [Up("G", answers(1, 0, 2)[0], b"102")]  # finished, and still known
+    assert casts.cast(2.0, "G", again, b"") == [Reply("G", answers(1, 0, 2)[0], b"102")]  # finished, and still known
 
 
 def test_a_new_parent_may_come_before_the_old_one_is_known_to_have_ended() -> None:
@@ -455,7 +460,7 @@ def test_what_the_old_parent_had_not_passed_on_is_new() -> None:
     casts = one("HA")
     effects = casts.cast(0.0, "P", cast(1, gather=0.01, again="Z"), b"")
     assert len(delivered(effects)) == 1
-    assert [p.message.again for p in effects if isinstance(p, Pass) and type(p.message) is Cast] == ["Z"]
+    assert [p.message.again for p in effects if isinstance(p, Forward) and type(p.message) is Cast] == ["Z"]
 
 
 def test_another_process_at_the_address_of_an_old_one_counts_its_ports_anew() -> None:
@@ -474,8 +479,8 @@ def test_an_orphan_waits_for_a_new_parent_only_so_long() -> None:
     casts.plan(2.0, "Q", plan("HA"))
     casts.cast(2.0, "Q", msgspec.structs.replace(cast(1, gather=0.01), port=8), b"")
     casts.host_ended(3.0, "Q")
-    assert casts.fired(6.0, ("orphans",)) == [Pass("A", CancelGather(*KEY)), Arm(("orphans",), 2.0)]
-    assert casts.fired(8.0, ("orphans",)) == [Pass("A", CancelGather(CALLER, 8))]
+    assert casts.fired(6.0, ("orphans",)) == [Forward("A", CancelGather(*KEY)), Arm(("orphans",), 2.0)]
+    assert casts.fired(8.0, ("orphans",)) == [Forward("A", CancelGather(CALLER, 8))]
     assert casts.counts() == (0,) * 9
 
 
@@ -486,7 +491,7 @@ def lost_ranks(effects: Iterable[Any], text: str) -> list[int]:
     """The ranks that are answered with a failure that says so."""
     ranks: list[int] = []
     for effect in effects:
-        if isinstance(effect, Up) and isinstance(effect.message, Answers):
+        if isinstance(effect, Reply) and isinstance(effect.message, Answers):
             start = 0
             for rank, kind, size in zip(effect.message.ranks, effect.message.kinds, effect.message.sizes, strict=True):
                 body = bytes(effect.body)[start : start + size]
@@ -503,7 +508,7 @@ def test_a_call_whose_arguments_are_not_kept_fails_with_the_host_it_went_through
     assert casts.counts().kept_bytes == 0
     effects = casts.host_ended(0.0, "A")
     assert passed(effects, CancelGather) == ["B"]
-    assert [p.message.skip for p in effects if isinstance(p, Pass) and type(p.message) is Cast] == [True]
+    assert [p.message.skip for p in effects if isinstance(p, Forward) and type(p.message) is Cast] == [True]
     assert upward(casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")) == []
     effects = casts.delivered(0.0, "B", Delivered(1))  # they skip it: now it may fail
     assert lost_ranks(effects, "work() was lost on its way through host A") == [2]
@@ -520,7 +525,7 @@ def test_of_too_much_that_is_unconfirmed_the_oldest_is_given_up(
     assert casts.counts().kept == 2
     assert casts.counts().kept_bytes == 8
     assert casts.counts().given_up == 1
-    sent = [p.message for p in casts.host_ended(0.0, "A") if isinstance(p, Pass) and type(p.message) is Cast]
+    sent = [p.message for p in casts.host_ended(0.0, "A") if isinstance(p, Forward) and type(p.message) is Cast]
     assert [(c.seqs, c.skip) for c in sent][:2] == [(2, False), (3, False)]
     assert (sent[2].skip, sent[2].sender, sent[2].to) == (True, "sender", "actors")  # behind what is left
 
@@ -531,15 +536,15 @@ def test_what_was_given_up_is_not_confirmed_before_it_is_through_or_skipped(monk
     for number in (11, 12, 13, 14):
         casts.cast(0.0, "P", cast(number), b"")
     assert casts.counts().given_up == 1
-    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(10))]
+    assert casts.fired(0.0, ("confirm", "P")) == [Reply("P", Delivered(10))]
     casts.delivered(0.0, "A", Delivered(1))  # of 11, 12, 13; those after the first count as given up later
-    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(11))]
+    assert casts.fired(0.0, ("confirm", "P")) == [Reply("P", Delivered(11))]
     casts.host_ended(0.0, "A")
     assert casts.counts()[4:7] == (2, 0, 0)  # 14 is sent again, and the others are to be skipped
     casts.delivered(0.0, "B", Delivered(1))
     assert casts.fired(0.0, ("confirm", "P")) == []
     casts.delivered(0.0, "B", Delivered(2))
-    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(14))]
+    assert casts.fired(0.0, ("confirm", "P")) == [Reply("P", Delivered(14))]
     assert casts.counts() == (1, 1, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -770,16 +775,16 @@ class World:
             match effect:
                 case Deliver(address, msg, body, buffers, _):
                     self.put(host, address, msg, body, buffers)
-                case Pass(target, msg, body, buffers):
+                case Forward(target, msg, body, buffers):
                     if target in self.alive and frozenset((host, target)) not in self.parted:
                         self.put(host, target, msg, body, buffers)
                     else:
                         self.put(target, host, "ended")
-                case Up(upstream, msg, body, buffers):
+                case Reply(upstream, msg, body, buffers):
                     there = upstream in self.alive and frozenset((host, upstream)) not in self.parted
                     if there or upstream in self.callers:
                         self.put(host, upstream, msg, body, buffers)
-                case Straight(address, msg, body, buffers):
+                case DirectReply(address, msg, body, buffers):
                     self.put(host, address, msg, body, buffers)
                 case Arm(key, delay):
                     self.timers[host][key] = self.now + delay
@@ -826,7 +831,9 @@ class World:
     def register(self, caller: Caller, number: int) -> None:
         addresses = [self.addresses[rank] for rank in caller.plans[number]]
         receivers = tuple((index, index, address) for index, address in enumerate(addresses))
-        hosts = sorted(Parted(receivers, "").hosts, key=lambda there: there.host != caller.host)  # its own first
+        hosts = sorted(
+            RemoteReceivers(receivers, "").hosts, key=lambda there: there.host != caller.host
+        )  # its own first
         caller.indices[number] = [index for host in hosts for index in host.indices]
         serve = bool(hosts) and hosts[0].host == caller.host
         self.put(caller.address, caller.host, CastPlan(number, self.width, serve, hosts))

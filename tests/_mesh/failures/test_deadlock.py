@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.failures import deadlock as module
-from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
+from monarch._mesh.failures.deadlock import Blocked, Detector, EndWait, SendProbe
 
 AFTER = 1.0
 
@@ -55,8 +55,8 @@ class World:
     def _of(self, home: str) -> dict[int, Blocked]:
         return {number: wait for number, wait in self.waits.items() if self.homes[wait.who] == home}
 
-    def sweep(self, *homes: str) -> list[SendChase]:
-        found: list[SendChase] = []
+    def sweep(self, *homes: str) -> list[SendProbe]:
+        found: list[SendProbe] = []
         for home in homes or sorted(self.detectors):
             own = self._of(home)
             found += self.detectors[home].sweep([(n, w.since) for n, w in own.items()], own.get, self.now, AFTER)
@@ -64,17 +64,17 @@ class World:
         return found
 
     def deliver(
-        self, sends: list[SendChase], chance: random.Random | None = None, steps: int = 100_000
-    ) -> list[SendChase]:
+        self, sends: list[SendProbe], chance: random.Random | None = None, steps: int = 100_000
+    ) -> list[SendProbe]:
         """Until nothing is under way (or `steps` messages were delivered; the rest is returned)."""
         waiting = list(sends)
         while waiting and steps:
             steps -= 1
             send = waiting.pop(chance.randrange(len(waiting)) if chance else 0)
-            chase = send.chase
-            blockers = self._blockers(send.address, chase.key, chase.port)
-            for effect in self.detectors[send.address].chased(chase, blockers, self.now, AFTER):
-                if isinstance(effect, Broken):
+            probe = send.probe
+            blockers = self._blockers(send.address, probe.key, probe.port)
+            for effect in self.detectors[send.address].probed(probe, blockers, self.now, AFTER):
+                if isinstance(effect, EndWait):
                     self.broken.append((self.waits[effect.number].who, effect.path))
                 else:
                     self.sent += 1
@@ -195,9 +195,9 @@ def test_a_circle_that_has_not_stood_long_enough_everywhere() -> None:
     world.now = 1.0
     sends = world.sweep("p")
     (send,) = sends
-    (blocked,) = world._blockers(send.address, send.chase.key, send.chase.port)
-    assert world.detectors["q"].chased(send.chase, [blocked], -49.5, AFTER) == []
-    assert len(world.detectors["q"].chased(send.chase, [blocked], -49.0, AFTER)) == 1
+    (blocked,) = world._blockers(send.address, send.probe.key, send.probe.port)
+    assert world.detectors["q"].probed(send.probe, [blocked], -49.5, AFTER) == []
+    assert len(world.detectors["q"].probed(send.probe, [blocked], -49.0, AFTER)) == 1
 
 
 # --- stale news
@@ -268,9 +268,9 @@ def test_a_wait_with_a_way_out_that_loses_it_is_found_then() -> None:
     assert detector.sweep([(1, 0.0)], lambda number: None, 1.0, AFTER) == []
     assert detector.sweep([(1, 0.0)], lambda number: wait, 1.5, AFTER) == []
     (send,) = detector.sweep([(1, 0.0)], lambda number: wait, 2.0, AFTER)
-    (again,) = detector.chased(send.chase, [wait], 2.0, AFTER)
-    assert isinstance(again, SendChase) and again.chase.again
-    assert detector.chased(again.chase, [wait], 2.0, AFTER) == [Broken(1, ["a waits"])]
+    (again,) = detector.probed(send.probe, [wait], 2.0, AFTER)
+    assert isinstance(again, SendProbe) and again.probe.again
+    assert detector.probed(again.probe, [wait], 2.0, AFTER) == [EndWait(1, ["a waits"])]
 
 
 # --- bounds

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.failures import ledger as ledgers
-from monarch._mesh.failures.ledger import Gone, Ledger, MeshFailure, Notify
+from monarch._mesh.failures.ledger import Ledger, MeshFailure, MeshGone, Notify
 from monarch._runtime.incarnations import first_in
 from monarch._wire.message import Failure, ProcEnded
 
@@ -84,7 +84,7 @@ def ledger_with(*meshes: Mesh, owner: str = "client.0") -> Ledger:
 
 def feed(ledger: Ledger, *events: Event) -> list[tuple[str, list[int]]]:
     """Gives the events to the ledger (a text: the mesh is stopped, and why); who is told of which ranks."""
-    told: list[Notify | Gone] = []
+    told: list[Notify | MeshGone] = []
     for event in events:
         if isinstance(event, ProcEnded):
             told += ledger.process_ended(event)
@@ -451,7 +451,7 @@ def test_a_mesh_whose_ranks_all_ended_in_order_is_given_up(order: list[Failure |
     assert len(ledger) == 1
     assert isinstance(order[-1], ProcEnded)
     (effect,) = ledger.process_ended(order[-1])
-    assert isinstance(effect, Gone) and repr(effect) == "Gone('client.0', 'k1')"
+    assert isinstance(effect, MeshGone) and repr(effect) == "MeshGone('client.0', 'k1')"
     assert (len(ledger), ledger._by_address) == (0, {})
 
 
@@ -588,7 +588,7 @@ def test_the_first_end_of_a_rank_is_what_counts(happened: list[tuple[str, str, i
             ledger.mesh_stopped(subject, "enough")
             whole.add(subject)
             continue
-        effects: list[Notify | Gone] = []
+        effects: list[Notify | MeshGone] = []
         if kind == "dies":
             ends = {(key, int(subject[1])): ledgers.describe_exit(ended(subject, number)) for key in ("m1", "m2")}
             effects += ledger.process_ended(ended(subject, number))

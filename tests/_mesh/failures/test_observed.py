@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.failures.ledger import MeshFailure, Notify
-from monarch._mesh.failures.observed import TOGETHER, Effect, Handled, Held, Observed, OwnersCall
+from monarch._mesh.failures.observed import TOGETHER, Effect, Handled, Observed, OwnersCall, UnretrievedFailure
 from monarch._wire.message import Failure
 
 
@@ -26,7 +26,7 @@ class World:
     observed: Observed = field(default_factory=Observed)
     now: float = 0.0
     calls: dict[str, OwnersCall] = field(default_factory=dict)
-    held: list[Held] = field(default_factory=list)
+    held: list[UnretrievedFailure] = field(default_factory=list)
     outcome: list[str] = field(default_factory=list)
 
     def play(self, steps: str) -> str:
@@ -65,7 +65,7 @@ class World:
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Held):
+            if isinstance(effect, UnretrievedFailure):
                 self.held.append(effect)
             else:
                 assert effect.owner == "root"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.failures.restart_policy import Children, Group, RestartPolicy, Round, active
+from monarch._mesh.failures.restart_policy import Children, RestartAttempt, RestartGroup, RestartPolicy, active
 
 STRATEGIES = ["one_for_one", "all_for_one", "rest_for_one"]
 
@@ -103,7 +103,7 @@ def test_a_block_ends_with_an_exception_too() -> None:
 def test_a_block_holds_for_its_own_thread_of_control_only() -> None:
     """Tasks made in the block are in it; others, made before, are not."""
 
-    async def look(go: asyncio.Event) -> Group | None:
+    async def look(go: asyncio.Event) -> RestartGroup | None:
         await go.wait()
         return active()
 
@@ -128,8 +128,8 @@ def test_a_block_holds_for_its_own_thread_of_control_only() -> None:
 MESHES = {"a": 2, "b": 3, "c": 1}
 
 
-def group_of(strategy: str, meshes: dict[str, int] = MESHES, **policy: Any) -> Group:
-    group = Group(RestartPolicy(strategy, **policy))
+def group_of(strategy: str, meshes: dict[str, int] = MESHES, **policy: Any) -> RestartGroup:
+    group = RestartGroup(RestartPolicy(strategy, **policy))
     for key, count in meshes.items():
         group.add(key, count)
     return group
@@ -153,7 +153,7 @@ def test_who_is_restarted(strategy: str, key: str, ranks: list[int], children: C
     round = group_of(strategy).failed(key, ranks, 0.0)
     assert round is not None and round.children == children
     assert list(round.children) == sorted(children)  # in the order of spawning
-    assert repr(round) == f"Round({children!r}, 0)"
+    assert repr(round) == f"RestartAttempt({children!r}, 0)"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -191,11 +191,11 @@ def test_erlangs_meaning(strategy: str, meshes: dict[str, int], data: st.DataObj
 # --- how often
 
 
-def restarts(group: Group, *times: float) -> list[bool]:
+def restarts(group: RestartGroup, *times: float) -> list[bool]:
     return [group.failed("m", [0], time) is not None for time in times]
 
 
-def group_within(max_restarts: int, within: float, **policy: Any) -> Group:
+def group_within(max_restarts: int, within: float, **policy: Any) -> RestartGroup:
     return group_of("one_for_one", {"m": 4}, max_restarts=max_restarts, within=within, **policy)
 
 
@@ -253,7 +253,7 @@ def test_what_is_remembered_is_bounded(steps: list[float], most: int) -> None:
 # --- how soon
 
 
-def delays(group: Group, *times: float) -> list[float]:
+def delays(group: RestartGroup, *times: float) -> list[float]:
     rounds = [group.failed("m", [0], time) for time in times]
     return [round.delay for round in rounds if round is not None]
 
@@ -286,4 +286,4 @@ def test_a_delay_is_within_its_bounds(steps: list[float], backoff: float, longes
         now += step
         round = group.failed("m", [0], now)
         if round is not None:
-            assert isinstance(round, Round) and min(backoff, longest) <= round.delay <= longest
+            assert isinstance(round, RestartAttempt) and min(backoff, longest) <= round.delay <= longest

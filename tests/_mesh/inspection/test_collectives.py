@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from monarch._mesh.inspection.collectives import Recorded, groups, last_recorded
+from monarch._mesh.inspection.collectives import RecordedCollective, groups, last_recorded
 
 
 def entry(number: int, name: str = "0", operation: str = "gloo:all_reduce", **more: object) -> dict[str, object]:
@@ -28,8 +28,8 @@ def recording(*entries: object) -> bytes:
 def test_the_last_collective_of_each_group() -> None:
     text = recording(entry(1), entry(1, "1"), entry(2, "1", "nccl:broadcast", retired=False))
     assert last_recorded(text) == {
-        "0": Recorded(1, "all_reduce", [3, 5], False),
-        "1": Recorded(2, "broadcast", [3, 5], True),
+        "0": RecordedCollective(1, "all_reduce", [3, 5], False),
+        "1": RecordedCollective(2, "broadcast", [3, 5], True),
     }
 
 
@@ -52,7 +52,9 @@ def test_what_is_not_understood_is_passed_over(text: bytes) -> None:
 
 
 def test_an_input_without_shape() -> None:
-    assert last_recorded(recording(entry(1, "0", "barrier", input_sizes=[])))["0"] == Recorded(1, "barrier", [], False)
+    assert last_recorded(recording(entry(1, "0", "barrier", input_sizes=[])))["0"] == RecordedCollective(
+        1, "barrier", [], False
+    )
 
 
 def test_a_process_without_torch_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:

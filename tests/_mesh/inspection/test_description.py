@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from monarch._mesh.inspection import survey
-from monarch._mesh.inspection.description import ActorFacts, Ask, ProcessFacts, SettingFacts
+from monarch._mesh.inspection.description import ActorFacts, ProcessFacts, SettingFacts, TreeRequest
 from monarch._mesh.inspection.host_description import HostFacts
-from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import KEPT, TEXT, FlightRecorder
 from monarch.actor import Actor, ActorError, ActorMesh, concurrent_endpoint, context, endpoint, this_host
 from monarch.config import configured
@@ -75,18 +75,18 @@ def cluster() -> Iterator[InProcessCluster]:
         yield cluster
 
 
-def asked(ask: Ask | None = None, **options: Any) -> Answers:
+def asked(ask: TreeRequest | None = None, **options: Any) -> SurveyAnswers:
     argument = b"" if ask is None else msgspec.msgpack.encode(ask)
     return survey.ask("tree", argument, timeout=TIMEOUT, **options).get(TIMEOUT)
 
 
-def processes(ask: Ask | None = None) -> dict[str, ProcessFacts]:
+def processes(ask: TreeRequest | None = None) -> dict[str, ProcessFacts]:
     """By name, such as workers-0<uid>."""
     found = [msgspec.msgpack.decode(body, type=ProcessFacts) for body in asked(ask).replies.values()]
     return {facts.id: facts for facts in found}
 
 
-def actor(name: str, ask: Ask | None = None) -> ActorFacts:
+def actor(name: str, ask: TreeRequest | None = None) -> ActorFacts:
     every = [one for facts in processes(ask).values() for one in (*facts.actors, *facts.stopped)]
     (found,) = [one for one in every if one.name == name]
     return found
@@ -230,7 +230,7 @@ def test_events_of_an_actor_when_they_are_asked_for(cluster: InProcessCluster) -
     with pytest.raises(ActorError):
         worker.fail.call_one().get(TIMEOUT)
     assert actor("worker").events == []
-    facts = actor("worker", Ask(actor("worker").key))
+    facts = actor("worker", TreeRequest(actor("worker").key))
     assert [(event.name, event.level) for event in facts.events] == [
         ("created", "INFO"),
         ("ready", "INFO"),

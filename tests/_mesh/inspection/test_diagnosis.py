@@ -9,23 +9,26 @@ import pytest
 
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection.collectives import GroupState
-from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look, diagnose, mesh_in
+from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, ProgramSample, diagnose, mesh_in
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
-from monarch._mesh.inspection.stack_records import HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
 
 GB = 1 << 30
-STEP = [Frame("/srv/train.py", 88, "step"), Frame("/x/site-packages/torch/distributed/c10d.py", 3252, "all_reduce")]
-LOAD = [Frame("/srv/data.py", 31, "load")]
+STEP = [
+    StackFrame("/srv/train.py", 88, "step"),
+    StackFrame("/x/site-packages/torch/distributed/c10d.py", 3252, "all_reduce"),
+]
+LOAD = [StackFrame("/srv/data.py", 31, "load")]
 
 
 def address(rank: int) -> str:
     return f"unix:/run/x/uid.{rank}"
 
 
-def process(rank: int, frames: list[Frame], seconds: float = 41.0, **more: Any) -> ProcessStacks:
+def process(rank: int, frames: list[StackFrame], seconds: float = 41.0, **more: Any) -> ProcessStacks:
     state = more.pop("state", "S")
     idle = not frames
     stack = ThreadStack(
@@ -66,8 +69,8 @@ def found(
             msgspec.structs.replace(p, threads=[msgspec.structs.replace(s, seconds=s.seconds - 1) for s in p.threads])
             for p in processes
         ]
-    first = Look(Stacks(before, {}), _by_address(groups if groups_before is None else groups_before))
-    second = Look(Stacks(processes, silent or {}), _by_address(groups))
+    first = ProgramSample(Stacks(before, {}), _by_address(groups if groups_before is None else groups_before))
+    second = ProgramSample(Stacks(processes, silent or {}), _by_address(groups))
     if hosts is None:
         hosts = [host(*(usage(p.rank) for p in processes))]
     nothing = WaitGraph([], [], {})
@@ -82,13 +85,13 @@ def _by_address(groups: list[GroupState]) -> dict[str, list[GroupState]]:
 
 
 @pytest.mark.parametrize("frames", [[], STEP, LOAD])
-def test_ranks_that_are_all_at_one_place(frames: list[Frame]) -> None:
+def test_ranks_that_are_all_at_one_place(frames: list[StackFrame]) -> None:
     assert found([process(rank, frames) for rank in range(8)]).findings == []
 
 
 def test_what_moves_is_at_work() -> None:
     now = [process(rank, STEP) for rank in range(7)] + [process(7, LOAD)]
-    before = [*now[:7], process(7, [Frame("/srv/data.py", 12, "load")])]
+    before = [*now[:7], process(7, [StackFrame("/srv/data.py", 12, "load")])]
     assert found(now, before=before).findings == []
 
 

@@ -9,7 +9,7 @@ import threading
 
 import monarch
 from monarch._mesh.inspection import agent_stacks, fault_dump
-from monarch._mesh.inspection.stack_records import Frame
+from monarch._mesh.inspection.stack_records import StackFrame
 
 OURS = os.path.dirname(monarch.__file__)
 ACTOR = f"""\
@@ -31,7 +31,7 @@ MAIN = f"""\
 
 def test_the_innermost_frame_comes_last() -> None:
     (stack,) = fault_dump.parse(f"Thread 0x00007f2c8b7fe640 (most recent call first):\n{ACTOR}")
-    assert stack.frames == [Frame("/srv/train.py", 88, "step"), Frame("/srv/data.py", 31, "load")]
+    assert stack.frames == [StackFrame("/srv/train.py", 88, "step"), StackFrame("/srv/data.py", 31, "load")]
     assert (stack.thread, stack.actor, stack.endpoint, stack.idle) == (
         "thread 0x7f2c8b7fe640",
         "an actor",
@@ -61,7 +61,7 @@ def test_a_dump_that_is_not_written_yet_or_is_cut() -> None:
     whole = f'Thread 0x0a (most recent call first):\n  File "/srv/a.py", line ??? in <module>\n  ...\n\n{ACTOR[:-40]}'
     (stack,) = fault_dump.parse(whole)
     assert stack.left_out == 1
-    assert Frame("/srv/a.py", 0, "<module>") in stack.frames
+    assert StackFrame("/srv/a.py", 0, "<module>") in stack.frames
     for end in range(len(whole)):
         fault_dump.parse(whole[:end])
 
@@ -75,7 +75,7 @@ def test_of_two_dumps_the_last_one_counts() -> None:
     """Two have asked at the same time."""
     first = 'Thread 0x01 (most recent call first):\n  File "/srv/a.py", line 1 in f\n\n'
     (stack,) = fault_dump.parse(first + first.replace("line 1", "line 2"))
-    assert stack.frames == [Frame("/srv/a.py", 2, "f")]
+    assert stack.frames == [StackFrame("/srv/a.py", 2, "f")]
 
 
 def test_what_this_python_writes_is_understood() -> None:

@@ -6,14 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.inspection import folding
-from monarch._mesh.inspection.stack_records import HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 
-STEP = [Frame("/srv/train.py", 40, "Trainer.train"), Frame("/srv/train.py", 88, "Trainer.step")]
-LOAD = [Frame("/srv/train.py", 40, "Trainer.train"), Frame("/srv/data.py", 31, "load")]
+STEP = [StackFrame("/srv/train.py", 40, "Trainer.train"), StackFrame("/srv/train.py", 88, "Trainer.step")]
+LOAD = [StackFrame("/srv/train.py", 40, "Trainer.train"), StackFrame("/srv/data.py", 31, "load")]
 
 
-def actor(rank: int, frames: list[Frame], endpoint: str = "train", seconds: float = 7.0, **more: object) -> ThreadStack:
+def actor(
+    rank: int, frames: list[StackFrame], endpoint: str = "train", seconds: float = 7.0, **more: object
+) -> ThreadStack:
     return ThreadStack("t", 7, frames, "trainers", "key", rank, endpoint, seconds, **more)  # type: ignore[arg-type]
 
 
@@ -56,9 +58,9 @@ def test_a_suspended_task_says_where_it_awaits() -> None:
 
 
 def test_the_line_of_the_program_counts_and_what_it_has_called_there() -> None:
-    torch = [Frame("/usr/lib/python3/site-packages/torch/distributed/c10d.py", 3252, "all_reduce")]
+    torch = [StackFrame("/usr/lib/python3/site-packages/torch/distributed/c10d.py", 3252, "all_reduce")]
     assert folding.where(actor(0, STEP + torch)) == "at train.py:88 in Trainer.step(), in all_reduce()"
-    native = [Frame("/usr/lib/libc.so.6", 0, "nanosleep")]
+    native = [StackFrame("/usr/lib/libc.so.6", 0, "nanosleep")]
     assert folding.where(actor(0, STEP + native)) == "at train.py:88 in Trainer.step()"
     assert folding.where(actor(0, torch)) == "at c10d.py:3252 in all_reduce()"
     assert folding.where(actor(0, [])) == "in train(), outside of the program's own lines"
@@ -66,7 +68,7 @@ def test_the_line_of_the_program_counts_and_what_it_has_called_there() -> None:
 
 def test_a_dump_by_signal_is_folded_with_what_the_others_told() -> None:
     """It has neither names of actors nor qualified names of functions."""
-    plain = [Frame(frame.file, frame.line, frame.function.rpartition(".")[2]) for frame in STEP]
+    plain = [StackFrame(frame.file, frame.line, frame.function.rpartition(".")[2]) for frame in STEP]
     told = ThreadStack("thread 0x1", 0, plain, "an actor", endpoint="train")
     idle = ThreadStack("thread 0x2", 0, [], "an actor", idle=True)
     other = ThreadStack("u", 9, [], "others", "key2", 0, idle=True)
@@ -88,14 +90,14 @@ def test_without_others_of_its_mesh_a_dump_stays_what_it_is() -> None:
 
 
 def test_many_groups_are_cut() -> None:
-    processes = [process(rank, actor(rank, [Frame("/a.py", rank, "f")])) for rank in range(100)]
+    processes = [process(rank, actor(rank, [StackFrame("/a.py", rank, "f")])) for rank in range(100)]
     text = folding.page(processes, {})
     assert "(70 more groups of ranks are left out)" in text
     assert "and 96 more places" in text
 
 
 def test_variables_are_those_of_the_first_rank_and_it_says_so() -> None:
-    frames = [Frame("/a.py", 1, "f", {"x": "1"})]
+    frames = [StackFrame("/a.py", 1, "f", {"x": "1"})]
     text = folding.page([process(rank, actor(rank, frames)) for rank in range(2)], {})
     assert "          x = 1\n" in text
     assert "the variables are those of rank 0" in text

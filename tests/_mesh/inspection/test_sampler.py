@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from monarch._mesh.inspection import sampler
-from monarch._mesh.inspection.sampler import IDLE, OTHER, Samples, Stacks, Wanted
+from monarch._mesh.inspection.sampler import IDLE, OTHER, Samples, SamplingOptions, StackCounts
 from monarch._runtime.context import here
 from monarch.actor import Actor, endpoint, this_host
 from monarch.testing import InProcessCluster
@@ -72,12 +72,12 @@ def test_bounds_of_a_profile(seconds: float, hertz: float) -> None:
 
 
 def test_stacks_are_bounded_in_number_and_in_bytes() -> None:
-    few = Stacks(most=2)
+    few = StackCounts(most=2)
     for name in ("a", "b", "c", "d", "a"):
         few.count(name)
     assert few.counts == {"a": 2, "b": 1, OTHER: 2}
     assert few.left_out == 2
-    small = Stacks(most_bytes=3)
+    small = StackCounts(most_bytes=3)
     small.count("abc")
     small.count("d")
     assert small.counts == {"abc": 1, OTHER: 1}
@@ -90,7 +90,7 @@ def test_a_deep_stack_is_cut_in_the_middle() -> None:
         else:
             stacks.add("main", sys._getframe())
 
-    stacks = Stacks()
+    stacks = StackCounts()
     deeper(500)
     (stack,) = stacks.counts
     assert len(stack.split(";")) == 202
@@ -98,4 +98,4 @@ def test_a_deep_stack_is_cut_in_the_middle() -> None:
 
 
 def test_what_is_wanted_has_defaults() -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode({}), type=Wanted).rate_hz == 100.0
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode({}), type=SamplingOptions).rate_hz == 100.0

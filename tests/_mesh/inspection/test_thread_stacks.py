@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.agent.liveness import Life
+from monarch._mesh.agent.liveness import Liveness
 from monarch._mesh.inspection import survey
 from monarch._mesh.inspection.thread_stacks import TEXT, VARIABLES, variables
 from monarch.actor import Actor, ActorMesh, Stacks, endpoint, this_host
@@ -203,6 +203,6 @@ def test_of_many_variables_some_are_shown() -> None:
 
 def test_a_stopped_process_is_known_by_how_its_suspicion_begins() -> None:
     """`survey` does not wait for it."""
-    life = Life(10.0, 10.0)
+    life = Liveness(10.0, 10.0)
     life.stopped(19)
     assert life.suspicion.startswith(survey.STOPPED)

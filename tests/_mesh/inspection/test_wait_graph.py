@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch._mesh.failures.watchdog import Sweep
+from monarch._mesh.failures.watchdog import Watchdog
 from monarch._mesh.inspection import wait_graph as module
 from monarch._runtime import log_thread
 from monarch._runtime.context import home
@@ -811,7 +811,7 @@ def test_idle_actors_cost_little(
 ) -> None:
     """Four looks in `slow_handler_after`, and none in a process without actors and waits."""
     looks: list[str] = []
-    monkeypatch.setattr(Sweep, "_look_for_slow", lambda sweep: looks.append(sweep._proc.address))
+    monkeypatch.setattr(Watchdog, "_look_for_slow", lambda sweep: looks.append(sweep._proc.address))
     (a,) = spawn(Plain)
     a.nothing.call_one().get(TIMEOUT)
     clock.advance(LONG)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.start import device_slots
-from monarch._mesh.start.device_slots import HostSlots
+from monarch._mesh.start.device_slots import HostDeviceSlots
 
 
 def test_meshes_follow_each_other_and_what_is_free_is_used_again() -> None:
-    host = HostSlots()
+    host = HostDeviceSlots()
     assert host.give("a", "trainers", 0, 4, "take").first == 0
     second = host.give("b", "generators", 8, 2, "take")
     assert (second.first, second.processes, second.rank, second.others) == (4, 2, 8, [("trainers", 0, 4)])
@@ -24,7 +24,7 @@ def test_meshes_follow_each_other_and_what_is_free_is_used_again() -> None:
 
 
 def test_who_takes_the_place_of_others_gets_what_they_had() -> None:
-    host = HostSlots()
+    host = HostDeviceSlots()
     host.give("a", "first", 0, 2, "take")
     before = host.give("b", "second", 0, 4, "take")
     host.release("a")
@@ -32,7 +32,7 @@ def test_who_takes_the_place_of_others_gets_what_they_had() -> None:
 
 
 def test_helpers_take_nothing_and_use_what_is_free() -> None:
-    host = HostSlots()
+    host = HostDeviceSlots()
     assert host.give("a", "helper", 0, 1, "use").first == 0
     assert host.give("b", "trainers", 0, 4, "take").first == 0
     assert host.give("c", "helper", 0, 2, "use").first == 4
@@ -40,7 +40,7 @@ def test_helpers_take_nothing_and_use_what_is_free() -> None:
 
 
 def test_who_says_what_it_sees_is_given_that() -> None:
-    host = HostSlots()
+    host = HostDeviceSlots()
     host.give("a", "trainers", 0, 4, "take")
     own = host.give("b", "own", 0, 4, "see")
     assert (own.first, own.others) == (0, [])
@@ -48,7 +48,7 @@ def test_who_says_what_it_sees_is_given_that() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
 def test_no_slot_is_taken_twice(meshes: list[tuple[int, bool]]) -> None:
-    host, taken = HostSlots(), dict[str, set[int]]()
+    host, taken = HostDeviceSlots(), dict[str, set[int]]()
     for number, (processes, ends) in enumerate(meshes):
         slots = host.give(str(number), "m", 0, processes, "take")
         mine = set(range(slots.first, slots.first + processes))

@@ -11,7 +11,7 @@ from monarch.admin.payloads import NodePayload
 from monarch.admin.pyspy import result
 from monarch.admin.screen import details, diagnostics, glossary, labels, once, pages
 from monarch.admin.screen.diagnostics import Report
-from monarch.admin.screen.sources import DoorSource
+from monarch.admin.screen.sources import SocketSource
 from monarch.admin.screen.words import LANGUAGES, Words
 from tests.support import trees
 from tests.support.trees import HOST, NOW, FakeProgram
@@ -119,7 +119,7 @@ def test_the_page_of_stacks() -> None:
 def test_the_page_of_settings_marks_changed_ones_and_fits() -> None:
     program = FakeProgram(trees.process("client"))
     program.bodies["config"] = trees.settings()
-    entries = DoorSource(program).config(f"client@{HOST}")
+    entries = SocketSource(program).config(f"client@{HOST}")
     for width in (60, 80, 200):
         shown = pages.config(entries, width)
         assert all(len(line.text) <= width for line in shown)
@@ -142,7 +142,7 @@ def test_words_and_glossary_in_each_language() -> None:
 
 def diagnosed(program: FakeProgram, step: float = 0.0) -> Report:
     times = itertools.count()
-    return diagnostics.run(DoorSource(program), lambda: next(times) * step)
+    return diagnostics.run(SocketSource(program), lambda: next(times) * step)
 
 
 def test_a_healthy_program() -> None:

@@ -15,7 +15,7 @@ from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.screen.app import MeshAdmin
 from monarch.admin.screen.header import Options
 from monarch.admin.screen.overlay import Overlay
-from monarch.admin.screen.sources import DoorSource, NoAnswer
+from monarch.admin.screen.sources import NoAnswer, SocketSource
 from monarch.admin.screen.tree_view import TreeView
 from tests.support import trees
 from tests.support.tiers import first_of, full
@@ -42,7 +42,7 @@ class Slow:
 
     name = "http://slow"
 
-    def __init__(self, source: DoorSource) -> None:
+    def __init__(self, source: SocketSource) -> None:
         self._source = source
         self.goes_on = threading.Event()
 
@@ -112,7 +112,7 @@ def run(
     **options: Any,
 ) -> None:
     async def inside() -> None:
-        shown = source or DoorSource(asked or program())
+        shown = source or SocketSource(asked or program())
         app = MeshAdmin(shown, Options(**({"refresh": 3600.0} | options)), now=lambda: NOW)
         async with app.run_test(size=size) as pilot:
             await test(Driven(app, pilot))
@@ -234,7 +234,7 @@ def test_a_program_that_ends_leaves_its_last_tree_and_the_reason() -> None:
 
 
 def test_while_nothing_has_come_it_says_whom_it_asks() -> None:
-    source = Slow(DoorSource(program()))
+    source = Slow(SocketSource(program()))
 
     async def test(screen: Driven) -> None:
         await screen.until(lambda: "Connecting to http://slow ..." in screen.text("splash"))
@@ -246,7 +246,7 @@ def test_while_nothing_has_come_it_says_whom_it_asks() -> None:
 
 
 def test_what_goes_wrong_behind_an_overlay_is_shown_in_it() -> None:
-    source = Slow(DoorSource(program()))
+    source = Slow(SocketSource(program()))
     source.goes_on.set()
 
     async def test(screen: Driven) -> None:

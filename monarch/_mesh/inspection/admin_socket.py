@@ -1,4 +1,4 @@
-"""The door: a socket in a program's run folder where other programs of the same user ask it questions (see `questions`), so
+"""A socket in a program's run folder where other programs of the same user ask it questions (see `questions`), so
 that each program can be looked at, also one whose main thread is stuck.
 
 The folder is 0700, and the kernel says who connects. A request is four bytes of length, big-endian, and msgpack; so are the
@@ -21,7 +21,7 @@ import msgspec
 
 from monarch._linux.local_socket import same_user
 from monarch._mesh import plugins
-from monarch._mesh.inspection.survey import Answers, Survey
+from monarch._mesh.inspection.survey import Survey, SurveyAnswers
 from monarch._runtime.loop import TimerHandle, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.transport import unix
@@ -43,7 +43,7 @@ _READ = 1 << 16
 
 
 class AskAll(msgspec.Struct, frozen=True, tag="ask"):
-    """A question to the processes of the program; the answer is Answers. Fields as those of `survey.ask`."""
+    """A question to the processes of the program; the answer is AskAnswers. Fields as those of `survey.ask`."""
 
     question: str
     argument: bytes = b""
@@ -52,15 +52,15 @@ class AskAll(msgspec.Struct, frozen=True, tag="ask"):
     agents: bool = False
 
 
-class Stream(msgspec.Struct, frozen=True, tag="stream"):
+class StreamRequest(msgspec.Struct, frozen=True, tag="stream"):
     """The connection becomes a stream of that name. The answer is Streaming; what follows is the stream's."""
 
     name: str
     argument: bytes = b""
 
 
-class Given(msgspec.Struct, frozen=True, tag="answers"):
-    answers: Answers
+class AskAnswers(msgspec.Struct, frozen=True, tag="answers"):
+    answers: SurveyAnswers
 
 
 class Streaming(msgspec.Struct, frozen=True, tag="streaming"):
@@ -71,8 +71,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     why: str
 
 
-Request = AskAll | Stream
-Response = Given | Streaming | Refused
+Request = AskAll | StreamRequest
+Response = AskAnswers | Streaming | Refused
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -83,14 +83,14 @@ def packed(message: Request | Response) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Door:
-    """That of a client. `close` on any thread."""
+class LocalAdminSocket:
+    """The socket of a client. `close` on any thread."""
 
     def __init__(self, proc: Proc, folder: str) -> None:
         self.proc = proc
         self.path = os.path.join(folder, NAME)
         self._lock = threading.Lock()
-        self._visitors: set[_Visitor] = set()
+        self._connections: set[_AdminConnection] = set()
         self._listening = unix.listen(self.path)
         self._accepting = Accepting(self._listening, proc.loop, self._accepted)
 
@@ -99,31 +99,31 @@ class Door:
             sock.close()
             return
         sock.setblocking(False)
-        visitor = _Visitor(self, sock)
+        connection = _AdminConnection(self, sock)
         with self._lock:
-            self._visitors.add(visitor)
-            crowd = len(self._visitors) > CONNECTIONS
-        if crowd:
-            visitor.send(Refused(f"{CONNECTIONS} connections are open here already"), last=True)
+            self._connections.add(connection)
+            too_many = len(self._connections) > CONNECTIONS
+        if too_many:
+            connection.send(Refused(f"{CONNECTIONS} connections are open here already"), last=True)
 
-    def left(self, visitor: _Visitor) -> None:
+    def closed(self, connection: _AdminConnection) -> None:
         with self._lock:
-            self._visitors.discard(visitor)
+            self._connections.discard(connection)
 
     def close(self) -> None:
         self._accepting.close()
         with self._lock:
-            visitors = list(self._visitors)
-        for visitor in visitors:
-            visitor.close()
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
 
 
-class _Visitor:
-    """One connection."""
+class _AdminConnection:
+    """One connection, and the request on it that is being answered."""
 
-    def __init__(self, door: Door, sock: socket.socket) -> None:
-        self._door = door
-        self._loop = door.proc.loop
+    def __init__(self, owner: LocalAdminSocket, sock: socket.socket) -> None:
+        self._owner = owner
+        self._loop = owner.proc.loop
         self._sock = sock
         self._came = bytearray()
         self._to_send = memoryview(b"")
@@ -175,7 +175,7 @@ class _Visitor:
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             self.send(Refused(f"this is no request: {exc}"), last=True)
             return
-        if isinstance(request, Stream):
+        if isinstance(request, StreamRequest):
             self._stream(request)
         else:
             self._ask(request)
@@ -183,7 +183,7 @@ class _Visitor:
     def _ask(self, request: AskAll) -> None:
         timeout = min(max(request.timeout, 0.0), LONGEST)
         survey = self._survey = Survey(
-            self._door.proc, timeout, request.question, request.argument, request.only, request.agents
+            self._owner.proc, timeout, request.question, request.argument, request.only, request.agents
         )
         survey.on_ready(lambda: self._loop.call_soon(lambda: self._answer(survey)))
         survey.start()
@@ -191,9 +191,9 @@ class _Visitor:
     def _answer(self, survey: Survey) -> None:
         if self._survey is survey:
             self._survey = None
-            self.send(Given(survey.answers()))
+            self.send(AskAnswers(survey.answers()))
 
-    def _stream(self, request: Stream) -> None:
+    def _stream(self, request: StreamRequest) -> None:
         stream = STREAMS.get(request.name)
         if stream is None:
             self.send(Refused(f"there is no stream {request.name[:60]!r} here: is the program of another version?"))
@@ -204,7 +204,7 @@ class _Visitor:
         try:
             start_thread(self._talk, f"monarch-{request.name}", stream, request.argument)
         except RuntimeError:  # no more threads
-            self._door.left(self)
+            self._owner.closed(self)
             self._sock.close()
 
     def _talk(self, stream: str, argument: bytes) -> None:
@@ -214,7 +214,7 @@ class _Visitor:
         except OSError:  # the other side has gone
             pass
         finally:
-            self._door.left(self)
+            self._owner.closed(self)
             self._sock.close()
 
     def send(self, response: Response, last: bool = False) -> None:
@@ -255,7 +255,7 @@ class _Visitor:
 
     def close(self) -> None:
         """Any thread, but a stream's."""
-        self._door.left(self)
+        self._owner.closed(self)
         if self._slow is not None:
             self._slow.cancel()
         if self._survey is not None:

@@ -1,4 +1,4 @@
-"""A program that runs, asked from outside through its door."""
+"""A program that runs, asked from outside through its admin socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from monarch._mesh.inspection import door
+from monarch._mesh.inspection import admin_socket
 from monarch._mesh.inspection.wait_graph import Report
 from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
 from tests.support.tiers import full
@@ -99,10 +99,10 @@ def test_it_is_found_among_those_that_run(program: Program, monkeypatch: pytest.
 def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     with pytest.raises(ValueError, match="there is no stream 'nothing' here"):
         program.stream("nothing")
-    for data in (struct.pack("!I", 3) + b"\xc1\xc1\xc1", struct.pack("!I", door.LARGEST_REQUEST + 1)):
+    for data in (struct.pack("!I", 3) + b"\xc1\xc1\xc1", struct.pack("!I", admin_socket.LARGEST_REQUEST + 1)):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(TIMEOUT)
-            sock.connect(f"{program.folder}/{door.NAME}")
+            sock.connect(f"{program.folder}/{admin_socket.NAME}")
             sock.sendall(data)
             refused = b""
             while part := sock.recv(1000):
@@ -115,11 +115,11 @@ def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
 def test_only_so_many_at_a_time(program: Program) -> None:
     sockets = []
     try:
-        for _ in range(door.CONNECTIONS):
+        for _ in range(admin_socket.CONNECTIONS):
             sock = socket.socket(socket.AF_UNIX)
             sockets.append(sock)
-            sock.connect(f"{program.folder}/{door.NAME}")
-        with pytest.raises(ValueError, match=f"{door.CONNECTIONS} connections are open here already"):
+            sock.connect(f"{program.folder}/{admin_socket.NAME}")
+        with pytest.raises(ValueError, match=f"{admin_socket.CONNECTIONS} connections are open here already"):
             program.ask("waits", timeout=TIMEOUT)
     finally:
         for sock in sockets:

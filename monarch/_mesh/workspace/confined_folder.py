@@ -26,7 +26,7 @@ _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPE
 _PIECE = 1 << 20
 
 
-class Tree:
+class ConfinedFolder:
     """The directory `path` below the directory `base`; made when it is missing. `base` is trusted and may be a link.
 
     Keeps one descriptor for each folder on the way to the last file written. Not for more than one thread.
