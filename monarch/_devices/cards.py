@@ -28,7 +28,7 @@ class AmdCard(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Which of the machine's it is, in a form that no other has."""
+        """Returns which of the machine's it is, in a form that no other has."""
         at = f"{self.domain:04x}:{self.location >> 8 & 0xFF:02x}:{self.location >> 3 & 0x1F:02x}.{self.location & 7}"
         return f"{at}/{self.gpu_id}"
 
@@ -43,7 +43,7 @@ def uuids(kind: Vendor, root: Path | None = None) -> list[str]:
 
 
 def estimate(kind: Vendor, root: Path | None = None) -> int:
-    """How many cards there are, from files of the kernel. A container that hides cards may make it too many."""
+    """Returns how many cards there are, from files of the kernel. A container that hides cards may make it too many."""
     root = ROOT if root is None else root
     if kind == "hip":
         return len(amd(root))
@@ -57,8 +57,8 @@ def estimate(kind: Vendor, root: Path | None = None) -> int:
 
 
 def amd(root: Path | None = None) -> list[AmdCard]:
-    """In the order in which ROCm numbers them. One that this process may not use is left out: the kernel lets it not read
-    that node's properties."""
+    """Returns AMD's cards in the order in which ROCm numbers them. One that this process may not use is left out: the
+    kernel lets it not read that node's properties."""
     nodes = _entries((ROOT if root is None else root) / "sys/class/kfd/kfd/topology/nodes")
     numbered = sorted((int(node.name), node) for node in nodes if node.name.isdecimal())
     found = (_amd_card(node) for _, node in numbered)
@@ -88,8 +88,8 @@ def _amd_card(node: Path) -> AmdCard | None:
 
 
 def _nvml_uuids() -> list[str]:
-    """By the library that comes with the driver, as `torch.cuda._raw_device_uuid_nvml` does. Where a card is cut into MIG
-    devices, a process does not see cards: then nothing is certain."""
+    """Asks the library that comes with the driver, as `torch.cuda._raw_device_uuid_nvml` does. Where a card is cut
+    into MIG devices, a process does not see cards: then nothing is certain."""
     try:
         nvml = ctypes.CDLL(_NVML)
         if nvml.nvmlInit_v2():
@@ -123,7 +123,7 @@ def _told_by(nvml: Any) -> list[str]:
 
 
 def _nvidia_in_proc(root: Path) -> list[str]:
-    """For a tree of files that stands for a machine: each card says its uuid."""
+    """Reads a tree of files that stands for a machine: each card says its uuid."""
     found = []
     for card in sorted(_entries(root / "proc/driver/nvidia/gpus")):
         text = (card / "information").read_text("ascii", "replace")
@@ -143,7 +143,7 @@ def _entries(folder: Path) -> Sequence[Path]:
 
 
 def _made_by(node: Path, maker: str) -> bool:
-    """Whether a node of the kernel's graphics devices is of that PCI vendor; each card has one render node."""
+    """Returns whether a node of the kernel's graphics devices is of that PCI vendor; each card has one render node."""
     if not node.name.startswith("renderD"):
         return False
     try:

@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
 
 
 def measure_devices() -> Callable[[], list[Row]] | None:
-    """What measures this host's accelerators; None when it has none that can be measured."""
+    """Returns what measures this host's accelerators; None when it has none that can be measured."""
     for measure in (NvidiaMeasure, SysfsMeasure):
         try:
             return measure()

@@ -28,7 +28,7 @@ Wait = Callable[[], None]
 
 
 class Interface(Protocol):
-    """What is done with device memory. Any thread."""
+    """The operations on device memory. Any thread."""
 
     def flat(self, tensor: Any) -> Any:
         """The bytes of a contiguous tensor, not copied."""
@@ -37,18 +37,17 @@ class Interface(Protocol):
         """The bytes of a storage, not copied."""
 
     def card(self, flat: Any) -> Card:
-        """Where the bytes are."""
+        """Returns where the bytes are."""
 
     def find(self, card: Card) -> str:
-        """What this process calls the card ("cuda:1"); "" when it does not see it, or cannot tell."""
+        """Returns what this process calls the card ("cuda:1"); "" when it does not see it, or cannot tell."""
 
     def current(self, kind: str) -> str:
         """The device of that type that this thread uses; "" when the process has none."""
 
     def on(self, device: str) -> AbstractContextManager[None]:
-        """For a `with` block that device is this thread's. Whatever is freed in it is freed there: a thread that has none
-        would make itself one, on the first card, which costs that card hundreds of MiB.
-        """
+        """Makes that device this thread's for a `with` block. Whatever is freed in it is freed there: a thread that
+        has none would make itself one, on the first card, which costs that card hundreds of MiB."""
 
     def empty(self, size: int, device: str) -> Any:
         """Bytes of a device, as they come."""
@@ -57,7 +56,7 @@ class Interface(Protocol):
         """Bytes of the host that devices copy to and from by themselves. Raises where there are none."""
 
     def mark(self, flat: Any) -> Any:
-        """What this thread has given the device to do so far. A copy can be told to come after it."""
+        """Returns what this thread has given the device to do so far. A copy can be told to come after it."""
 
     def reach(self, mark: Any) -> None:
         """Waits until the device has done what was marked."""
@@ -82,12 +81,11 @@ class Interface(Protocol):
         """Waits until the device has done everything that this process gave it to do, on whichever stream."""
 
     def ipc_obstacle(self, flat: Any) -> str:
-        """Why no other process can be given these bytes; "" when one can."""
+        """Returns why no other process can be given these bytes; "" when one can."""
 
     def share(self, flat: Any) -> tuple[Any, ...]:
-        """What another process of the machine opens the storage with: exactly one, exactly once. The memory is not reused
-        before it has let go of it.
-        """
+        """Returns what another process of the machine opens the storage with: exactly one, exactly once. The memory is
+        not reused before it has let go of it."""
 
     def open(self, shared: tuple[Any, ...], device: str) -> Any:
         """The whole storage that another process shared, as `device`, which is what this process calls that card. When it
@@ -95,7 +93,7 @@ class Interface(Protocol):
         """
 
     def lent(self, shared: tuple[Any, ...]) -> bool:
-        """Whether memory that was shared is still to be let go of, by whoever it was shared with."""
+        """Returns whether memory that was shared is still to be let go of, by whoever it was shared with."""
 
     def release(self, shared: tuple[Any, ...]) -> None:
         """Lets go of shared memory in the name of a process that never opened it, or that has ended. Harmless when it is
@@ -310,12 +308,12 @@ _interface: Interface = Torch()
 
 
 def interface() -> Interface:
-    """What this process uses."""
+    """Returns what this process uses."""
     return _interface
 
 
 def replace(other: Interface) -> Interface:
-    """For tests: `other` from here on. Gives what was there before."""
+    """Sets, for tests, `other` from here on. Returns what was there before."""
     global _interface
     before, _interface = _interface, other
     return before

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def active() -> bool:
-    """Whether this thread has a dispatch mode. Never imports torch."""
+    """Returns whether this thread has a dispatch mode. Never imports torch."""
     # Absent while another thread is still importing torch: no mode can be active then.
     count = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", None)
     return count is not None and bool(count())

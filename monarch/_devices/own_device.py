@@ -39,7 +39,7 @@ _TOLD = 8  # devices whose users a warning names
 
 
 class Assignment(NamedTuple):
-    """What the host has decided. Processes of meshes take slots of the host; a slot is a device, several where there are
+    """The decision of the host. Processes of meshes take slots of the host; a slot is a device, several where there are
     more slots than devices. `first`: the slot of the mesh's first process here, which is its rank `rank`; `place`: which of
     its `processes` here this is. `others`: (mesh, first slot, processes) of those that have slots as well.
     """
@@ -53,7 +53,7 @@ class Assignment(NamedTuple):
 
 
 def sharing(assignment: Assignment, count: int) -> str:
-    """Who shares a device with whom, for a warning; "" when every process of the mesh has one to itself."""
+    """Returns who shares a device with whom, for a warning; "" when every process of the mesh has one to itself."""
     users: dict[int, list[str]] = {}
     for place in range(assignment.processes):
         users.setdefault((assignment.first + place) % count, []).append(f"rank {assignment.rank + place}")
@@ -91,7 +91,7 @@ class OwnDevice:
         self._failed = False
 
     def watch(self, cuda: Any) -> None:
-        """torch.cuda is loaded."""
+        """Runs once torch.cuda is loaded."""
         self._cuda = cuda
         cuda._lazy_call(self._initialised)
 
@@ -154,7 +154,7 @@ def begin(assignment: Assignment, everywhere: Callable[[], None] = lambda: None)
 
 
 def use(place: int, everywhere: Callable[[], None] = lambda: None) -> None:
-    """For a process that nobody has assigned a device: that of `place`, from when torch uses devices."""
+    """Assigns, for a process that nobody has assigned a device, that of `place`, from when torch uses devices."""
     if _own is None:
         begin(Assignment("", place, place + 1), everywhere)
 

@@ -46,7 +46,7 @@ def _gib(size: int) -> str:
 
 
 def of_this_process() -> DeviceMemory:
-    """Of the device that this thread uses. Does not begin to use one: that would take memory itself."""
+    """Returns those of the device that this thread uses. Does not begin to use one: that would take memory itself."""
     found = DeviceMemory(socket.gethostname(), os.getpid())
     cuda = _in_use()
     if cuda is None:
@@ -66,14 +66,14 @@ def of_this_process() -> DeviceMemory:
 
 
 def reset_peaks() -> None:
-    """From here on peaks are counted anew, on the device that this thread uses."""
+    """Counts peaks anew from here on, on the device that this thread uses."""
     cuda = _in_use()
     if cuda is not None:
         cuda.reset_peak_memory_stats(cuda.current_device())
 
 
 def at_out_of_memory(error: BaseException) -> str:
-    """Where an out-of-memory error of a device was, and what is in use there; "" for any other error."""
+    """Returns where an out-of-memory error of a device was, and what is in use there; "" for any other error."""
     if type(error).__name__ != "OutOfMemoryError":  # torch.OutOfMemoryError, and torch.cuda.OutOfMemoryError before 2.5
         return ""
     try:

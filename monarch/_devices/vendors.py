@@ -30,7 +30,7 @@ _HSA = "libhsa-runtime64.so"
 
 
 def built_for() -> Vendor:
-    """Which vendor's devices the torch of this environment was built for; "cpu" for none, and without torch.
+    """Returns which vendor's devices the torch of this environment was built for; "cpu" for none, and without torch.
 
     Where torch is not loaded, the file in which it keeps its version is read, and torch stays unloaded.
     """
@@ -79,7 +79,7 @@ def estimate(kind: Vendor, environ: Mapping[str, str], root: Path | None = None)
 
 
 def _versions() -> tuple[Any, Any]:
-    """Torch's `version.hip` and `version.cuda`."""
+    """Returns torch's `version.hip` and `version.cuda`."""
     version: Any = getattr(sys.modules.get("torch"), "version", None)
     if version is None:
         version = _version_file()
@@ -135,9 +135,8 @@ def collective_backend(device_type: str) -> str:
 
 
 def identity(torch: Any, device: Any) -> str:
-    """What names the card behind a device in every process of the machine, however each numbers them; "" where torch does
-    not say.
-    """
+    """Returns what names the card behind a device in every process of the machine, however each numbers them; "" where
+    torch does not say."""
     module = getattr(torch, device.type, None)
     properties = getattr(module, "get_device_properties", None)
     if properties is None:
@@ -172,7 +171,8 @@ def _with_partition(cuda: Any, device: Any, uuid: str) -> str:
 
 
 def ipc_obstacle(torch: Any, device: Any) -> str:
-    """Why memory of that device cannot be shown to other processes by torch's CUDA (HIP) IPC; "" where it can."""
+    """Returns why memory of that device cannot be shown to other processes by torch's CUDA (HIP) IPC; "" where it
+    can."""
     if device.type != "cuda":
         return f"torch shares memory of cuda devices only, not of {device.type}"
     if not hasattr(torch.UntypedStorage, "_share_cuda_") or not hasattr(torch.UntypedStorage, "_new_shared_cuda"):
@@ -183,7 +183,7 @@ def ipc_obstacle(torch: Any, device: Any) -> str:
 
 
 def expandable_segments() -> bool:
-    """Whether torch's allocator makes segments that grow, as the environment says."""
+    """Returns whether torch's allocator makes segments that grow, as the environment says."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     texts = [os.environ.get(name, "").replace(" ", "").lower() for name in names]
     return any("expandable_segments:true" in text for text in texts)
@@ -251,7 +251,8 @@ def dma_buf(
 
 
 def _hsa_dma_buf(address: int, size: int, library: Any = None) -> DmaBuf:
-    """By the runtime under HIP. The descriptor is of the whole allocation, and it says where in that the memory begins."""
+    """Asks the runtime under HIP. The descriptor is of the whole allocation, and it says where in that the memory
+    begins."""
     if library is None:
         loaded = _mapped(_HSA)
         if not loaded:
@@ -276,9 +277,9 @@ def _hsa_dma_buf(address: int, size: int, library: Any = None) -> DmaBuf:
 
 @contextmanager
 def _using(driver: Any, kind: Vendor, device: int) -> Iterator[None]:
-    """For a `with` block that device is this thread's, for calls to the driver itself: CUDA's answer a thread without a
-    context with 201, CUDA_ERROR_INVALID_CONTEXT. It is the context that torch uses, the device's primary one.
-    """
+    """Makes that device this thread's for a `with` block, for calls to the driver itself: CUDA's answer a thread
+    without a context with 201, CUDA_ERROR_INVALID_CONTEXT. It is the context that torch uses, the device's primary
+    one."""
     before, number = ctypes.c_int(0), ctypes.c_int(0)
     context = ctypes.c_void_p()
 

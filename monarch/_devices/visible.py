@@ -30,7 +30,7 @@ SET: dict[Vendor, tuple[str, ...]] = {
 
 
 def listed(kind: Vendor, environ: Mapping[str, str]) -> Entries | None:
-    """What the variables list; None where none is set. ValueError for what torch refuses."""
+    """Returns what the variables list; None where none is set. ValueError for what torch refuses."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if kind == "hip":
         hip, rocr = environ.get("HIP_VISIBLE_DEVICES"), environ.get("ROCR_VISIBLE_DEVICES")
@@ -46,7 +46,7 @@ def listed(kind: Vendor, environ: Mapping[str, str]) -> Entries | None:
 
 
 def parse(text: str) -> Entries:
-    """One variable's list."""
+    """Parses one variable's list."""
     for prefix in ("GPU-", "MIG-"):
         if text.startswith(prefix):
             return _uuids(text, prefix)
@@ -73,7 +73,7 @@ def _uuids(text: str, prefix: str) -> list[str]:
 
 
 def _leading_number(text: str) -> int:
-    """As C's strtoul: "1gpu" is 1. -1 for what begins with no number."""
+    """Reads as C's strtoul does: "1gpu" is 1. -1 for what begins with no number."""
     end = 0
     while end < len(text) and (text[end].isdigit() or (end == 0 and text[end] in "+-")):
         end += 1
@@ -84,8 +84,8 @@ def _leading_number(text: str) -> int:
 
 
 def shown(kind: Vendor, environ: Mapping[str, str], cards: Sequence[str]) -> list[int] | None:
-    """Which of `cards` (their uuids, in the driver's order) a process sees, in its own order. None where that cannot be
-    told: MIG devices are not cards. ValueError as in `listed`."""
+    """Returns which of `cards` (their uuids, in the driver's order) a process sees, in its own order. None where that
+    cannot be told: MIG devices are not cards. ValueError as in `listed`."""
     entries = listed(kind, environ)
     if entries is None:
         return list(range(len(cards)))
@@ -93,7 +93,7 @@ def shown(kind: Vendor, environ: Mapping[str, str], cards: Sequence[str]) -> lis
 
 
 def physical(kind: Vendor, environ: Mapping[str, str], cards: Sequence[str]) -> list[int] | None:
-    """As `shown`, with what ROCR_VISIBLE_DEVICES has renumbered numbered back."""
+    """Returns as `shown` does, with what ROCR_VISIBLE_DEVICES has renumbered numbered back."""
     if kind != "hip" or "ROCR_VISIBLE_DEVICES" not in environ:
         return shown(kind, environ, cards)
     left = _chosen(kind, parse(environ["ROCR_VISIBLE_DEVICES"]), cards)
@@ -126,8 +126,8 @@ def _chosen(kind: Vendor, entries: Entries, cards: Sequence[str]) -> list[int] |
 
 
 def problem(kind: Vendor, environ: Mapping[str, str], cards: Sequence[str]) -> str:
-    """What is wrong with the variables on a machine with these cards ("" for an unknown uuid), in a sentence; "" when nothing
-    is, or nobody knows."""
+    """Returns what is wrong with the variables on a machine with these cards ("" for an unknown uuid), in a sentence;
+    "" when nothing is, or nobody knows."""
     try:
         entries = listed(kind, environ)
     except ValueError as exc:

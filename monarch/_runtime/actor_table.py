@@ -72,7 +72,7 @@ class ActorTable:
         self._senders.setdefault(delivery.source, {}).setdefault(call.sender, set()).add(call.to)
 
     def _hold(self, delivery: Delivery) -> None:
-        """For an actor unknown here: its spawn may be on its way, or it has ended."""
+        """Keeps messages for an actor unknown here: its spawn may be on its way, or it has ended."""
         key = delivery.call.to
         with self._lock:
             end = self._tombstones.get(key)
@@ -108,7 +108,7 @@ class ActorTable:
             self._refuse(delivery, Failure(f"the actor {key} does not exist in the process at {self._address}"))
 
     def _take_waiting(self, key: str) -> list[Delivery]:
-        """With the lock."""
+        """Runs with the lock held."""
         waiting = self._unknown.pop(key, [])
         self.waiting -= len(waiting)
         return waiting
@@ -165,7 +165,7 @@ class ActorTable:
             self._refuse(delivery, end)
 
     def _bury(self, key: str, end: Failure) -> None:
-        """With the lock."""
+        """Runs with the lock held."""
         self._tombstones[key] = end
         if len(self._tombstones) > _TOMBSTONES:
             oldest, _ = self._tombstones.popitem(last=False)
@@ -174,7 +174,8 @@ class ActorTable:
                     keys.discard(oldest)
 
     def end_of(self, key: str) -> Failure | None:
-        """Why actor `key` of this process takes no more messages; None while it does, or when it was never here."""
+        """Returns why actor `key` of this process takes no more messages; None while it does, or when it was never
+        here."""
         instance = self.actors.get(key)
         return instance.end if instance is not None else self._tombstones.get(key)
 
@@ -186,11 +187,12 @@ class ActorTable:
         return [remote for remote, actors in senders if any(key in keys for keys in list(actors.values()))]
 
     def connection_broke(self, remote: str) -> None:
-        """To a process that lives: messages of its actors may be lost, the first ones of some included."""
+        """Takes note that the connection to a living process broke: messages of its actors may be lost, the first ones
+        of some included."""
         self._ever_broke.add(remote)
 
     def paths_lost(self, remote: str) -> None:
-        """What actors of that process had sent here and has not arrived will not come."""
+        """Takes note that what actors of that process had sent here and has not arrived will not come."""
         for sender, keys in self._senders.get(remote, {}).items():
             for instance in filter(None, map(self.actors.get, keys)):
                 instance.path_lost(sender)

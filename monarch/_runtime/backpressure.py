@@ -35,7 +35,7 @@ class Backpressure:
         self._resumed = Waiters()
 
     def must_wait(self, address: str, key: str) -> bool:
-        """Whether a sender to actor `key` at `address` should wait: its mailbox or the way there is full."""
+        """Returns whether a sender to actor `key` at `address` should wait: its mailbox or the way there is full."""
         if self._paused and (address, key) in self._paused:
             return True
         peer = self._peers.get(address)

@@ -30,7 +30,7 @@ class Completions:
         self._turn: Source | None = None  # what the waiting thread or task waits for: the next one
 
     def __len__(self) -> int:
-        """Those that were not taken yet."""
+        """Returns how many were not taken yet."""
         return len(self._members)
 
     def add(self, key: Hashable, source: Source) -> None:
@@ -100,7 +100,7 @@ class _Awaitable:
 
 
 class _Member:
-    """What a source of several wakes."""
+    """The source that one of several wakes."""
 
     __slots__ = ("_key", "_owner", "source")
 
@@ -117,7 +117,7 @@ class _Member:
             turn.set_ready()
 
     def noted(self) -> list[tuple[Callable[[], Any], Note, bool]]:
-        """Who waits for it, as `Source.noted` says: not for it alone, as long as another may come first."""
+        """Notes who waits for it, as `Source.noted` says: not for it alone, as long as another may come first."""
         turn, alone = self._owner._turn, len(self._owner._members) == 1
         return [] if turn is None else [(waker, note, alone) for waker, note, _alone in turn.noted()]
 

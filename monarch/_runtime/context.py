@@ -39,7 +39,7 @@ def home() -> Proc | None:
 
 
 def start_client_with(start: Callable[[], Proc]) -> None:
-    """How a process that is not yet part of anything becomes a client, on first use."""
+    """Sets how a process that is not yet part of anything becomes a client, on first use."""
     global _start_client
     _start_client = start
 

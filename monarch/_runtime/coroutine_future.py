@@ -11,7 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class CoroutineFuture(Future[T_co]):
-    """What `collections.abc.Coroutine` asks for, as one observation of the Future."""
+    """A Future as `collections.abc.Coroutine` asks for it, one observation of it."""
 
     __slots__ = ("_steps",)
 

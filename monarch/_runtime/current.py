@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Current:
-    """What `context()` is built from: the running actor and the rank the message was addressed to.
+    """The state that `context()` is built from: the running actor and the rank the message was addressed to.
 
     `rank` and `view` stay as they came off the wire; a Point is made only when asked for. `public` keeps the Context
     object once it was asked for, so that it is one object for one message: `call`, None outside of any.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Departed(NamedTuple):
-    """What remains of an actor. Its object, messages and thread are not held. Fields as those of its Instance."""
+    """The remains of an actor. Its object, messages and thread are not held. Fields as those of its Instance."""
 
     key: str
     name: str
@@ -59,5 +59,5 @@ class Departed(NamedTuple):
 
 
 def is_system(instance: Instance) -> bool:
-    """Whether it belongs to the runtime and not to the program."""
+    """Returns whether it belongs to the runtime and not to the program."""
     return instance.system

@@ -98,7 +98,7 @@ class Directs:
     # --- making one
 
     def busy(self, relay: Relay) -> None:
-        """Much has gone that way."""
+        """Asks for a link, once more than `direct_after` messages to that process were relayed."""
         address, proc = relay.remote, self._proc
         if relay.lost or proc.closed is not None:
             return
@@ -119,7 +119,7 @@ class Directs:
         return [pair for pair in self.pairs if pair.address == address]
 
     def may_dial(self, told: MayDial) -> None:
-        """The agent's answer."""
+        """Takes the agent's answer."""
         address = told.address
         if told.why:
             self._closed_hosts.add(host_of(address))
@@ -201,7 +201,7 @@ class Directs:
         pair.link.accept(connection, hello)
 
     def _unwanted(self, hello: LinkHello) -> str:
-        """Why there is to be no new link with whoever dials."""
+        """Returns why there is to be no new link with the process that dials."""
         proc, address = self._proc, hello.host
         if name_of(hello.to) != name_of(proc.address):
             return f"the process {name_of(hello.to)} is not here"
@@ -226,7 +226,7 @@ class Directs:
     # --- changing over
 
     def _switch(self, pair: Pair) -> None:
-        """From now on we send over the link."""
+        """Sends over the link from now on."""
         peer, link = self._proc.known_peer(pair.address), pair.link
         relay = None if peer is None else peer.connection
         if (
@@ -349,7 +349,7 @@ class Directs:
             self._tell_end(pair)
 
     def end(self, address: str, incarnation: int) -> None:
-        """That process counts as ended: its links are read empty and closed without a word to the Proc."""
+        """Counts that process as ended: its links are read empty and closed without a word to the Proc."""
         for pair in self._with(address):
             if pair.incarnation <= incarnation:
                 pair.end = None
@@ -361,7 +361,7 @@ class Directs:
                 self._pairs.pop(pair.link.uid, None)
 
     def close(self, reason: str) -> None:
-        """Any thread."""
+        """May be called from any thread."""
         for pair in self.pairs:
             pair.link.close(reason)
 

@@ -20,20 +20,20 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def is_actors(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether it is the event loop of an actor, which sleeps on its mailbox (see `async_driver`)."""
+    """Returns whether it is the event loop of an actor, which sleeps on its mailbox (see `async_driver`)."""
     return hasattr(loop, "write_to_self_pipe")
 
 
 class EpollWatch:
-    """An event loop that is told when the epoll has something. By a descriptor of its own: it is closed only when the event
-    loop has let go of it."""
+    """A watch by which an event loop is told when the epoll has something. By a descriptor of its own: it is closed
+    only when the event loop has let go of it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self.loop = weakref.ref(loop)
         self._fd = fd
 
     def end(self) -> None:
-        """Any thread."""
+        """May be called from any thread."""
         loop = self.loop()
         if loop is None or loop.is_closed():
             os.close(self._fd)

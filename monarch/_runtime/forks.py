@@ -15,7 +15,7 @@ _all: weakref.WeakSet[Proc] = weakref.WeakSet()
 
 
 def follow(proc: Proc) -> None:
-    """From now on `proc` lets go of its links in every child."""
+    """Closes the links of `proc` in every child that is forked from now on."""
     _all.add(proc)
 
 

@@ -11,7 +11,7 @@ _ASYNC = 0x80  # inspect.CO_COROUTINE
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """`inspect.iscoroutinefunction(function)`."""
+    """Returns `inspect.iscoroutinefunction(function)`."""
     plain = function.__func__ if type(function) is MethodType else function
     if type(plain) is FunctionType:
         if plain.__code__.co_flags & _ASYNC:
@@ -24,7 +24,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def attribute_of(cls: type, name: str) -> Any:
-    """What stands under `name` in a class or one of its bases, descriptors as they are; None for nothing."""
+    """Returns what stands under `name` in a class or one of its bases, descriptors as they are; None for nothing."""
     for base in cls.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
@@ -32,7 +32,7 @@ def attribute_of(cls: type, name: str) -> Any:
 
 
 def is_awaitable(value: object) -> bool:
-    """`inspect.isawaitable(value)`."""
+    """Returns `inspect.isawaitable(value)`."""
     if value is None or value is True or value is False:  # what hooks return that need no loop
         return False
     import inspect

@@ -67,19 +67,19 @@ class Source:
         raise NotImplementedError
 
     def awaited(self) -> str:
-        """For the text of a timeout: what is missing, and from whom."""
+        """Says, for the text of a timeout, what is missing, and from whom."""
         return ""
 
     def advice(self) -> str:
-        """For the end of that text: how to find out more."""
+        """Says, for the end of that text, how to find out more."""
         return ""
 
     def of(self) -> str:
-        """What it is the result of, for people; "" when that is not known."""
+        """Says, for people, what it is the result of; "" when that is not known."""
         return ""
 
     def progress(self) -> str:
-        """For people, behind "pending": for how long, how far it has come; "" when that is not known."""
+        """Says, for people, behind "pending", for how long and how far it has come; "" when that is not known."""
         return ""
 
     def abandon(self) -> None:
@@ -202,7 +202,7 @@ def _finish(waiter: asyncio.Future[None]) -> None:
 
 
 def once(fn: Callable[[], None]) -> Callable[[], None]:
-    """For `on_ready`, which may call more than once: `fn` runs the first time only."""
+    """Wraps `fn` for `on_ready`, which may call more than once: it runs the first time only."""
     lock = threading.Lock()
 
     def call() -> None:
@@ -442,13 +442,14 @@ class Future(Generic[T_co]):
         return f"<Future{f' of {of},' if of else ''} {state}; .get() or await gives the result>"
 
     def _of(self) -> str:
-        """What it is the result of, as far as known."""
+        """Says what it is the result of, as far as known."""
         source = self._source
         return "" if source is None else source.of()
 
 
 def detach(future: Future[Any]) -> Source:
-    """What a Future that nobody has observed yet observes; it outlives the Future, which is of no use any more."""
+    """Returns what a Future that nobody has observed yet observes; it outlives the Future, which is of no use any
+    more."""
     source, future._source = future._source, None
     assert source is not None
     return source
@@ -474,7 +475,8 @@ class _OfActors(Future[T]):
 
 
 def future_of_actors(future: Future[T]) -> Future[T]:
-    """For a Future of a mesh that nobody has observed: the same, in whose place it is. Slower to read than others."""
+    """Returns, for a Future of a mesh that nobody has observed, the same, in whose place it is. Slower to read than
+    others."""
     return _OfActors(_MADE, detach(future))
 
 
@@ -566,7 +568,7 @@ class Promise(Generic[T]):
         self._slot.fail(error)
 
     def settle(self, error: BaseException | None) -> None:
-        """`fail(error)`, or `set(None)` without one."""
+        """Calls `fail(error)`, or `set(None)` without one."""
         if error is None:
             self._slot.set()
         else:

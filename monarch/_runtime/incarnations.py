@@ -25,7 +25,7 @@ _KEPT = 10_000  # meshes with restarted actors remembered; of a forgotten one th
 
 
 class Incarnations:
-    """What one process knows of restarts elsewhere. False (and never asked) as long as nothing was restarted."""
+    """The restarts elsewhere that one process knows of. False (and never asked) as long as nothing was restarted."""
 
     __slots__ = ("_actors", "_processes")
 
@@ -37,7 +37,7 @@ class Incarnations:
         return bool(self._processes or self._actors)
 
     def of(self, key: str, rank: int, address: str) -> int:
-        """That of actor `rank` of mesh `key`, which lives in the process at `address`."""
+        """Returns that of actor `rank` of mesh `key`, which lives in the process at `address`."""
         least = self._processes.get(address, 0) << _PROCESS
         ranks = self._actors.get(key)
         return least if ranks is None else max(least, ranks.get(rank, 0))
@@ -58,7 +58,7 @@ class Incarnations:
             ranks[rank] = incarnation
 
     def forget_actors(self, key: str) -> None:
-        """The mesh is gone."""
+        """Forgets a mesh that is gone."""
         self._actors.pop(key, None)
 
     def forget_process(self, address: str) -> None:

@@ -52,7 +52,7 @@ class Delivery:
 
 
 class Leave(Exception):
-    """Why an actor's thread is to end: `failure` None is an ordinary stop with `reason`.
+    """The reason why an actor's thread is to end: `failure` None is an ordinary stop with `reason`.
 
     `cause` goes to `__cleanup__`.
     """
@@ -85,7 +85,7 @@ class Owned(Protocol):
 
 
 class Behaviour(Protocol):
-    """What an instance runs; every method on the actor's own thread. Raising Leave ends the actor."""
+    """The code that an instance runs; every method on the actor's own thread. Raising Leave ends the actor."""
 
     is_async: bool
 
@@ -211,7 +211,8 @@ class Instance:
                 self._resume_senders()
 
     def _is_meant(self, call: Call, stream: Hashable) -> bool:
-        """Whether a message for another incarnation is for this one: its sender knows of none and began with this one."""
+        """Returns whether a message for another incarnation is for this one: its sender knows of none and began with
+        this one."""
         return call.incarnation == 0 and (call.seq == 1 or self._reorder.knows(stream))
 
     def _refuse_stale(self, delivery: Delivery) -> None:
@@ -227,7 +228,8 @@ class Instance:
                 self._reorder.skip(sender if incarnation == self.incarnation else _unaware(sender))
 
     def take_up(self, call: Call) -> None:
-        """What its sender sent before this message may have been lost: if none of it came, this one is the first."""
+        """Takes note that what its sender sent before this message may have been lost: if none of it came, this one is
+        the first."""
         if call.incarnation == self.incarnation:
             with self._lock:
                 if not self._reorder.knows(call.sender):
@@ -252,7 +254,7 @@ class Instance:
         self._release(self._reorder.forget, sender)
 
     def reordering(self) -> tuple[int, list[Session]]:
-        """How many senders have sent here, and those of which messages wait for earlier ones."""
+        """Returns how many senders have sent here, and those of which messages wait for earlier ones."""
         with self._lock:
             return self._reorder.sessions()
 
@@ -271,7 +273,7 @@ class Instance:
         self.proc.refuse(delivery, failure)
 
     def resume_senders(self) -> None:
-        """The mailbox has room again."""
+        """Runs when the mailbox has room again."""
         self.proc.loop.call_soon(self._resume_senders)
 
     def _resume_senders(self) -> None:

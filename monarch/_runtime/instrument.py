@@ -140,7 +140,7 @@ def _text(attributes: Mapping[Any, Any] | None) -> dict[str, str] | None:
 
 
 class _Instrument:
-    """What instruments share. The backend's is made at the first report after the program imported it."""
+    """The part that instruments share. The backend's is made at the first report after the program imported it."""
 
     _create = ""  # the method of OpenTelemetry's Meter
 

@@ -45,11 +45,11 @@ class Throttle:
 
     @property
     def counts(self) -> bool:
-        """Whether there will be something to say at the end of this window."""
+        """Returns whether there will be something to say at the end of this window."""
         return bool(self._others) or any(self._again.values())
 
     def end_window(self, now: float) -> str:
-        """What the window that is over has counted; "" while it goes on."""
+        """Returns what the window that is over has counted; "" while it goes on."""
         if now < self._ends:
             return ""
         counts = [f"monarch: {count} more of: {kind}\n" for kind, count in self._again.items() if count]

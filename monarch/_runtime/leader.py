@@ -110,7 +110,7 @@ class LeaderFollower:
     # --- threads that wait
 
     def wait(self, lock: threading.Lock, timeout: float | None, messages: bool = False) -> bool:
-        """See `wait_for`."""
+        """Waits; see `wait_for`."""
         if self.aside:
             if self._lead._is_owned():  # type: ignore[attr-defined]
                 self._take_away()
@@ -161,7 +161,8 @@ class LeaderFollower:
         return pays
 
     def _prepare(self, ident: int) -> Iterator[object]:
-        """What gives back the lead that this thread is about to take, at its `next`; nothing if it was taken away."""
+        """Returns what gives back the lead that this thread is about to take, at its `next`; nothing if it was taken
+        away."""
         ends: list[Callable[[], object]] = [self._lead.release]
         if ident == self._main:
             self._ends = ends
@@ -299,7 +300,7 @@ class LeaderFollower:
         self._park.release()
 
     def close(self) -> None:
-        """Nobody leads any more."""
+        """Ends leading: nobody leads any more."""
         self.aside = False
         self.recall()
         if self in current:

@@ -33,7 +33,7 @@ io_threads: set[int] = set()  # threads that everybody would wait for, were they
 
 
 class _Wakes(threading.local):
-    """What this thread has to wake; None on threads that are no I/O loop's."""
+    """The wakers that this thread has to call; None on threads that are no I/O loop's."""
 
     later: list[Callable[[], Any]] | None = None
 
@@ -190,7 +190,8 @@ class Loop:
             self._lead.close()
 
     def intact(self) -> bool:
-        """Whether our descriptors are still ours: programs that make daemons of themselves close all, and open others."""
+        """Returns whether our descriptors are still ours: programs that make daemons of themselves close all, and open
+        others."""
         try:
             return all(os.path.samestat(os.fstat(fd), self._anonymous) for fd in (self.epoll.fileno(), self._wake_fd))
         except (OSError, ValueError):
@@ -219,7 +220,7 @@ class Loop:
             self.quick[fd] = quick
 
     def want_write(self, fd: int, on: bool, read: bool = True) -> None:
-        """Whether `fd` being writable counts as an event too; without `read` being readable does not."""
+        """Says whether `fd` being writable counts as an event too; without `read` being readable does not."""
         try:
             self.epoll.modify(fd, (select.EPOLLIN if read else 0) | (select.EPOLLOUT if on else 0))
             if on and self._lead is not None and self._lead.aside:

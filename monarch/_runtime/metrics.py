@@ -50,7 +50,7 @@ class Distribution:
 
 
 class Metrics:
-    """Any thread."""
+    """Counters and sums of one process. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -29,14 +29,13 @@ def open_stream(actor: Any, purpose: str, timeout: float) -> socket.socket:
 
 
 def stream_obstacle(actor: Any, timeout: float = 1.0) -> str:
-    """Why `open_stream` can have none, as far as this host can tell; "" when it may. Asks the host agent once a host, which
-    takes a fraction of a millisecond, and gives it up after `timeout` seconds.
-    """
+    """Returns why `open_stream` can have none, as far as this host can tell; "" when it may. Asks the host agent once
+    a host, which takes a fraction of a millisecond, and gives it up after `timeout` seconds."""
     return here().streams().obstacle(actor._spec.addresses[0], timeout)
 
 
 def stream_encrypted(actor: Any, timeout: float = 1.0) -> bool:
-    """Whether messages to the process of `actor` go by TLS, and nothing else keeps this process from reaching its host. What
-    is sent there by other ways than messages is then not encrypted. Costs and waits as `stream_obstacle` does.
-    """
+    """Returns whether messages to the process of `actor` go by TLS, and nothing else keeps this process from reaching
+    its host. What is sent there by other ways than messages is then not encrypted. Costs and waits as
+    `stream_obstacle` does."""
     return here().streams().encrypted(actor._spec.addresses[0], timeout)

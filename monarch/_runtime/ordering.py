@@ -65,7 +65,7 @@ class Numbering:
                 counters[rank] = message.seq = last + 1
 
     def _counters(self, mesh: Hashable) -> dict[RankKey, int]:
-        """With the lock: those of a mesh, all that was sent counted."""
+        """Returns those of a mesh, all that was sent counted. With the lock held."""
         counters = self._counts.setdefault(mesh, {})
         repeated = self._repeated.get(mesh)
         if repeated is not None:
@@ -222,7 +222,7 @@ class Reorder(Generic[T]):
         return sender in self._expected
 
     def sessions(self) -> tuple[int, list[Session]]:
-        """How many senders are known, and those of which messages are held, most first."""
+        """Returns how many senders are known, and those of which messages are held, most first."""
         held = [
             Session(sender, abs(self._expected.get(sender, 1)), len(waiting), min(waiting), max(waiting))
             for sender, waiting in self._held.items()

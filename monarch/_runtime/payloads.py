@@ -67,7 +67,7 @@ class Placement:
         return message.encode(placed)
 
     def inline(self, body: bytes) -> bytes:
-        """The body to send."""
+        """Returns the body to send."""
         return body if self._body < 0 else b""
 
     def sent(self, address: str) -> None:
@@ -146,7 +146,7 @@ class Payloads:
         self._tell_dropped()
 
     def reaches(self, peer: Peer) -> bool:
-        """Whether payloads for it can be in memory that it shares with this process."""
+        """Returns whether payloads for it can be in memory that it shares with this process."""
         return not peer.route and name_of(peer.address) != AGENT and peer.connect() is not None
 
     def post(
@@ -306,7 +306,7 @@ class Payloads:
     # --- the other process, on the I/O thread
 
     def ended(self, address: str, incarnation: int) -> None:
-        """That process has ended; another may be there already.
+        """Takes note that the process has ended; another may be there already.
 
         What is in a segment that nothing came in so far may be on its way still, in a connection that was not accepted.
         """
@@ -345,7 +345,7 @@ class Payloads:
 
 
 def _layout(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Where pieces of these lengths are in a segment, and where the last of them ends."""
+    """Returns where pieces of these lengths are in a segment, and where the last of them ends."""
     offsets, end = [], 0
     for length in lengths:
         start = -(-end // _ALIGNED) * _ALIGNED

@@ -94,12 +94,12 @@ class Port(Generic[T_contra]):
 
 
 class SinkPort(Port[Any]):
-    """What an explicit-port endpoint gets under `broadcast`: nobody listens."""
+    """The port that an explicit-port endpoint gets under `broadcast`: nobody listens."""
 
     __slots__ = ()
 
     def send(self, obj: Any) -> None:
-        """Dropped."""
+        """Drops the message."""
 
     def exception(self, exc: Exception) -> None:
         """Nobody waits for it: raised here, in the actor."""
@@ -175,7 +175,8 @@ class Channel(Generic[T]):
 
     @classmethod
     def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
-        """As `open`, with a receiver that gets `(rank, value)`: for answers to `send`, which carry their sender's rank."""
+        """Opens as `open` does, with a receiver that gets `(rank, value)`: for answers to `send`, which carry their
+        sender's rank."""
         proc = here()
         queue = _open_queue(once)
         receiver: RankedPortReceiver[T] = RankedPortReceiver(queue, once)

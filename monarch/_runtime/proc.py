@@ -308,8 +308,9 @@ class Proc:
                 raise
 
     def fill_place(self, address: str, call: Call) -> None:
-        """That call has a number, and was perhaps not sent: its receiver is not to wait for it. A message that runs nothing
-        follows under the same number, and whichever comes second is dropped as a repeat. Any thread; waits for nothing."""
+        """Fills the place of a call that has a number and was perhaps not sent: its receiver is not to wait for it. A
+        message that runs nothing follows under the same number, and whichever comes second is dropped as a repeat. Any
+        thread; waits for nothing."""
         filler = Call(
             call.to, call.sender, call.seq, NO_METHOD, 0, "", call.rank, call.view, call.adverb, call.incarnation
         )
@@ -586,7 +587,7 @@ class Proc:
         self.tell_again(address)
 
     def tell_again(self, address: str) -> None:
-        """What must not be lost with a connection, for it is asked for by nobody."""
+        """Sends again what must not be lost with a connection, for it is asked for by nobody."""
         for ended in [ended for owner_proc, ended in list(self._notified) if owner_proc == address]:
             self.tell(address, ended)
         self.hooks.connection_broke(address)
@@ -616,7 +617,7 @@ class Proc:
             self._answered_again(address, host_of(address))
 
     def host_ended(self, host: str, why: str, generation: int = 0) -> None:
-        """That host is gone, or cannot be reached any more: as if everything on it had ended."""
+        """Takes note that the host is gone, or cannot be reached any more: as if everything on it had ended."""
         if generation < self.host_generations.get(host, 0):
             return  # another has taken its place since
         agent = agent_at(host)
@@ -687,7 +688,7 @@ class Proc:
         self.processes.close("this process is closing")
 
     def forked(self) -> None:
-        """In a child made by `os.fork`: the links are the parent's. Lets go of the descriptors without a word."""
+        """Closes, in a child made by `os.fork`, the descriptors of the links without a word: they are the parent's."""
         self.closed = ForkedClientError(
             f"this process was made by os.fork from one with a running monarch client (pid {self.pid}); the client "
             f"belongs to the parent. Use this_host().spawn_procs() for processes, or multiprocessing with 'spawn'"

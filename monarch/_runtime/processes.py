@@ -110,7 +110,7 @@ class Processes:
         return peer.incarnation if peer is not None and peer.incarnation_known else -1
 
     def end_of(self, address: str) -> ProcEnded | None:
-        """How the process there ended, as far as known here; None while it lives or when nothing is known."""
+        """Returns how the process there ended, as far as known here; None while it lives or when nothing is known."""
         peer = self.peers.get(address)
         return None if peer is None else peer.ended
 
@@ -166,7 +166,7 @@ class Processes:
                     self._redials.pop(peer.address, None)
 
     def _give_up(self, peer: Peer, error: OSError) -> None:
-        """What was kept for it fails, with the reason."""
+        """Fails what was kept for it, with the reason."""
         us, address = self._us, peer.address
         with self._lock:
             self._redials.pop(address, None)
@@ -246,13 +246,14 @@ class Processes:
             self._connections[remote] = [*self._connections.get(remote, ()), connection]
 
     def said_bye(self, address: str, why: str) -> None:
-        """That process closes a connection, and says why."""
+        """Takes note that the process closes a connection, and why."""
         self._us.errors.append(f"{address} closed the connection: {why}")
         if address in self.peers:
             self._reasons[address] = f"it said: {why}"
 
     def lost(self, connection: Connection, why: str) -> bool:
-        """That connection is lost. False when it was a newcomer's: nothing of it was taken, and its agent tells its end."""
+        """Takes note that the connection is lost. False when it was a newcomer's: nothing of it was taken, and its
+        agent tells its end."""
         remote = connection.remote
         peer = self.peers.get(remote)
         if peer is not None and peer.ended is None:
@@ -379,7 +380,7 @@ class Processes:
                 self._connections[address] = left
 
     def ended(self, peer: Peer, ended: ProcEnded) -> None:
-        """From now on who sends there is told so."""
+        """Tells from now on those who send there that it has ended."""
         peer.end(ended)
         self._broken.pop(peer.address, None)
         self._reasons.pop(peer.address, None)
@@ -399,7 +400,7 @@ class Processes:
             self._incarnations.forget_process(address)
 
     def host_replaced(self, host: str) -> set[str]:
-        """Of the processes that were lost with a host, its successor is asked, and will say when others take their places.
+        """Asks the successor of a lost host about the processes there; it will say when others take their places.
         Returns which: each is reachable or has ended once more, soon."""
         asked = set()
         for address, peer in self.known():
@@ -413,7 +414,7 @@ class Processes:
         return asked
 
     def forget_agent(self, address: str) -> None:
-        """Of a host that is gone: another may be reached there one day."""
+        """Forgets the agent of a host that is gone: another may be reached there one day."""
         if address != agent_of(self._us.address):
             self.peers.pop(address, None)
             self._relays.pop(address, None)

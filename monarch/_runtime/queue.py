@@ -98,7 +98,7 @@ class Queue(Entry):
             raise
 
     def _note_one(self, raw: Raw) -> UnobservedError | None:
-        """As `note`; what it gives belongs to this answer, and another one has its own."""
+        """Notes as `note` does; what it gives belongs to this answer, and another one has its own."""
         if self.unobserved is not None:
             self.note(raw)
             return None

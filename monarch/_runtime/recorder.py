@@ -62,7 +62,7 @@ Sent = tuple[str, str, str, str, int, int, tuple[str, str], Any, int]
 
 
 class Recorder:
-    """Any thread records; one takes."""
+    """A bounded buffer of events: any thread records; one takes."""
 
     def __init__(self, *, include_system: bool = False, limit: int = LIMIT) -> None:
         self.include_system = include_system
@@ -85,7 +85,7 @@ class Recorder:
         return [events.popleft() for _ in range(min(most, len(events)))]
 
     def leaves_out(self, system: bool) -> bool:
-        """Whether what concerns such an actor is not recorded."""
+        """Returns whether what concerns such an actor is not recorded."""
         return system and not self.include_system
 
     # --- receivers
@@ -156,7 +156,7 @@ class Recorder:
         return sender.unique, key, mesh, method, adverb, next(self.serials), view, parent, span_now.get()
 
     def answered(self, entry: Entry, sent: Sent) -> None:
-        """That call has all its answers, or has failed."""
+        """Takes note that the call has all its answers, or has failed."""
         self.add((CALLED, sent, entry.number, entry.began, monotonic(), entry.has_failed(), entry.told))
 
     def cast(self, sent: Sent, began: float, number: int) -> None:

@@ -35,7 +35,7 @@ _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more t
 
 
 class Target:
-    """What a waiting end knows of those it waits for: a name for reports and the processes they run in.
+    """The facts a waiting end knows of those it waits for: a name for reports and the processes they run in.
 
     `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
     `key` is that of the actors whose endpoint was called, `ranks` their ranks in the mesh they were spawned as; "" and none
@@ -87,7 +87,7 @@ class Ports:
         return list(self._entries.values())
 
     def suspected(self, address: str, why: str) -> None:
-        """Nothing gets through to that host agent at present; "": it does, or might."""
+        """Notes that nothing gets through to that host agent at present; "": it does, or might."""
         for entry in self.entries():
             if entry.waits_for(address):
                 entry.suspected(address, why)
@@ -174,7 +174,7 @@ class Ports:
                     entry.connection_broke(address, failure)
 
     def not_sent(self, address: str, ports: Container[int], failure: Failure) -> None:
-        """What was to be sent to that process will not be: tells whatever waits at these ports for an answer to it."""
+        """Tells every port that waits for an answer to what was to be sent to that process and will not be."""
         for entry in list(self._entries.values()):
             if entry.number in ports:
                 entry.connection_broke(address, failure)
@@ -263,7 +263,7 @@ class Entry(Source):
         return self.ready
 
     def awaited_ranks(self) -> list[int]:
-        """Of the mesh called: those that have not answered."""
+        """Returns those ranks of the mesh called that have not answered."""
         target = self.target
         return [target.ranks[rank] for rank in self.unanswered()] if target is not None and target.ranks else []
 
@@ -284,13 +284,13 @@ class Entry(Source):
             self.fail(self.target.failure_of(ended.address, ended))
 
     def suspected(self, address: str, why: str) -> None:
-        """See `Ports.suspected`."""
+        """Notes a suspicion; see `Ports.suspected`."""
 
     def observed(self) -> None:
         """Its reader is about to see one of several things that came here."""
 
     def sources(self) -> Sequence[Source]:
-        """What is ready when something comes here."""
+        """Returns what is ready when something comes here."""
         return (self,)
 
     def awaited(self) -> str:
@@ -310,7 +310,8 @@ class Entry(Source):
         return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def connection_broke(self, address: str, failure: Failure) -> None:
-        """That process lives, and what was under way to it or from it may be lost."""
+        """Takes note that the connection broke and the process lives: what was under way to it or from it may be
+        lost."""
         if self.target is not None and self.waits_for(address):
             self.fail(failure)
 
@@ -332,7 +333,7 @@ class Entry(Source):
         return list(range(len(self.target.addresses))) if self.target else []
 
     def has_failed(self) -> bool:
-        """Whether what came is a failure or an error."""
+        """Returns whether what came is a failure or an error."""
         return False
 
     def close(self) -> None:
@@ -365,7 +366,7 @@ class Entry(Source):
         self.timer = proc.loop.call_later(seconds, expire)
 
     def _suspicion(self, suspected: Mapping[str, str]) -> str:
-        """What is known against the processes of those who have not answered."""
+        """Returns what is known against the processes of those who have not answered."""
         if not suspected or self.target is None:
             return ""
         addresses = self.target.addresses

@@ -72,7 +72,7 @@ class Streams:
     # --- the side that serves
 
     def serve(self, purpose: str, handler: Handler) -> None:
-        """From now on streams for that purpose are taken."""
+        """Takes streams for that purpose from now on."""
         self._handlers[purpose] = handler
 
     def handed(self, sock: socket.socket, hello: LinkHello) -> None:
@@ -122,7 +122,8 @@ class Streams:
     # --- the side that opens
 
     def obstacle(self, address: str, timeout: float) -> str:
-        """Why no stream can be opened to that process, as far as this host can tell; "" when nothing is known against it."""
+        """Returns why no stream can be opened to that process, as far as this host can tell; "" when nothing is known
+        against it."""
         host = host_of(address)
         if host == self._proc.host:
             return "" if isinstance(self._proc.transport, UnixTransport) else "this process has no socket"
@@ -137,7 +138,7 @@ class Streams:
         return why or ""
 
     def encrypted(self, address: str, timeout: float) -> bool:
-        """Whether messages to that process go by TLS, which is then the only obstacle to a stream."""
+        """Returns whether messages to that process go by TLS, which is then the only obstacle to a stream."""
         self.obstacle(address, timeout)
         return host_of(address) in self._encrypted
 
@@ -258,7 +259,7 @@ class Streams:
                     self._waiting[address] = left
 
     def may_dial(self, told: MayDial) -> None:
-        """On the I/O thread."""
+        """Runs on the I/O thread."""
         if told.encrypted:
             self._encrypted.add(host_of(told.address))
         self._hosts[host_of(told.address)] = told.why
@@ -270,7 +271,7 @@ class Streams:
     # --- the end
 
     def close(self) -> None:
-        """Any thread."""
+        """May be called from any thread."""
         for sock in list(self._open):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -278,7 +279,7 @@ class Streams:
                 pass
 
     def forked(self) -> None:
-        """In a child made by `os.fork`: they are the parent's."""
+        """Closes them in a child made by `os.fork`: they are the parent's."""
         for sock in list(self._open):
             sock.close()
 

@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 def in_thread(make: Callable[[], T], name: str) -> Future[T]:
-    """What `make()` returns or raises, on a thread that may call actors as this one may. For optional packages."""
+    """Runs `make()` on a thread that may call actors as this one may; its result or error is the Future's. For
+    optional packages."""
     promise: Promise[T] = Promise()
 
     def run() -> None:

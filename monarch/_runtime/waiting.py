@@ -54,12 +54,13 @@ class Wait:
 
     @property
     def stands(self) -> bool:
-        """Whether it is still blocked, with nobody about to wake it."""
+        """Returns whether it is still blocked, with nobody about to wake it."""
         return not self.source.ready and any(waker is self._waker for waker, _, _ in self.source.noted())
 
 
 class Waits:
-    """Those of one process, for answers of actors. `actor_started` is called by the thread of each actor as it begins."""
+    """The waits of one process for answers of actors. `actor_started` is called by the thread of each actor as it
+    begins."""
 
     def __init__(self, ports: Ports, loop: Loop) -> None:
         self.actor_started: Callable[[], None] = _nothing
@@ -72,7 +73,7 @@ class Waits:
         return len(self.standing())
 
     def pending(self) -> bool:
-        """Whether any answer of an actor is still to come, and so may be waited for."""
+        """Returns whether any answer of an actor is still to come, and so may be waited for."""
         return any(entry.target is not None for entry in self._ports.entries())
 
     def standing(self, instance: Instance | None = None) -> list[Wait]:

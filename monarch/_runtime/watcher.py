@@ -19,7 +19,7 @@ class Asking(NamedTuple):
 
 
 class Watcher(Protocol):
-    """What is told of all that an actor asks of others: it records that, or plays what was recorded (`monarch.replay`).
+    """An observer of all that an actor asks of others: it records that, or plays what was recorded (`monarch.replay`).
     Called in the thread that does it."""
 
     def asked(self, call: Asking) -> bool:
@@ -27,7 +27,7 @@ class Watcher(Protocol):
         ...
 
     def opened(self, queue: Any) -> None:
-        """It opens a channel."""
+        """Takes note that the actor opens a channel."""
         ...
 
     def answered(self, delivery: Any, body: bytes, buffers: Sequence[memoryview]) -> None:
@@ -35,7 +35,7 @@ class Watcher(Protocol):
         ...
 
     def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
-        """It sends to a port."""
+        """Takes note that the actor sends to a port."""
         ...
 
 

@@ -9,7 +9,7 @@ from monarch._shape.region import Shape
 
 
 def shape_json(shape: Shape) -> str:
-    """Which ranks of a whole: `{"labels": [...], "slice": {"offset": 0, "sizes": [...], "strides": [...]}}`."""
+    """Returns which ranks of a whole: `{"labels": [...], "slice": {"offset": 0, "sizes": [...], "strides": [...]}}`."""
     ranks = shape.ndslice
     place = {"offset": ranks.offset, "sizes": list(ranks.sizes), "strides": list(ranks.strides)}
     return msgspec.json.encode({"labels": list(shape.labels), "slice": place}).decode()

@@ -37,7 +37,7 @@ def unknown_dimension(label: object, labels: Iterable[str]) -> UnknownDimensionE
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """How far apart neighbours along each dimension are when the last dimension varies fastest."""
+    """Returns how far apart neighbours along each dimension are when the last dimension varies fastest."""
     strides = []
     stride = 1
     for size in reversed(sizes):
@@ -106,7 +106,7 @@ class Extent(Mapping[str, int]):
         return Region(self._labels, NDSlice.new_row_major(self._sizes))
 
     def _key(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """What two equal extents share, hashable: for caches."""
+        """Returns what two equal extents share, hashable: for caches."""
         return self._labels, self._sizes
 
     def __getitem__(self, label: str) -> int:

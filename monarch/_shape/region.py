@@ -15,7 +15,7 @@ from monarch._shape.slice import NDSlice
 
 
 class _Labelled:
-    """What Shape and Region share. Equal only within one class; not hashable."""
+    """The common part of Shape and Region. Equal only within one class; not hashable."""
 
     __slots__ = ("_extent", "_labels", "_slice")
 
@@ -74,7 +74,7 @@ class Shape(_Labelled):
 
     @property
     def ndslice(self) -> NDSlice:
-        """Which ranks, without labels."""
+        """Returns which ranks, without labels."""
         return self._slice
 
     @property
@@ -114,7 +114,7 @@ class Shape(_Labelled):
 
 
 class Region(_Labelled):
-    """Which part of an extent: labels, and the ranks of the whole ("base ranks").
+    """A part of an extent: labels, and the ranks of the whole ("base ranks").
 
     ValueError when `labels` do not match the dimensions.
     """
@@ -122,7 +122,7 @@ class Region(_Labelled):
     __slots__ = ()
 
     def slice(self) -> NDSlice:
-        """Which base ranks, without labels."""
+        """Returns which base ranks, without labels."""
         return self._slice
 
     def as_shape(self) -> Shape:
@@ -130,7 +130,7 @@ class Region(_Labelled):
         return Shape(self._labels, self._slice)
 
     def point_of_base_rank(self, rank: SupportsIndex) -> Point:
-        """Where base rank `rank` lies within this region. ValueError when it is not part of it."""
+        """Returns where base rank `rank` lies within this region. ValueError when it is not part of it."""
         found = self._slice._find(as_int(rank))
         if found < 0:
             raise ValueError(

@@ -273,5 +273,5 @@ def _row_major(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> Ite
 
 
 def _restore(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> NDSlice:
-    """For pickle, which cannot pass the constructor's keywords."""
+    """Restores one for pickle, which cannot pass the constructor's keywords."""
     return NDSlice(offset=offset, sizes=sizes, strides=strides)

@@ -32,7 +32,8 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
 
     @classmethod
     def from_indexed(cls, shape: Shape, values: Sequence[tuple[int, T]]) -> ValueMesh[T]:
-        """From (rank, value) pairs in any order; the last one of a rank wins. ValueError when a rank has none."""
+        """Makes one from (rank, value) pairs in any order; the last one of a rank wins. ValueError when a rank has
+        none."""
         count = len(shape.ndslice)
         found = dict(values)
         missing = [rank for rank in range(count) if rank not in found]
@@ -45,7 +46,7 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         return ValueMesh(shape, [self._values[position[rank]] for rank in shape.ndslice])
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
-        """(Point, value) in rank order."""
+        """Returns pairs (Point, value) in rank order."""
         extent = self.extent
         for rank, value in enumerate(self._values):
             yield Point(rank, extent), value

@@ -29,7 +29,7 @@ class MeshTrait(ABC):
     @property
     @abstractmethod
     def _ndslice(self) -> NDSlice:
-        """Which ranks of the root mesh this one has."""
+        """Returns which ranks of the root mesh this one has."""
 
     @property
     @abstractmethod
@@ -163,7 +163,7 @@ def _shape_of(mesh: MeshTrait) -> Shape:
 
 
 def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict[str, int | slice]:
-    """What `cut` takes, with the errors that `MeshTrait.slice` promises."""
+    """Returns what `cut` takes, with the errors that `MeshTrait.slice` promises."""
     sizes = dict(zip(shape._labels, shape._slice._sizes, strict=True))
     checked: dict[str, int | slice] = {}
     for label, chosen in selection.items():

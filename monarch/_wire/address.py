@@ -47,5 +47,5 @@ def split_proc_name(name: str) -> tuple[str, int] | None:
 
 
 def is_dialable(host: str) -> bool:
-    """Whether others can connect to the host of that prefix; a client's own machine usually has no address."""
+    """Returns whether others can connect to the host of that prefix; a client's own machine usually has no address."""
     return "." in host if host.startswith("inproc:") else not host.startswith("unix:")

@@ -50,7 +50,8 @@ _HOW_HERE = "set MONARCH_SECRET or MONARCH_SECRET_FILE here, or pass attach_to_w
 
 
 class Secret:
-    """What the hosts of one job share. Shown by nothing: not repr, not str, not pickle; `reveal` hands out the bytes.
+    """A secret that the hosts of one job share. Shown by nothing: not repr, not str, not pickle; `reveal` hands out
+    the bytes.
 
     ValueError when empty.
     """
@@ -141,7 +142,7 @@ def _read_private(path: str) -> bytes:
 
 
 class Status(enum.IntEnum):
-    """What the acceptor makes of the dialler, in one byte."""
+    """The acceptor's verdict on the dialler, in one byte."""
 
     OK = 0
     WRONG_SECRET = 1
@@ -152,7 +153,8 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeFailure:
-    """Why a handshake failed, and what to do. `final`: trying again does not help until somebody changes something."""
+    """The reason why a handshake failed, and what to do. `final`: trying again does not help until somebody changes
+    something."""
 
     text: str
     final: bool
@@ -189,7 +191,7 @@ class Challenge:
         return f"<{type(self).__name__} {state}>"
 
     def start(self) -> bytes:
-        """What to send before anything is read. Once."""
+        """Returns what to send before anything is read. To be called once."""
         return self._advance()
 
     def received(self, data: bytes) -> bytes:
@@ -243,7 +245,7 @@ class Challenge:
 
     @property
     def greeted(self) -> bool:
-        """Whether the other side has sent a hello, so that it is a host of ours or knows what one says."""
+        """Returns whether the other side has sent a hello, so that it is a host of ours or knows what one says."""
         return bool(self._theirs)
 
     @property
@@ -350,7 +352,7 @@ class Acceptor(Challenge):
 
 
 def _not_ours(data: bytes) -> str:
-    """What those bytes look like, for people: never the bytes of what may be somebody's password."""
+    """Returns what those bytes look like, for people: never the bytes of what may be somebody's password."""
     guess = ""
     if data[:2] in (_TLS_HELLO, TLS_ALERT[:2]):
         guess = (

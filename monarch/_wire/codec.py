@@ -254,8 +254,8 @@ def _ship_unimportable(cloudpickle: Any, name: str) -> None:
 
 
 def importable(name: str) -> bool:
-    """Whether to send names of module `name`: a fresh interpreter with this `sys.path` would import the one loaded here,
-    and the program did not ask to send it by value."""
+    """Returns whether to send names of module `name`: a fresh interpreter with this `sys.path` would import the one
+    loaded here, and the program did not ask to send it by value."""
     return _found(name) and not ("cloudpickle" in sys.modules and _by_value(name))
 
 
@@ -267,7 +267,8 @@ def _found(name: str) -> bool:
 
 
 def _by_value(name: str) -> bool:
-    """Whether the program registered the module, or a package it is in, with cloudpickle.register_pickle_by_value."""
+    """Returns whether the program registered the module, or a package it is in, with
+    cloudpickle.register_pickle_by_value."""
     registered = sys.modules["cloudpickle"].list_registry_pickle_by_value()
     while name and registered:
         if name in registered:

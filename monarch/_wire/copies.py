@@ -46,7 +46,6 @@ class Copies:
 
     @property
     def free(self) -> int:
-        """Bytes."""
         return sum(len(memory) for memory in list(self._free))
 
     def of(self, piece: Buffer) -> Buffer:
@@ -85,7 +84,7 @@ class Copies:
             self._clock.call_soon(self._look)
 
     def _look(self) -> None:
-        """On the loop."""
+        """Runs on the loop."""
         left = self._used + self._idle - self._clock.now()
         if left > 0:
             self._clock.call_later(left, self._look)

@@ -81,7 +81,8 @@ def find(value: Any, name: str, fails: Callable[[Any], bool]) -> tuple[str, Any]
 
 
 def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with the expression that leads there. Nothing of what stays in its process as a whole."""
+    """Returns what an object holds, with the expression that leads there. Nothing of what stays in its process as a
+    whole."""
     if codec.is_forbidden(type(value)):
         return
     wrapped = getattr(value, "__wrapped__", None)  # of a decorated function, an endpoint among them

@@ -131,14 +131,14 @@ class Decoder:
         self._window: memoryview | None = None
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes from the socket belong; never empty."""
+        """Returns where the next bytes from the socket belong; never empty."""
         if self._window is not None:
             return self._window
         return self._view[self._end :]
 
     @property
     def empty(self) -> bool:
-        """Whether no part of a frame is here."""
+        """Returns whether no part of a frame is here."""
         return self._window is None and not self._end
 
     def release(self) -> None:

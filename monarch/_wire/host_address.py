@@ -52,7 +52,7 @@ class Ipc:
 
     @property
     def name(self) -> str:
-        """What the kernel is told."""
+        """Returns what the kernel is told."""
         return "\0" + self.path[1:] if self.path.startswith("@") else self.path
 
 
@@ -81,7 +81,8 @@ class HostAddress:
 
     @property
     def prefix(self) -> str:
-        """What addresses of its processes begin with, such as tcp://10.0.0.1:22222; "" while `dial` is not known.
+        """Returns what addresses of its processes begin with, such as tcp://10.0.0.1:22222; "" while `dial` is not
+        known.
 
         tcp:// also with TLS: the same host, whatever the scheme it was written with.
         """
@@ -108,7 +109,8 @@ def parse(text: str) -> HostAddress:
 
 
 def parse_dial(text: str) -> HostAddress:
-    """As `parse`, for a host to connect to: `dial` is never None. ValueError for what can only be listened at."""
+    """Parses as `parse` does, for a host to connect to: `dial` is never None. ValueError for what can only be listened
+    at."""
     found = parse(text)
     if found.dial is None:
         raise _invalid(text, "this can only be listened at; to reach a host give its name or address, and its port")
@@ -194,7 +196,7 @@ def bracketed(host: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an address and no name."""
+    """Returns whether `host` is an address and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -256,7 +258,8 @@ def _of_default_route() -> list[str]:
 
 
 def _is_ours(text: str) -> bool:
-    """Whether this machine can listen there: a host name may stand for an address that it had once, or that a router has."""
+    """Returns whether this machine can listen there: a host name may stand for an address that it had once, or that a
+    router has."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:

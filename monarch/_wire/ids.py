@@ -54,7 +54,7 @@ class Uid:
 
     @classmethod
     def instance_from_value(cls, value: int, label: str | None = None) -> Uid:
-        """That of a given number, as `instance_value` gives it."""
+        """Returns the instance of a given number, as `instance_value` gives it."""
         return cls(label, encode58(value))
 
     @classmethod
@@ -90,12 +90,12 @@ class Uid:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it has random bits, so that no other one is equal."""
+        """Returns whether it has random bits, so that no other one is equal."""
         return self._id is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether it is a bare label."""
+        """Returns whether it is a bare label."""
         return self._id is None
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ class ActorAddr:
 
     @property
     def is_root(self) -> bool:
-        """Whether it is a singleton, as the root client is."""
+        """Returns whether it is a singleton, as the root client is."""
         return self.uid.is_singleton
 
     def __str__(self) -> str:

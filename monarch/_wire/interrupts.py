@@ -17,8 +17,8 @@ _RAISES = frozenset(opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE"))
 
 
 def is_interrupt(exc: BaseException) -> bool:
-    """Whether a handler of signals raised `exc` in this thread. False for what is raised by a statement of the code that
-    ran; True where it cannot be told."""
+    """Returns whether a handler of signals raised `exc` in this thread. False for what is raised by a statement of the
+    code that ran; True where it cannot be told."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers, unknown = _handlers()

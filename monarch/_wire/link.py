@@ -45,7 +45,8 @@ Connection: TypeAlias = Any  # a key; only whoever carries out effects knows mor
 
 
 class LinkLimits(NamedTuple):
-    """How a link behaves; times in seconds. `link_connection.limits_from_settings` names the settings that they come from."""
+    """The limits of a link; times in seconds. `link_connection.limits_from_settings` names the settings that they come
+    from."""
 
     ack_every: int = 1000  # data frames received, after which the sender is told
     ack_bytes: int = 4 << 20  # or bytes
@@ -77,7 +78,7 @@ class Carry(NamedTuple):
 
 
 class SendBye(NamedTuple):
-    """Send Bye, close."""
+    """The effect: send Bye, close."""
 
     connection: Connection
     why: str
@@ -89,7 +90,8 @@ class Close(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Why nothing gets through at present; "": the link is up again, or it is only that nobody has answered yet."""
+    """The reason why nothing gets through at present; "": the link is up again, or it is only that nobody has answered
+    yet."""
 
     why: str
 
@@ -107,7 +109,7 @@ _DOWN, _HANDSHAKE, _UP = "down", "handshake", "up"
 
 
 class LinkTarget(NamedTuple):
-    """For a link between two processes: see the fields of that name in `message.LinkHello`."""
+    """The two ends of a link between processes: see the fields of that name in `message.LinkHello`."""
 
     to: str = ""
     target_incarnation: int = -1
@@ -189,11 +191,11 @@ class Link:
 
     @property
     def full(self) -> bool:
-        """Senders are to wait."""
+        """True while senders are to wait."""
         return self.unacknowledged_bytes >= self._limits.queue
 
     def due(self) -> float:
-        """When `tick` is to be called next; NEVER: there is no need."""
+        """Returns when `tick` is to be called next; NEVER: there is no need."""
         if self.dead:
             return NEVER
         if self._state == _UP:
@@ -217,7 +219,7 @@ class Link:
         self.kept.append((pieces, size))
 
     def keeps(self, pieces: Sequence[Buffer]) -> bool:
-        """Whether these very pieces are the last that were kept."""
+        """Returns whether these very pieces are the last that were kept."""
         return bool(self.kept) and self.kept[-1][0] is pieces
 
     def took(self, now: float, connection: Connection, count: int, size: int) -> list[LinkEffect]:
@@ -235,7 +237,6 @@ class Link:
         return []
 
     def beat(self, now: float, connection: Connection, received: int) -> list[LinkEffect]:
-        """A Beat arrived."""
         if connection is not self.connection:
             return []
         self._heard_at = now
@@ -271,7 +272,7 @@ class Link:
     # --- events: connections
 
     def start(self, now: float) -> list[LinkEffect]:
-        """The dialler begins."""
+        """Begins, at the dialler."""
         self._window = now + self._limits.attach
         return self._dial()
 
@@ -307,7 +308,7 @@ class Link:
         return self._suspect(f"{why}; it is looked up again for up to {self._attach_limit()}" if unknown else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
-        """The acceptor's hello arrived."""
+        """Takes the acceptor's hello."""
         if connection is not self.connection:
             return []
         if self._state != _HANDSHAKE:
@@ -338,7 +339,7 @@ class Link:
         return effects + self._open(now, connection, hello)
 
     def broken(self, now: float, connection: Connection, why: str, frame_refused: bool = False) -> list[LinkEffect]:
-        """That connection is gone. `frame_refused`: because this side could not take a frame of it."""
+        """Takes note that the connection is gone. `frame_refused`: because this side could not take a frame of it."""
         if connection is not self.connection or self.dead:
             return []
         was_up = self._state == _UP
@@ -371,7 +372,7 @@ class Link:
         return self._die(why, orderly=up)
 
     def close(self, now: float, reason: str) -> list[LinkEffect]:
-        """Ours gives it up."""
+        """Gives the link up at our side."""
         if self.dead:
             return []
         if self.connection is None:
@@ -383,7 +384,7 @@ class Link:
         return LinkHello(VERSION, host, self._agent, *state, *self._meant, software=self._software)
 
     def _unfit(self, hello: LinkHello) -> str:
-        """Why the two cannot go on."""
+        """Returns why the two cannot go on."""
         if hello.version != VERSION:
             other = f"version {hello.version} of {self.remote}"
             return f"protocol version {VERSION} meets {other}: all hosts need one monarch version"
@@ -402,7 +403,8 @@ class Link:
         return "" if hello.received <= self.sent else self._miscounted(hello.received)
 
     def _untakeable(self) -> str:
-        """Why nothing more can come from the other side: it would begin with a frame that was refused too often."""
+        """Returns why nothing more can come from the other side: it would begin with a frame that was refused too
+        often."""
         if self._frame_refusals < FRAME_REFUSALS or self.received != self._frame_number:
             return ""
         return f"a frame from {self.remote} could not be taken, {self._frame_refusals} times: {self._frame_why}"

@@ -163,7 +163,7 @@ class LinkConnection:
 
     @property
     def dials(self) -> bool:
-        """Whether it is this side that makes connections."""
+        """Returns whether it is this side that makes connections."""
         return self._dial is not None
 
     @property
@@ -173,7 +173,7 @@ class LinkConnection:
 
     @property
     def suspected(self) -> str:
-        """Why nothing gets through at present, or ""."""
+        """Returns why nothing gets through at present, or ""."""
         return self._link.suspected
 
     @property
@@ -282,7 +282,7 @@ class LinkConnection:
     # --- connections, on the I/O thread
 
     def start(self) -> None:
-        """Any thread: begins to dial."""
+        """Begins to dial. Any thread."""
         if self._dial is None:
             raise ValueError("this side of the link does not dial")
         self._on_loop(lambda: self._event(self._link.start))
@@ -381,7 +381,7 @@ class LinkConnection:
         self._loop.call_soon(lambda: self._event(self._link.broken, connection, reason, refused))
 
     def _give_up(self, connection: Any, why: str) -> None:
-        """That connection, not the link. It may have told its loss before."""
+        """Closes that connection, not the link. It may have told its loss before."""
         connection.close(why)
         self._event(self._link.broken, connection, why)
 
@@ -410,7 +410,7 @@ class LinkConnection:
         self._tell_room()
 
     def _report(self, exc: Exception) -> None:
-        """To the loop, which has somewhere to say it."""
+        """Reports to the loop, which has somewhere to say it."""
         self._loop.call_soon(lambda: _raise(exc))
 
     def _do(self, effect: LinkEffect) -> None:
@@ -439,7 +439,7 @@ class LinkConnection:
             self._loop.call_soon(lambda: self._give_up(connection, why))
 
     def _carry(self, connection: Any) -> None:
-        """What the other side lacks goes out again, and then what is sent."""
+        """Sends what the other side lacks again, and then what is new."""
         with self._lock:
             if self._link.connection is not connection:  # it was lost since that was wanted
                 return

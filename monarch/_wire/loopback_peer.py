@@ -13,7 +13,7 @@ _ESTABLISHED, _CLOSE_WAIT = "01", "08"  # in other states the socket has lost it
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is an address that only this machine reaches; `host` as a socket's name has it."""
+    """Returns whether it is an address that only this machine reaches; `host` as a socket's name has it."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -23,8 +23,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ours(peer: tuple[str, int], here: tuple[str, int]) -> bool:
-    """Whether the process that has connected from `peer` to our end `here` is of this user, or of root. False for other
-    machines, for what cannot be known, and where there is no such table."""
+    """Returns whether the process that has connected from `peer` to our end `here` is of this user, or of root. False
+    for other machines, for what cannot be known, and where there is no such table."""
     return is_loopback(peer[0]) and user_of(peer, here) in (os.geteuid(), 0)
 
 
@@ -48,7 +48,7 @@ def user_of(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
 
 
 def find_user(lines: Iterable[str], peer: tuple[str, int], here: tuple[str, int]) -> int | None:
-    """As `user_of`, in the lines of such a table, its header left out."""
+    """Does as `user_of`, in the lines of such a table, its header left out."""
     peer_forms, here_forms = _forms(*peer), _forms(*here)
     for line in lines:
         fields = line.split(maxsplit=8)

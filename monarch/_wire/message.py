@@ -182,8 +182,8 @@ class Ask(_Telling, tag=14):
 
 
 class Recorded(_Message, tag=16):
-    """To the client: what a process has recorded (`inspection.recording`), which it passes on unread. Answered on `port` with
-    (the client's time, seconds to wait before the next), msgpack."""
+    """Message to the client: what a process has recorded (`inspection.recording`), which it passes on unread. Answered
+    on `port` with (the client's time, seconds to wait before the next), msgpack."""
 
     port: int
 
@@ -252,7 +252,7 @@ class Pause(_Message, tag=8):
 
 
 class Failure(_Telling, tag=9):
-    """Why an actor or a process ended, told by whoever saw it."""
+    """The reason why an actor or a process ended, told by the process that saw it."""
 
     texts = ("report", "event")
     names = ("mesh_name",)
@@ -269,7 +269,7 @@ class Failure(_Telling, tag=9):
 
 
 class ActorEnded(_Message, tag=11):
-    """To the owner's process: one of its actors failed (or ended by itself)."""
+    """Message to the owner's process: one of its actors failed (or ended by itself)."""
 
     owner: str
     failure: Failure
@@ -313,7 +313,8 @@ class RestartProcs(_Telling, tag=27):
 
 
 class EnvChange(msgspec.Struct):
-    """What a process's environment has instead of another one: values, None removes. Without `inherit` it has these alone."""
+    """The difference of a process's environment from another one: values, None removes. Without `inherit` it has these
+    alone."""
 
     values: dict[str, str | None]
     inherit: bool = True
@@ -324,7 +325,7 @@ class EnvChange(msgspec.Struct):
 
 
 class DeviceSlots(msgspec.Struct):
-    """Which of their host's devices a mesh's processes use: see `monarch._devices.own_device.Assignment`."""
+    """The devices of their host that a mesh's processes use: see `monarch._devices.own_device.Assignment`."""
 
     first: int
     processes: int
@@ -333,7 +334,7 @@ class DeviceSlots(msgspec.Struct):
 
 
 class LaunchSpec(Text, msgspec.Struct):
-    """What a new process needs to know before it imports anything."""
+    """Everything a new process needs to know before it imports anything."""
 
     names = ("name",)
 
@@ -503,7 +504,8 @@ class ProcsStopped(_Message, tag=34):
 
 
 class Suspected(_Telling, tag=37):
-    """To the owner: a process does not run, and is killed after `limit` seconds of it. `why` "": it runs again."""
+    """Message to the owner: a process does not run, and is killed after `limit` seconds of it. `why` "": it runs
+    again."""
 
     texts = ("why",)
 
@@ -540,7 +542,7 @@ class StopProc(_Telling, tag=40):
 
 
 class Ping(_Message, tag=41):
-    """From the agent: answer with Pong."""
+    """Message from the agent: answer with Pong."""
 
     token: int
 
@@ -590,7 +592,7 @@ class Beat(_Message, tag=52):
 
 
 class SetCredentials(_Message, tag=54):
-    """From a client to its own agent: how to prove itself to these hosts; payload: `Credentials`, msgpack."""
+    """Message from a client to its own agent: how to prove itself to these hosts; payload: `Credentials`, msgpack."""
 
     hosts: list[str]
     config: bytes  # the client's settings as they are now
@@ -611,14 +613,16 @@ class HostReplaced(_Message, tag=59):
 
 
 class HostHeard(_Message, tag=38):
-    """From a process to its agent: it knows that the host was replaced, and what became of the processes there."""
+    """Message from a process to its agent: it knows that the host was replaced, and what became of the processes
+    there."""
 
     host: str
     generation: int
 
 
 class Attach(_Message, tag=55):
-    """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
+    """Message from a client to the agent of another host: it is going to use it. Answered on `port`; payload:
+    AttachedHost."""
 
     config: bytes  # the client's settings
     env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
@@ -631,7 +635,7 @@ class Attach(_Message, tag=55):
 
 
 class AttachedHost(msgspec.Struct):
-    """What a host says of itself when a client attaches."""
+    """A host's description of itself when a client attaches."""
 
     hostname: str
     pid: int
@@ -640,7 +644,7 @@ class AttachedHost(msgspec.Struct):
 
 
 class HostEnded(_Telling, tag=53):
-    """From an agent: that host cannot be reached any more, and counts as ended with everything on it."""
+    """Message from an agent: that host cannot be reached any more, and counts as ended with everything on it."""
 
     texts = ("why",)
 
@@ -650,14 +654,16 @@ class HostEnded(_Telling, tag=53):
 
 
 class AskDirect(_Message, tag=56):
-    """From a process to the agent of its host: may it dial that process of another host itself? Answered by MayDial."""
+    """Message from a process to the agent of its host: may it dial that process of another host itself? Answered by
+    MayDial."""
 
     address: str
     stream: bool = False  # for a stream, not for a link
 
 
 class MayDial(_Telling, tag=57):
-    """How to; or `why` not, for all processes of that host and for good. Never leaves the host: it holds the job's secret."""
+    """Directions for a direct link; or `why` not, for all processes of that host and for good. Never leaves the host:
+    it holds the job's secret."""
 
     texts = ("why",)
 
@@ -699,7 +705,7 @@ class SegmentsGone(_Message, tag=81):
 
 
 class LentSegment(msgspec.Struct, array_like=True):
-    """What goes with the descriptor of a segment: the process whose it is, its incarnation, and the segment's number."""
+    """Goes with the descriptor of a segment: the process whose it is, its incarnation, and the segment's number."""
 
     source: str
     incarnation: int
@@ -721,7 +727,8 @@ class PlanHost(msgspec.Struct, array_like=True, gc=False):
 
 
 class CastPlan(_Message, tag=60):
-    """Who is meant by the casts that name this number. From a sender to the agent of its host, and from agent to agent.
+    """The receivers of the casts that name this number. From a sender to the agent of its host, and from agent to
+    agent.
 
     The order of the hosts is the tree: with `serve`, the first is the one this is sent to, and the rest is cut into at most
     `width` parts of nearly equal size, whose first host passes on to the others (see `tree`). Positions count the receivers
@@ -804,21 +811,21 @@ class CancelGather(_Message, tag=66):
 
 
 class Skip(_Message, tag=67):
-    """To an actor: messages of `sender` may have been lost with a host on their way; do not wait for them."""
+    """Message to an actor: messages of `sender` may have been lost with a host on their way; do not wait for them."""
 
     to: str
     sender: str
 
 
 class HostUnreachable(_Message, tag=72):
-    """From an agent to those above it: that host below it counts as ended here. Perhaps they can reach it."""
+    """Message from an agent to those above it: that host below it counts as ended here. Perhaps they can reach it."""
 
     host: str
 
 
 class TreeCall(_Message, tag=68):
-    """From the agent of this host: a call that came down the tree from the process at `source`. `up`: its answer goes back to
-    the agent (TreeAnswer)."""
+    """Message from the agent of this host: a call that came down the tree from the process at `source`. `up`: its
+    answer goes back to the agent (TreeAnswer)."""
 
     source: str
     call: Call
@@ -827,14 +834,15 @@ class TreeCall(_Message, tag=68):
 
 
 class TreeAnswer(_Message, tag=69):
-    """To the agent of this host: an answer to a port of the process at `back`, which goes up the tree."""
+    """Message to the agent of this host: an answer to a port of the process at `back`, which goes up the tree."""
 
     back: str
     answer: Answer
 
 
 class Combine(_Message, tag=70):
-    """From the agent of this host: fold answers into one for each group of neighbours, by the order in which they stand.
+    """Message from the agent of this host: fold answers into one for each group of neighbours, by the order in which
+    they stand.
 
     The frame's body are their bodies one after the other, of `sizes` bytes; its buffers are theirs, `buffers[i]` of answer i.
     Answered by a Combined for each group.
@@ -849,7 +857,7 @@ class Combine(_Message, tag=70):
 
 
 class Combined(_Message, tag=71):
-    """What a group has come to; a VALUE or an ERROR."""
+    """The result of a group; a VALUE or an ERROR."""
 
     back: str
     port: int

@@ -24,7 +24,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: Any, type: type[T]) -> T:
-    """What `encode` was given. msgspec.DecodeError when it is nothing of that type."""
+    """Returns what `encode` was given. msgspec.DecodeError when it is nothing of that type."""
     try:
         return msgspec.msgpack.decode(data, type=type)
     except msgspec.ValidationError:

@@ -139,7 +139,7 @@ class Peer:
         return changed.wait_for(lambda: not self.asking, timeout)
 
     def _wake(self) -> None:
-        """With the lock: who waits looks again."""
+        """Makes those who wait look again. With the lock held."""
         if self._changed is not None:
             self._changed.tell()
 
@@ -201,7 +201,7 @@ class Peer:
             self._dial_failed(self, error)
 
     def dial_again(self) -> None:
-        """What is kept is sent, if that process can be dialled now."""
+        """Sends what is kept, if that process can be dialled now."""
         with self._lock:
             if self.connection is not None or not self.asking or self.ended is not None:
                 return
@@ -218,7 +218,7 @@ class Peer:
             self._not_dialled(failed)
 
     def give_up(self) -> list[list[Buffer]]:
-        """That process could not be dialled for too long: what was kept will not be sent. Returns it."""
+        """Returns what was kept, which will not be sent: that process could not be dialled for too long."""
         with self._lock:
             if self.connection is not None or not self.asking or self.ended is not None:
                 return []
@@ -311,7 +311,7 @@ class Peer:
             self._dial_failed(self, failed)
 
     def _mean(self) -> None:
-        """From now on frames are for the present incarnation, and no other may take them."""
+        """Makes frames from now on be for the present incarnation, and no other may take them."""
         if self._source:
             self.route = route(self.address, self._source, self.incarnation if self.incarnation_known else ANYONE)
             self._learned()

@@ -26,7 +26,7 @@ ANYONE = -1
 
 
 def route(to: str, source: str, target_incarnation: int = ANYONE) -> bytes:
-    """What every Envelope from `source` to `to` begins with; `target_incarnation`: of the process at `to`."""
+    """Returns what every Envelope from `source` to `to` begins with; `target_incarnation`: of the process at `to`."""
     encode = msgspec.msgpack.encode
     return b"".join((_ENVELOPE, encode(to), encode(source), encode(target_incarnation)))
 
@@ -42,7 +42,7 @@ def addressed(connection: Connection, head: bytes) -> bytes:
 
 
 class Way(Protocol):
-    """What a Relay needs of the connection it uses."""
+    """The part of a connection that a Relay uses."""
 
     @property
     def queued(self) -> int: ...
@@ -124,8 +124,8 @@ class Relay:
             self._busy(self)
 
     def succeed(self, successor: Way, emptied: Callable[[], None]) -> None:
-        """What is sent from now on goes to `successor`, enclosed as it is. `emptied` is called once no thread sends here any
-        more, in this thread or in the last of them."""
+        """Sends what comes from now on to `successor`, enclosed as it is. `emptied` is called once no thread sends
+        here any more, in this thread or in the last of them."""
         with self._lock:
             self._successor = successor
             if self._sending:

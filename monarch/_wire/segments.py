@@ -26,7 +26,7 @@ class Flags(Protocol):
 
 
 class Memory(Protocol):
-    """What is behind a segment."""
+    """The memory behind a segment."""
 
     @property
     def flags(self) -> Flags: ...
@@ -76,7 +76,7 @@ class Segment(Generic[M]):
 
 
 def capacity_for(size: int) -> int:
-    """What a segment for `size` bytes carries."""
+    """Returns what a segment for `size` bytes carries."""
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
@@ -130,7 +130,8 @@ class Pool(Generic[M]):
                 free.append(segment)
 
     def make_room(self, size: int, now: float) -> bool:
-        """Whether one more for `size` bytes may be made, which counts from now on; drops free ones of other sizes for it."""
+        """Returns whether one more for `size` bytes may be made, which counts from now on; drops free ones of other
+        sizes for it."""
         capacity = capacity_for(size)
         if capacity > self.limit or not self.count:
             return False
@@ -162,7 +163,7 @@ class Pool(Generic[M]):
         self._busy.setdefault(segment.size, deque()).append(segment)
 
     def ended(self, receiver: str) -> None:
-        """That process has ended: it uses nothing any more, and has been given nothing."""
+        """Takes note that the process has ended: it uses nothing any more, and has been given nothing."""
         for segment in self.segments():
             segment.forget(receiver)
             for index, user in enumerate(segment.users):
@@ -179,7 +180,7 @@ class Pool(Generic[M]):
                 self._remove(segment)
 
     def discard(self, segment: Segment[M]) -> bool:
-        """Who filled it or sent what is in it was interrupted, so nobody knows who has it: it is never used again. False
+        """Never uses the segment again: its filler or sender was interrupted, so nobody knows who has it. False
         when it is not in the pool."""
         if segment not in self.segments():
             return False

@@ -28,7 +28,7 @@ class Software(msgspec.Struct, array_like=True, frozen=True):
 
 @functools.cache
 def ours() -> Software:
-    """Of this process. Looked up once, by those that have links to other hosts: it reads files."""
+    """Returns that of this process. Looked up once, by those that have links to other hosts: it reads files."""
     from importlib import metadata
 
     packages = {}
@@ -43,7 +43,7 @@ def ours() -> Software:
 
 
 def mismatch(here: str, our: Software, there: str, their: Software) -> str:
-    """Why the two hosts cannot work together, or ""."""
+    """Returns why the two hosts cannot work together, or ""."""
     if _minor(our.python) == _minor(their.python):
         return ""
     return (

@@ -23,7 +23,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 class Kind(ABC):
-    """One type of setting."""
+    """A type of setting."""
 
     #: what to call the type in a message
     name: str
@@ -37,7 +37,7 @@ class Kind(ABC):
         """The kept form of `text`. ValueError with the reason."""
 
     def show(self, kept: Any) -> Any:
-        """What a program sees."""
+        """Returns what a program sees."""
         return kept
 
     def write(self, kept: Any) -> str:
@@ -121,7 +121,7 @@ class TextKind(Kind):
 
 
 class Choice(TextKind):
-    """One of a few words."""
+    """A text out of a few words."""
 
     def __init__(self, *words: str) -> None:
         self._words = words

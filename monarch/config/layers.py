@@ -84,7 +84,7 @@ class Layers:
             self._merge(runtime=self._runtime | checked)
 
     def without_effect(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that are inert and set to something else than their default; each is given once."""
+        """Returns those of `names` that are inert and set to something else than their default; each is given once."""
         with self._lock:
             found = [
                 name
@@ -121,7 +121,7 @@ class Layers:
             ]
 
     def snapshot(self) -> Snapshot:
-        """What a child of this process must be told."""
+        """Returns what a child of this process must be told."""
         self._load()
         with self._lock:
             client = self._client | self._runtime
@@ -213,7 +213,7 @@ def _similar(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in IPython or Jupyter, where a child's output must be brought to the cell."""
+    """Returns whether this runs in IPython or Jupyter, where a child's output must be brought to the cell."""
     ipython = sys.modules.get("IPython")  # never imported for this: if it were running, it would be there
     get_ipython = getattr(ipython, "get_ipython", None)
     return get_ipython is not None and get_ipython() is not None

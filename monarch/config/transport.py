@@ -45,7 +45,7 @@ _HIGHEST_PORT = 65535
 
 
 class BindSpec:
-    """Where a process listens: any address of a transport, or one given address.
+    """An address to listen at: any address of a transport, or one given address.
 
     `spec` is a `ChannelTransport`, another `BindSpec`, a short name ("unix", "ipc", "tcp", "tls", "metatls",
     "metatls-hostname", "local"...) or a URL: `tcp://host:port`, `tls://host:port`, `metatls://host:port`,

@@ -55,7 +55,7 @@ class VirtualClock:
             self._now = until
 
     def next_timer(self) -> float | None:
-        """In how many seconds the next timer is due; None when there is none."""
+        """Returns in how many seconds the next timer is due; None when there is none."""
         with self._lock:
             due = self._next_due()
         return None if due is None else max(0.0, due - self._now)
@@ -69,7 +69,7 @@ class VirtualClock:
         self._loops = [other for other in self._loops if other is not loop]
 
     def _next_due(self) -> float | None:
-        """When the earliest timer is due. A loop that is asked has run those that were due before."""
+        """Returns when the earliest timer is due. A loop that is asked has run those that were due before."""
         dues: list[float | None] = []
         # Again until nothing changes: timers of one loop may have set timers of another.
         while (asked := [_ask(loop) for loop in self._loops]) != dues:

@@ -279,8 +279,9 @@ class InProcessCluster:
         self._each(mesh, rank, lambda address: self._agent_of(address).unfreeze(address))
 
     def address_of(self, mesh: Mesh | str, rank: int = 0, *, host: int | str = CLIENT) -> str:
-        """For the rules of `network`: the address of the process under rank `rank` of `mesh`, of the "client", or of the
-        "agent" of `host` (the index of a further one, or "client"). Between hosts, frames go from agent to agent."""
+        """Returns, for the rules of `network`, the address of the process under rank `rank` of `mesh`, of the
+        "client", or of the "agent" of `host` (the index of a further one, or "client"). Between hosts, frames go from
+        agent to agent."""
         if isinstance(mesh, str):
             if mesh not in (CLIENT, AGENT):
                 raise ValueError(f"expected a mesh, 'client' or 'agent', got {mesh!r}")
@@ -305,22 +306,22 @@ class InProcessCluster:
         return self.network.cut(agent_at(self._prefix(a)), agent_at(self._prefix(b)))
 
     def part_hosts(self, a: int | str, b: int | str) -> NetworkPartition:
-        """As `cut_hosts`, and they cannot connect until the NetworkPartition ends; `network.calm` does not end it. From the
-        setting `channel_reconnect_timeout` on each counts as dead for the other."""
+        """Cuts as `cut_hosts` does, and they cannot connect until the NetworkPartition ends; `network.calm` does not
+        end it. From the setting `channel_reconnect_timeout` on each counts as dead for the other."""
         self._check()
         partition = self._reach.part(self._prefix(a), self._prefix(b))
         self.cut_hosts(a, b)
         return partition
 
     def kill_host(self, index: int) -> None:
-        """That host loses power: its agent and processes are gone, and nobody is told. Others notice the silence after three
-        times `server_heartbeat_interval`, and give the host up when `channel_reconnect_timeout` is over as well. Threads
-        end as after `kill`. ValueError for one that is dead already or was shut down."""
+        """Takes the power from that host: its agent and processes are gone, and nobody is told. Others notice the
+        silence after three times `server_heartbeat_interval`, and give the host up when `channel_reconnect_timeout` is
+        over as well. Threads end as after `kill`. ValueError for one that is dead already or was shut down."""
         self._kill_agent(index, False)
 
     def kill_agent(self, index: int) -> None:
-        """As if by SIGKILL, and its processes end with it. Others see the connections break and then nobody listen there,
-        which for those who dial it is its end. Otherwise as `kill_host`."""
+        """Kills the agent as by SIGKILL, and its processes end with it. Others see the connections break and then
+        nobody listen there, which for those who dial it is its end. Otherwise as `kill_host`."""
         self._kill_agent(index, True)
 
     def start_host(self, index: int) -> None:
@@ -413,7 +414,7 @@ class InProcessCluster:
             return failure
 
     def statistics(self) -> dict[str, Any]:
-        """Of the network, and of each living process by address (see Proc.statistics)."""
+        """Returns those of the network, and of each living process by address (see Proc.statistics)."""
         procs = [self._proc, *(proc for agent in self._agents.values() for proc in list(agent.living.values()))]
         return {"network": self.network.statistics(), **{proc.address: proc.statistics() for proc in procs}}
 
@@ -478,7 +479,7 @@ def _addresses(mesh: Mesh) -> list[str]:
 
 
 def _has_broadcasts(instance: Instance) -> bool:
-    """Whether it may still handle a message that nobody waits for."""
+    """Returns whether it may still handle a message that nobody waits for."""
     if instance.ended.ready:
         return False
     mailbox, running = instance.mailbox, instance.current

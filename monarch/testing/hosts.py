@@ -26,14 +26,14 @@ from monarch.testing.network import InprocTransport, Network
 
 
 class Reach:
-    """Which hosts can connect to which, for all agents of a cluster. Any thread."""
+    """The pairs of hosts that can connect, for all agents of a cluster. Any thread."""
 
     def __init__(self) -> None:
         self._parted: list[frozenset[str]] = []
         self._dark: set[str] = set()
 
     def obstacle(self, one: str, other: str) -> str:
-        """Why host `one` cannot connect to `other`, or ""."""
+        """Returns why host `one` cannot connect to `other`, or ""."""
         if other in self._dark:
             return "no answer: that machine has no power"
         return "the network between the two hosts is cut" if frozenset((one, other)) in self._parted else ""
@@ -44,11 +44,11 @@ class Reach:
         return NetworkPartition(lambda: self._parted.remove(pair))
 
     def darken(self, host: str) -> None:
-        """Nobody ever answers there again."""
+        """Makes nobody ever answer there again."""
         self._dark.add(host)
 
     def light(self, host: str) -> None:
-        """Its machine has power again."""
+        """Gives the machine power again."""
         self._dark.discard(host)
 
     def heal(self) -> None:

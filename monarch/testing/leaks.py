@@ -60,7 +60,7 @@ def check_leaks(grace: float = 5.0) -> Iterator[None]:
 
 
 def _left(before: set[tuple[str, str]], grace: float) -> list[Leak]:
-    """What is new, once nothing is or the time is up."""
+    """Returns what is new, once nothing is or the time is up."""
     deadline = time.monotonic() + grace
     pause, collected = _FIRST_LOOK, False
     while True:
@@ -83,7 +83,7 @@ def everything() -> list[Leak]:
 
 
 class _OfTheClient:
-    """What lives as long as the program, from the client's start on."""
+    """The things that live as long as the program, from the client's start on."""
 
     def __init__(self) -> None:
         client = clients.client()
@@ -140,7 +140,7 @@ def _segments() -> Iterator[Leak]:
 
 
 def _of_another(name: str) -> bool:
-    """Whether the segment belongs to another process that lives: names hold their makers' pids between
+    """Returns whether the segment belongs to another process that lives: names hold their makers' pids between
     dashes."""
     pids = [part for part in name.split("-") if part.isdigit()]
     return str(os.getpid()) not in pids and any(os.path.exists(f"/proc/{pid}") for pid in pids)

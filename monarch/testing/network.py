@@ -28,7 +28,7 @@ _GONE = "the other process closed the connection"
 
 
 class Rule:
-    """What becomes of the frames of the paths that match; made by Network's methods. A context manager that
+    """A rule for the frames of the paths that match; made by Network's methods. A context manager that
     ends itself."""
 
     def __init__(
@@ -120,12 +120,12 @@ class Network:
         return self._add(Rule(self, source, target, delay=(least, most)))
 
     def drop(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
-        """That share of the frames is lost, as no Unix socket would do it. ValueError unless 0 <= share <=
+        """Loses that share of the frames, as no Unix socket would do it. ValueError unless 0 <= share <=
         1."""
         return self._add(Rule(self, source, target, drop=_share(share)))
 
     def duplicate(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
-        """That share of the frames arrives twice. ValueError unless 0 <= share <= 1."""
+        """Delivers that share of the frames twice. ValueError unless 0 <= share <= 1."""
         return self._add(Rule(self, source, target, duplicate=_share(share)))
 
     def calm(self) -> None:
@@ -314,7 +314,7 @@ class _Path:
             self.room.tell()
 
     def clear(self) -> None:
-        """Nothing more arrives."""
+        """Lets nothing more arrive."""
         self.network.forget(self)
         with self._lock:
             self.waiting.clear()

@@ -315,7 +315,7 @@ class SimulatedAgent(BaseHostAgent):
         self._kill(self._living(address), code)
 
     def kill_all(self) -> None:
-        """Whatever is left."""
+        """Kills whatever is left."""
         for proc in list(self.living.values()):
             self._kill(proc, -SIGTERM)
 

@@ -17,7 +17,7 @@ class QueryEngine:
         self._client = client if isinstance(client, QueryEngineClient) else QueryEngineClient(str(client))
 
     def query(self, sql: str) -> Any:
-        """A `pyarrow.Table`. Raises what `QueryEngineClient.query` does."""
+        """Returns a `pyarrow.Table`. Raises what `QueryEngineClient.query` does."""
         import pyarrow
 
         reply = self._client.query(sql)
@@ -25,7 +25,7 @@ class QueryEngine:
         return pyarrow.table({name: _column([row[name] for row in reply["rows"]]) for name in names})
 
     def query_stream(self, sql: str) -> Any:
-        """The same as a `pyarrow.RecordBatchReader`."""
+        """Returns the same as a `pyarrow.RecordBatchReader`."""
         return self.query(sql).to_reader()
 
 

@@ -45,7 +45,7 @@ def how_many_of_these_do_you_want(n: int, t: torch.Tensor) -> list[torch.Tensor]
 
 
 def remote_chunk(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Four views."""
+    """Returns four views."""
     return tuple(torch.chunk(x, 4, dim=0))
 
 
@@ -113,7 +113,7 @@ def create_opaque_ref_worker(value: Any = None) -> OpaqueRef:
 
 
 def opaque_ref_key_table_length_worker() -> torch.Tensor:
-    """How many objects the OpaqueRefs of this worker keep."""
+    """Returns how many objects the OpaqueRefs of this worker keep."""
     return torch.tensor(len(table().values))
 
 
@@ -124,7 +124,7 @@ def setup_state_worker() -> OpaqueRef:
 
 
 def iteration_worker(state: OpaqueRef) -> torch.Tensor:
-    """One step; its loss."""
+    """Runs one step; returns its loss."""
     model, optimizer = state.value
     optimizer.zero_grad()
     loss = model(torch.ones(2, 3)).square().mean()

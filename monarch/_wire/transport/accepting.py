@@ -44,7 +44,7 @@ class Accepting:
         return f"<Accepting ({'closed' if self._closed else 'paused' if self._timer is not None else 'open'})>"
 
     def look(self) -> None:
-        """Takes what has come."""
+        """Accepts what has come."""
         if self._timer is None:
             self._on_event(0)
 

@@ -93,7 +93,7 @@ class Connection(Protocol):
 
 
 class Handler(Protocol):
-    """Called on the I/O thread."""
+    """The callbacks of a connection, called on the I/O thread."""
 
     def connection_received(self, connection: Any, frames: list[Frame]) -> None: ...
     def connection_lost(self, connection: Any, reason: str) -> None: ...

@@ -106,7 +106,7 @@ class DialAttempt:
                 self._resolved([], f"the name {self._to.host!r} cannot be looked up: {exc}")
 
     def _look_up(self) -> None:
-        """For names on a thread of its own: the name service may take its time."""
+        """Resolves names on a thread of its own: the name service may take its time."""
         assert isinstance(self._to, Tcp)
         try:
             found = _resolve(self._to)
@@ -243,7 +243,7 @@ def _resolve(place: Tcp) -> list[tuple[int, Any]]:
 
 
 def _explain(error: int) -> str:
-    """What the kernel says, and what people can do about it."""
+    """Returns what the kernel says, and what people can do about it."""
     text = os.strerror(error)
     if error in (errno.ECONNREFUSED, errno.ENOENT):
         return f"{text} (nobody listens there: is the worker running, and is the port right?)"

@@ -20,7 +20,7 @@ _IPV6_NETWORK = 64  # bits: as many addresses as it likes belong to one machine
 
 
 class HandshakeSlots(Generic[T]):
-    """At most `limit` items."""
+    """Slots for at most `limit` items."""
 
     def __init__(self, limit: int, rng: random.Random) -> None:
         self.limit = limit
@@ -58,7 +58,7 @@ class HandshakeSlots(Generic[T]):
             _take(self._spoken, source, item)
 
     def victim(self) -> T | None:
-        """Who has to go; None when nobody is there. It stays until it is removed."""
+        """Returns the one that has to go; None when nobody is there. It stays until it is removed."""
         crowds = self._silent or self._spoken
         if not crowds:
             return None

@@ -148,7 +148,7 @@ def remove_own(path: str, inode: int) -> None:
 
 
 def prefix_of(address: HostAddress, sock: socket.socket) -> str:
-    """For a port or an address that only the socket knows."""
+    """Returns the prefix for a port or an address that only the socket knows."""
     where = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return name_of(where)

@@ -75,7 +75,7 @@ def on_accept(error: int | None) -> OnAccept:
 
 
 def explain(exc: OSError) -> str:
-    """What the kernel says, and the way out where there is one."""
+    """Returns what the kernel says, and the way out where there is one."""
     error = exc.errno
     if error is None:
         return str(exc)
@@ -97,7 +97,7 @@ PATIENCE = 30.0  # seconds after the first of them
 
 
 class Redial:
-    """When to dial again, after errors that say so."""
+    """The time to dial again, after errors that say so."""
 
     __slots__ = ("_pause", "_until")
 

@@ -216,13 +216,13 @@ class StreamConnection:
             raise
 
     def _poll(self) -> select.poll:
-        """For whoever waits until the socket takes something."""
+        """Waits, in the caller's thread, until the socket takes something."""
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         return poll
 
     def _follows_within(self, seconds: float) -> bool:
-        """Whether frames follow each other so closely that writing several at once pays."""
+        """Returns whether frames follow each other so closely that writing several at once pays."""
         now = perf_counter()
         closely = now - self._last_coalesced < seconds
         self._last_coalesced = now
@@ -290,8 +290,9 @@ class StreamConnection:
             self._writable()
 
     def _quick(self) -> bool:
-        """For a thread that leads: reads a little, and hands `small` every whole frame without buffers (head, body). False
-        when something is left for the I/O thread: in `_kept`, with the socket, or because `small` refused a frame.
+        """Reads a little, in a thread that leads, and hands `small` every whole frame without buffers (head, body).
+        False when something is left for the I/O thread: in `_kept`, with the socket, or because `small` refused a
+        frame.
 
         What was read is kept in the step in which it is read, and let go of when it was handled: a handler of signals may
         raise in between, and then the I/O thread handles it all again.
@@ -346,7 +347,7 @@ class StreamConnection:
         self._read_rest()
 
     def _take_kept(self) -> None:
-        """What a thread that led has read and not handled."""
+        """Returns what a thread that led has read and not handled."""
         rest = memoryview(self._kept.popleft())
         while True:
             buffer = self._decoder.get_buffer()
@@ -527,7 +528,7 @@ def _owned(pieces: Sequence[Buffer], owned: bool = False) -> list[Buffer]:
 
 
 def _after(pieces: Sequence[Buffer], sent: int) -> Sequence[Buffer]:
-    """What is left of `pieces` when `sent` bytes of them are gone."""
+    """Returns what is left of `pieces` when `sent` bytes of them are gone."""
     for index, piece in enumerate(pieces):
         size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
         if sent < size:

@@ -27,8 +27,8 @@ Pem = str | bytes | Path
 
 
 def context(ca: Pem, certificate: Pem, private_key: Pem, server: bool) -> ssl.SSLContext:
-    """What one side of the connections of a job needs; `server`: the side that listens. Each argument is the path of a PEM
-    file, or PEM itself as bytes or text. TLS 1.3, or 1.2 when the other side has no better.
+    """Returns what one side of the connections of a job needs; `server`: the side that listens. Each argument is the
+    path of a PEM file, or PEM itself as bytes or text. TLS 1.3, or 1.2 when the other side has no better.
 
     Both sides have to show a certificate that `ca` signed. Host names are not checked: the CA is the job's own and signs
     for nobody else, hosts are often known by addresses that are given out when the job starts, and any host of a job may
@@ -71,7 +71,7 @@ def _explained(what: str, given: Pem) -> Iterator[None]:
 
 
 def _named(given: Pem) -> str:
-    """For messages: a path, or what stands in its place, of which nothing is shown."""
+    """Returns, for messages, a path, or what stands in its place, of which nothing is shown."""
     return f"the PEM given ({len(given)} characters)" if _is_pem(given) else repr(str(given))  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def _as_file(given: Pem) -> Iterator[str]:
 
 
 class _Scratch(threading.local):
-    """Where ciphertext is read to, on its way to OpenSSL: one a thread, not one a connection."""
+    """The buffer into which ciphertext is read, on its way to OpenSSL: one a thread, not one a connection."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(_READ))
@@ -155,7 +155,7 @@ class TlsSocket:
 
     @property
     def unsent(self) -> bool:
-        """Whether ciphertext waits for room in the kernel's buffer."""
+        """Returns whether ciphertext waits for room in the kernel's buffer."""
         return bool(self._unsent)
 
     # --- the handshake
@@ -267,7 +267,7 @@ class TlsSocket:
         return done
 
     def _collect(self) -> None:
-        """What OpenSSL has written, behind what waits already."""
+        """Returns what OpenSSL has written, behind what waits already."""
         if self._out.pending:
             self.spoken = True
             data = self._out.read()
@@ -284,7 +284,8 @@ class TlsSocket:
     # --- receiving, one thread
 
     def recv_into(self, buffer: bytearray | memoryview, /) -> int:
-        """As of a socket; 0 at the end of the connection, announced by TLS or not: frames know when they are whole."""
+        """Reads as that of a socket; 0 at the end of the connection, announced by TLS or not: frames know when they
+        are whole."""
         view = memoryview(buffer)
         count = 0
         got: Any
@@ -309,7 +310,8 @@ class TlsSocket:
         return count
 
     def _read_more(self, count: int) -> bool:
-        """Whether the kernel had more ciphertext. BlockingIOError when there is neither that nor anything read before."""
+        """Returns whether the kernel had more ciphertext. BlockingIOError when there is neither that nor anything read
+        before."""
         if self._fill():
             return True
         if not count:
@@ -330,12 +332,12 @@ class TlsSocket:
         return True
 
     def pending(self) -> bool:
-        """Whether `recv_into` may give something although the descriptor is silent."""
+        """Returns whether `recv_into` may give something although the descriptor is silent."""
         with self._lock:
             return self._ended or bool(self._in.pending) or bool(self._tls.pending())
 
     def shutdown(self, how: int, /) -> None:
-        """Of the plain socket: frames and links have ends of their own, so TLS need not announce one."""
+        """Shuts the plain socket down: frames and links have ends of their own, so TLS need not announce one."""
         self._sock.shutdown(how)
 
     def close(self) -> None:
@@ -343,7 +345,7 @@ class TlsSocket:
 
 
 def explain_alert(reason: str) -> str:
-    """For people: what the other side's TLS refused."""
+    """Says, for people, what the other side's TLS refused."""
     if "certificate required" in reason or "bad certificate" in reason:
         return (
             f"the other side refused: it wants a certificate of this side ({reason}); give certificate and private_key"
@@ -356,7 +358,7 @@ def explain_alert(reason: str) -> str:
 
 
 def _behind(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left when `count` bytes are gone."""
+    """Returns what is left when `count` bytes are gone."""
     for index, view in enumerate(views):
         if count < len(view):
             return [view[count:] if count else view, *views[index + 1 :]]
