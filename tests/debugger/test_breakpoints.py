@@ -14,6 +14,7 @@ import pytest
 from tests.support.tiers import full
 
 TIMEOUT = 60
+STOPS_AT_THE_CALL = sys.version_info >= (3, 13)  # there pdb stops at the line of breakpoint(), before at the next one
 pytestmark = full
 ACTOR = """
 import sys, threading
@@ -73,7 +74,7 @@ main()
     assert "| worker       |      0 | {}       |" in out
     assert "worker 0 {} __main__.work\n" in out
     assert "(Pdb) 42\n" in out
-    assert 'main()\n-> print("behind")' in out
+    assert ("main()\n-> breakpoint()" if STOPS_AT_THE_CALL else 'main()\n-> print("behind")') in out
     assert out.endswith("behind\n3\nwent on\n")
     assert "is passed over: its thread belongs to no actor" in err
 
@@ -236,7 +237,8 @@ controller.debugger_session_end.call_one(1).get(60)
 print(future.get(60))
 """,
     )
-    assert '> <cell 1>(6)run()\n-> return "the end of the cell"\n(Pdb)' in out
+    stop = "(5)run()\n-> breakpoint()" if STOPS_AT_THE_CALL else '(6)run()\n-> return "the end of the cell"'
+    assert f"> <cell 1>{stop}\n(Pdb)" in out
     assert out.endswith("\nthe end of the cell\n")
 
 

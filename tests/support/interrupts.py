@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import monarch
@@ -17,6 +18,7 @@ from monarch._runtime import leader
 
 _CODE = str(Path(monarch.__file__).parent)
 _SIGNAL = signal.SIGUSR2
+_TOOL = 4  # of sys.monitoring; debuggers, coverage and profilers have others
 TIMEOUT = 20
 _raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a signal came: it does so at its next step
 
@@ -27,19 +29,33 @@ class Interrupted(KeyboardInterrupt):
 
 class Steps:
     """`at(n)`: a signal comes right before the n-th instruction of monarch's code in this thread, counted from 0; its handler
-    raises where Python next looks for signals. Finalizers are not interrupted. `came` says whether there were as many."""
+    raises where Python next looks for signals. Finalizers are not interrupted. `came` says whether there were as many.
+
+    Up to Python 3.11 a trace function counts. Since 3.12 it hears nothing of a first run; sys.monitoring does.
+    """
 
     def __init__(self) -> None:
         self.came = False
         self._left = 0
+        self._thread = 0
 
     @contextmanager
     def at(self, step: int) -> Iterator[None]:
         self.came = False
         self._left = step
         before = signal.signal(_SIGNAL, _raise_interrupted)
-        tracing, unraisable = sys.gettrace(), sys.unraisablehook
+        unraisable = sys.unraisablehook
         sys.unraisablehook = _drop  # Python lets no exception out of a finalizer
+        try:
+            with self._monitored() if sys.version_info >= (3, 12) else self._traced():
+                yield
+        finally:
+            sys.unraisablehook = unraisable
+            signal.signal(_SIGNAL, before)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        tracing = sys.gettrace()
         leader.gettrace = _no_trace  # what we count steps with is no debugger
         sys.settrace(self._on_call)
         try:
@@ -47,8 +63,35 @@ class Steps:
         finally:
             sys.settrace(tracing)
             leader.gettrace = sys.gettrace
-            sys.unraisablehook = unraisable
-            signal.signal(_SIGNAL, before)
+
+    @contextmanager
+    def _monitored(self) -> Iterator[None]:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        self._thread = threading.get_ident()
+        monitoring.use_tool_id(_TOOL, "steps")
+        monitoring.register_callback(_TOOL, monitoring.events.INSTRUCTION, self._on_instruction)
+        monitoring.restart_events()
+        monitoring.set_events(_TOOL, monitoring.events.INSTRUCTION)
+        try:
+            yield
+        finally:
+            monitoring.set_events(_TOOL, 0)
+            monitoring.register_callback(_TOOL, monitoring.events.INSTRUCTION, None)
+            monitoring.free_tool_id(_TOOL)
+
+    def _on_instruction(self, code: CodeType, offset: int) -> Any:
+        if not code.co_filename.startswith(_CODE):
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        if self.came or threading.get_ident() != self._thread or _finalizes(sys._getframe(1)):
+            return None
+        if self._left:
+            self._left -= 1
+            return None
+        self.came = True
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        monitoring.register_callback(_TOOL, monitoring.events.INSTRUCTION, None)  # at its next call Python would look
+        (_,) = map(_raise, (_SIGNAL,))  # and nothing follows behind which Python would look for signals
+        return None
 
     def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
         if self.came or not frame.f_code.co_filename.startswith(_CODE) or _finalizes(frame):

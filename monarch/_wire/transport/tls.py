@@ -203,6 +203,8 @@ class TlsSocket:
             )
         if "alert" in reason:
             return explain_alert(reason)
+        if self.established:
+            return f"what came is not what the other side encrypted ({reason}); something between the hosts changed it"
         if "peer did not return a certificate" in reason:
             return "the other side has shown no certificate; all hosts of a job need one that its CA has signed"
         return f"the other side does not speak TLS as this one does ({reason}); both need certificates, or neither"
