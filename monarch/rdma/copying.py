@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from monarch.actor.lowlevel import start_thread
+from monarch.rdma.chunks import ChunkedTransfer
 from monarch.rdma.transfer import Transfer
 
 Copy = Callable[[Transfer, int, int], None]
@@ -34,7 +35,7 @@ def run(transfer: Transfer, copy: Copy) -> None:
         else:
             transfer.finish()
     else:
-        _Job(transfer, copy).begin()
+        _CopyJob(transfer, copy).begin()
 
 
 def later(work: Callable[[], None]) -> None:
@@ -42,46 +43,30 @@ def later(work: Callable[[], None]) -> None:
     _POOL.put(work)
 
 
-class _Job:
-    """A transfer whose chunks several threads take one after the other. The last that leaves finishes it."""
-
+class _CopyJob(ChunkedTransfer):
     def __init__(self, transfer: Transfer, copy: Copy) -> None:
-        self._transfer = transfer
+        super().__init__(transfer, CHUNK)
         self._copy = copy
-        self._lock = threading.Lock()
-        self._next = 0
-        self._running = 0
-        self._error: Exception | None = None
 
     def begin(self) -> None:
-        width = max(1, min(THREADS, -(-self._transfer.size // CHUNK)))
-        self._running = width
+        width = self.shares = min(THREADS, self.chunks)
         for _ in range(width):
             _POOL.put(self.step)
 
     def step(self) -> None:
-        """One chunk, then to the end of the queue, so that transfers share the threads."""
-        transfer = self._transfer
-        with self._lock:
-            at = self._next
-            more = self._error is None and at < transfer.size
-            self._next = at + CHUNK
-        if more:
+        """Moves one chunk and goes to the end of the queue, so that transfers share the threads."""
+        chunk = self.take()
+        if chunk is not None:
             try:
-                if transfer.late():
-                    raise transfer.timed_out()
-                self._copy(transfer, at, min(CHUNK, transfer.size - at))
+                if self.transfer.late():
+                    raise self.transfer.timed_out()
+                self._copy(self.transfer, *chunk)
             except Exception as exc:
-                with self._lock:
-                    self._error = self._error or exc
-        if more and self._error is None and self._next < transfer.size:
+                self.fail(exc)
+        if chunk is not None and self.has_more:
             _POOL.put(self.step)
-            return
-        with self._lock:
-            self._running -= 1
-            last = not self._running
-        if last:
-            transfer.finish(self._error)
+        else:
+            self.leave()
 
 
 class _Pool:

@@ -16,6 +16,7 @@ from typing import Any
 from monarch._devices import pinned
 from monarch._devices.memory import interface
 from monarch.rdma import copying
+from monarch.rdma.chunks import ChunkedTransfer
 from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
 
@@ -33,46 +34,46 @@ def run(transfer: Transfer, lend: Lend, device: str = "") -> None:
     if transfer.late():
         transfer.finish(transfer.timed_out())
     else:
-        copying.later(_Job(transfer, lend, device).step)
+        copying.later(_DeviceCopyJob(transfer, lend, device).step)
 
 
-class _Job:
+class _DeviceCopyJob(ChunkedTransfer):
+    """One chunk after the other: a device copies them no faster side by side."""
+
     def __init__(self, transfer: Transfer, lend: Lend, device: str) -> None:
-        self._transfer = transfer
+        super().__init__(transfer, CHUNK)
+        self.shares = 1
         self._lend: Lend | None = lend
         self._device = device
-        self._at = 0
         self._after = transfer.after
 
     def step(self) -> None:
-        """One chunk, then to the end of the queue."""
-        error: Exception | None = None
+        """Moves one chunk and goes to the end of the queue."""
         with interface().on(self._device) if self._device else nullcontext():
             try:
-                self._chunk()
+                self._move()
             except Exception as exc:
                 traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
-                error = exc
-            over = error is not None or self._at >= self._transfer.size
-            if over:
+                self.fail(exc)
+            if not self.has_more:
                 self._lend = None
-        if over:
-            self._transfer.finish(error)
-        else:
+        if self.has_more:
             copying.later(self.step)
+        else:
+            self.leave()
 
-    def _chunk(self) -> None:
-        transfer, at = self._transfer, self._at
+    def _move(self) -> None:
+        transfer, chunk = self.transfer, self.take()
         if transfer.late():
             raise transfer.timed_out()
-        assert self._lend is not None
-        count = min(CHUNK, transfer.size - at)
+        assert self._lend is not None and chunk is not None
+        at, count = chunk
         with self._lend() as theirs:
             if transfer.write:
                 copy(theirs, transfer.offset + at, transfer.memory, at, count, self._after)
             else:
                 copy(transfer.memory, at, theirs, transfer.offset + at, count, self._after)
-        self._at, self._after = at + count, None
+        self._after = None
 
 
 def copy(target: LocalMemory, to: int, source: LocalMemory, at: int, count: int, after: Any = None) -> None:

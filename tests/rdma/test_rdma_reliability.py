@@ -336,7 +336,7 @@ def test_weights_whose_owner_goes_away_between_two_requests(
     assert handle.path == "tcp"
     assert handle.read_into(mine).get(TIMEOUT) == 0
     assert all((array == 1).all() for array in mine.values())
-    lock, asked, real = threading.Lock(), [], batched_reads._Job.ask
+    lock, asked, real = threading.Lock(), [], batched_reads._GatherJob.ask
 
     def ask(job: Any, way: Any, number: int, count: int) -> None:
         with lock:
@@ -348,7 +348,7 @@ def test_weights_whose_owner_goes_away_between_two_requests(
                     buffer.drop().get(TIMEOUT)
         real(job, way, number, count)
 
-    monkeypatch.setattr(batched_reads._Job, "ask", ask)
+    monkeypatch.setattr(batched_reads._GatherJob, "ask", ask)
     expected = OwnerEndedError if how == "killed" else BufferDroppedError
     with pytest.raises(expected, match=f"process {pid}"):
         handle.read_into(mine).get(TIMEOUT)

@@ -87,7 +87,7 @@ class _NixlJob(tcp.StreamJob):
     depth = 1
 
     def __init__(self, transfer: Transfer) -> None:
-        super().__init__(transfer)
+        super().__init__(transfer, PART)
         self._given_up = False
         self._go_elsewhere: Callable[[], None] = bind_context(partial(_elsewhere, transfer))
 
@@ -95,9 +95,6 @@ class _NixlJob(tcp.StreamJob):
     def at_once(self) -> bool:
         """A small transfer goes as one request of the stream, which knows the host's memory only."""
         return super().at_once and self.transfer.memory.device is None
-
-    def chunk_bytes(self) -> int:
-        return PART
 
     def ask(self, way: PolledStream, at: int, count: int) -> None:
         transfer, handle = self.transfer, self.transfer.handle

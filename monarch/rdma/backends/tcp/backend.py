@@ -45,6 +45,7 @@ from monarch.rdma.backends.tcp.protocol import (
     view_of,
 )
 from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped
+from monarch.rdma.chunks import ChunkedTransfer
 from monarch.rdma.transfer import Transfer
 
 PER_OWNER = 16
@@ -93,21 +94,15 @@ class DeadlineExceededError(Exception):
     """The transfer's time is over."""
 
 
-class StreamJob:
-    """A transfer whose chunks several lanes take. `shares`: lanes that work at it or have been asked to."""
+class StreamJob(ChunkedTransfer):
+    """A transfer whose chunks lanes take."""
 
     depth = DEPTH
 
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self.chunk = self.chunk_bytes()
-        self.chunks = max(1, -(-transfer.size // self.chunk))
-        self.shares = 0
+    def __init__(self, transfer: Transfer, chunk: int = 0, chunks: int | None = None) -> None:
+        super().__init__(transfer, chunk or min(CHUNK, max(1, settings.rdma_max_chunk_size_mb()) * _MIB), chunks)
         self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._next = 0
         self._done = 0
-        self._error: Exception | None = None
 
     @property
     def at_once(self) -> bool:
@@ -130,25 +125,9 @@ class StreamJob:
         """In the context of whoever began the transfer."""
         return self._context.copy().run(fn)
 
-    def chunk_bytes(self) -> int:
-        return min(CHUNK, max(1, settings.rdma_max_chunk_size_mb()) * _MIB)
-
-    def take(self) -> tuple[int, int] | None:
-        """The next chunk: where, and how many bytes."""
-        with self._lock:
-            if self._error is not None or self._next >= self.chunks:
-                return None
-            at = self._next * self.chunk
-            self._next += 1
-        return at, min(self.chunk, self.transfer.size - at)
-
     def moved(self) -> None:
         with self._lock:
             self._done += 1
-
-    def fail(self, error: Exception) -> None:
-        with self._lock:
-            self._error = self._error or error
 
     def answered(self, status: int) -> None:
         """So was a chunk."""
@@ -161,13 +140,8 @@ class StreamJob:
         """A chunk was answered with something else than OK."""
         self.fail(error_of(self.transfer, status))
 
-    def leave(self) -> None:
-        """One lane less. The last sees to it that the transfer ends."""
-        with self._lock:
-            self.shares -= 1
-            if self.shares:
-                return
-        transfer, error = self.transfer, self._error
+    def _end(self, error: Exception | None) -> None:
+        transfer = self.transfer
         if isinstance(error, DeadlineExceededError):
             transfer.finish(transfer.timed_out())
         elif isinstance(error, ConnectionBrokenError) and transfer.write:

@@ -69,30 +69,20 @@ class StreamedGather(Transfer):
         if self.late():
             self.finish(self.timed_out())
         else:
-            tcp.lanes_to(self.handle.owner).begin(_Job(self))
+            tcp.lanes_to(self.handle.owner).begin(_GatherJob(self))
 
     def __str__(self) -> str:
         return f"read of {self.size} bytes, in pieces, from buffer {self.handle.number} and others"
 
 
-class _Job(tcp.StreamJob):
-    """Its chunks are batches."""
+class _GatherJob(tcp.StreamJob):
+    """A job whose chunks are the gather's requests."""
 
     at_once = False
 
     def __init__(self, gathering: StreamedGather) -> None:
-        super().__init__(gathering)
+        super().__init__(gathering, 1, len(gathering.batches))  # a chunk begins at the number of its request
         self._gathering = gathering
-        self.chunks = len(gathering.batches)
-
-    def take(self) -> tuple[int, int] | None:
-        """The number of the next batch, and 0."""
-        with self._lock:
-            index = self._next
-            if self._error is not None or index >= self.chunks:
-                return None
-            self._next += 1
-        return index, 0
 
     def ask(self, way: PolledStream, at: int, count: int) -> None:
         way.send([self._gathering.batches[at].request])
