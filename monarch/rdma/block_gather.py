@@ -29,7 +29,8 @@ from monarch.rdma.backends.tcp import batched_reads
 from monarch.rdma.backends.tcp.backend import TcpStreams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.buffer_handle import BufferHandle, buffer_dropped, owner_ended
-from monarch.rdma.device_gather import LentBatch, LentBuffers, NotLentHereError, ThroughPinned
+from monarch.rdma.device_batches import DeviceBatch
+from monarch.rdma.device_gather import LentBuffers, NotLentHereError, ThroughPinned
 from monarch.rdma.layout import Block
 from monarch.rdma.local_memory import LocalMemory, memmove
 from monarch.rdma.registry import registry
@@ -84,7 +85,7 @@ class BlockGather:
             elif backend.name == TcpStreams.name and buffer._handle.device is None:
                 self._parts += [(buffer, span) for span in spans(pieces, PART_GAP, SPAN)]
             else:
-                gap = GAP if backend.far or backend.name in (Ibverbs.name, Nixl.name) else 0
+                gap = GAP if backend.uses_network or backend.name in (Ibverbs.name, Nixl.name) else 0
                 self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
         self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
         self._lent = LentBuffers(lent) if lent else None
@@ -170,14 +171,14 @@ class _Streamed:
         self.to_be_moved: list[_Placed] = []
         self._placed = placed
         self._promise: Promise[None] = Promise()
-        self._transfer = batched_reads.StreamedGather(batches, keep, timeout, self._elsewhere)
+        self._transfer = batched_reads.StreamedGather(batches, keep, timeout, self._reroute)
         self._transfer.ended = self._promise.settle
 
     def begin(self) -> Future[None]:
         self._transfer.begin()
         return self._promise.future
 
-    def _elsewhere(self) -> None:
+    def _reroute(self) -> None:
         self.to_be_moved = self._placed
         self._promise.set(None)
 
@@ -352,10 +353,10 @@ class _Gathering(Transfer):
     __slots__ = ("_batches", "_marks")
 
     def __init__(
-        self, batches: Sequence[_Batch | _OwnBatch | LentBatch], keep: Any, timeout: float, marks: Sequence[Any]
+        self, batches: Sequence[_Batch | _OwnBatch | DeviceBatch], keep: Any, timeout: float, marks: Sequence[Any]
     ) -> None:
         first = batches[0]
-        small = len(batches) == 1 and not isinstance(first, LentBatch) and first.total <= copying.INLINE
+        small = len(batches) == 1 and not isinstance(first, DeviceBatch) and first.total <= copying.INLINE
         size = first.total if small else len(batches) * copying.CHUNK
         super().__init__(first.handle, LocalMemory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
         self.path = first.path

@@ -8,7 +8,7 @@ from typing import Any
 from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
-from monarch.rdma import manager, paths, shared
+from monarch.rdma import manager, paths, rerouting, shared
 from monarch.rdma.backends import Backend
 from monarch.rdma.backends import through_actors as dropping
 from monarch.rdma.backends.owner_view import let_peers_read
@@ -164,7 +164,7 @@ class RDMABuffer:
         handle = self._handle
         self._kept.clear()
         promise: Promise[None] = Promise()
-        if paths.LOCAL.obstacle(handle) == "" and registry().drop(handle.number, handle.token):
+        if paths.LOCAL.why_unavailable(handle) == "" and registry().drop(handle.number, handle.token):
             manager.tell_borrowers()
             promise.set(None)
             return promise.future
@@ -198,9 +198,9 @@ class RDMABuffer:
         try:
             backend = self._way()
             transfer.path, transfer.kept = backend.name, self._kept
-            if backend.far:
+            if backend.uses_network:
                 paths.warn_once(self._handle, backend, stacklevel=5)
-            paths.begin(backend, transfer)
+            rerouting.begin(backend, transfer)
         except Exception as exc:  # begun by whoever: the failure belongs to whoever waits for this transfer
             transfer.finish(exc)
 
@@ -214,7 +214,7 @@ class RDMABuffer:
         backend = self._backend
         if backend is None:
             backend = paths.choose(self._handle)
-            if not backend.far and self._handle.device is None:  # others may have to change
+            if not backend.uses_network and self._handle.device is None:  # others may have to change
                 self._backend = backend
         return backend
 

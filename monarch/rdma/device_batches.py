@@ -8,12 +8,14 @@ device, which crosses the bus in one copy.
 from __future__ import annotations
 
 import ctypes
+import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from monarch._devices.memory import interface
 from monarch._devices.pinned import PIECE, Piece
+from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.layout import Block
 from monarch.rdma.local_memory import LocalMemory
 
@@ -30,27 +32,40 @@ class DeviceBatch:
     """Blocks of an owner's buffers on devices, copied by them: to the host, through one piece of pinned memory, or to flat
     tensors on devices.
 
-    `lends` are the buffers, by number: their bytes for a `with` block in which the owner does not let go of them.
+    `lends` are the buffers, by number: their bytes for a `with` block in which the owner does not let go of them. `handle`
+    is the one that errors name, `device` where all of them are.
     """
 
-    def __init__(self, lends: Sequence[Lend], to_host: bool) -> None:
+    path = "device_ipc"
+
+    def __init__(self, lends: Sequence[Lend], to_host: bool, handle: BufferHandle, device: str) -> None:
+        self.handle = handle
         self._lends = lends
+        self._device = device
         self._to_host = to_host
         self._blocks: list[tuple[int, Block, Any]] = []
-        self.size = 0
+        self.total = 0
 
     def full(self, block: Block) -> bool:
         """Whether there is no room for one more."""
         limit = PIECE if self._to_host else BETWEEN
-        return len(self._blocks) >= COPIES or (bool(self._blocks) and self.size + room([block]) > limit)
+        return len(self._blocks) >= COPIES or (bool(self._blocks) and self.total + room([block]) > limit)
 
     def add(self, number: int, block: Block, target: Any) -> None:
         """A block of buffer `number`; `here` counts from the start of `target`, and is an address if that is None."""
         self._blocks.append((number, block, target))
-        self.size += room([block])
+        self.total += room([block])
 
     def read(self, after: Sequence[Any] = ()) -> None:
         """Done when it returns. Raises what the buffers' owner or the device raises."""
+        with interface().on(self._device) if self._device else nullcontext():
+            try:
+                self._read(after)
+            except Exception as exc:
+                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
+                raise
+
+    def _read(self, after: Sequence[Any]) -> None:
         if self._to_host:
             piece = Piece()
             try:
@@ -70,13 +85,19 @@ class DeviceBatch:
             interface().begin_all(copies, after)()
 
 
-def batches(lends: Sequence[Lend], blocks: Iterable[tuple[int, Block, Any]], to_host: bool) -> list[DeviceBatch]:
+def batches(
+    lends: Sequence[Lend],
+    blocks: Iterable[tuple[int, Block, Any]],
+    to_host: bool,
+    handle: BufferHandle,
+    device: str = "",
+) -> list[DeviceBatch]:
     """All of the blocks, as (number of the buffer, block, target); large ones are cut."""
     result: list[DeviceBatch] = []
     for number, whole, target in blocks:
         for block in whole.cut(PIECE if to_host else BETWEEN):
             if not result or result[-1].full(block):
-                result.append(DeviceBatch(lends, to_host))
+                result.append(DeviceBatch(lends, to_host, handle, device))
             result[-1].add(number, block, target)
     return result
 

@@ -7,9 +7,7 @@ one is filled while the one before is put into its places.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +16,6 @@ from monarch._errors import RDMAError, RDMATimeoutError
 from monarch.rdma import copying, device_batches
 from monarch.rdma.backends import device_ipc, same_process
 from monarch.rdma.buffer import RDMABuffer
-from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.layout import Block
 from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.transfer import Transfer
@@ -36,26 +33,6 @@ class NotLentHereError(Exception):
     """An owner does not lend its storage after all: its buffers have to be reached by another path."""
 
 
-class LentBatch:
-    """Blocks that a device copies together. `handle` is what errors name."""
-
-    path = device_ipc.DeviceIpc.name
-
-    def __init__(self, handle: BufferHandle, device: str, batch: device_batches.DeviceBatch) -> None:
-        self.handle = handle
-        self.total = batch.size
-        self._device = device
-        self._batch = batch
-
-    def read(self, after: Sequence[Any]) -> None:
-        with interface().on(self._device) if self._device else nullcontext():
-            try:
-                self._batch.read(after)
-            except Exception as exc:
-                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
-                raise
-
-
 class LentBuffers:
     """Blocks of buffers on devices that this process reaches, of one owner. Read within `open` and `close`."""
 
@@ -63,7 +40,7 @@ class LentBuffers:
         self._buffers = [buffer for buffer, _ in reads]
         self._flats: dict[int, tuple[Any, str]] = {}  # storages that are open, and where, by the number of the buffer
         self._lends: list[device_batches.Lend] = []
-        self.batches: list[LentBatch] = []
+        self.batches: list[device_batches.DeviceBatch] = []
         # Scratch memory is of one device, so those to the host are kept apart by device.
         groups: dict[tuple[bool, Card | None], list[tuple[int, Block, Any]]] = {}
         for number, (buffer, targets) in enumerate(reads):
@@ -73,8 +50,8 @@ class LentBuffers:
                 groups.setdefault((flat is None, place.card), []).append((number, block, flat))
         for (to_host, card), blocks in groups.items():
             device = "" if card is None else interface().find(card)
-            for batch in device_batches.batches(self._lends, blocks, to_host):
-                self.batches.append(LentBatch(self._buffers[0]._handle, device, batch))
+            handle = self._buffers[0]._handle
+            self.batches += device_batches.batches(self._lends, blocks, to_host, handle, device)
 
     async def open(self, timeout: float) -> None:
         """Makes them readable. The owner is asked for each storage that is not open here. NotLentHereError, RDMAError."""

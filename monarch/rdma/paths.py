@@ -10,9 +10,7 @@ from typing import Literal
 
 from monarch._devices import vendors
 from monarch.config import settings
-from monarch.rdma import staging
 from monarch.rdma.backends import Backend
-from monarch.rdma.backends.detour import first_usable, reroute
 from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
@@ -23,25 +21,11 @@ from monarch.rdma.backends.same_process import SameProcess
 from monarch.rdma.backends.tcp.backend import TcpStreams
 from monarch.rdma.backends.through_actors import ThroughActors
 from monarch.rdma.buffer_handle import BufferHandle, Owner
-from monarch.rdma.transfer import Transfer
-
-
-def elsewhere(transfer: Transfer) -> None:
-    """Begins a transfer over another path than the one it was given to."""
-    reroute(transfer, choose, begin)
-
+from monarch.rdma.rerouting import first_usable
 
 LOCAL = SameProcess()
-BACKENDS: tuple[Backend, ...] = (
-    LOCAL,
-    DeviceIpc(elsewhere),
-    MappedSegment(),
-    ProcessVm(),
-    Ibverbs(),
-    Nixl(),
-    TcpStreams(),
-    ThroughActors(),
-)
+_OTHERS = (MappedSegment(), ProcessVm(), Ibverbs(), Nixl(), TcpStreams(), ThroughActors())
+BACKENDS: tuple[Backend, ...] = (LOCAL, DeviceIpc(_OTHERS), *_OTHERS)
 
 _WARNED_LIMIT = 1024
 _warned: set[Owner] = set()
@@ -69,21 +53,13 @@ def choose(handle: BufferHandle) -> Backend:
     return first_usable(BACKENDS, handle)
 
 
-def begin(backend: Backend, transfer: Transfer) -> None:
-    """Has the backend do the transfer; through pinned memory where the local side is a device's, which few know of."""
-    if transfer.memory.device is None or isinstance(backend, SameProcess | DeviceIpc | Nixl):
-        backend.start(transfer)
-    else:
-        staging.start(backend, transfer)
-
-
 def warn_once(handle: BufferHandle, backend: Backend, stacklevel: int) -> None:
     """Tells the user that a transfer takes a slow way, and why, once for each owner (of at most so many)."""
-    if not backend.far or handle.owner in _warned or len(_warned) >= _WARNED_LIMIT:
+    if not backend.uses_network or handle.owner in _warned or len(_warned) >= _WARNED_LIMIT:
         return
     _warned.add(handle.owner)
-    why = [obstacle for other in BACKENDS if not other.far and (obstacle := other.obstacle(handle))]
-    text = f"transfers to {handle.owner} go through sockets ({backend.name}): {'; '.join(why)}"
+    reasons = [other.why_unavailable(handle) for other in BACKENDS if not other.uses_network]
+    text = f"transfers to {handle.owner} go through sockets ({backend.name}): {'; '.join(filter(None, reasons))}"
     logging.getLogger("monarch").info(text)
     warnings.warn(text, RDMATcpFallbackWarning, stacklevel=stacklevel)
 

@@ -122,7 +122,12 @@ def use_path(name: str, *also: str) -> None:
     """Only that path in this process, and others beside it; "" for all that need no RDMA device."""
     from monarch.rdma import paths
 
-    every = (
-        paths.SameProcess(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.TcpStreams(), paths.ThroughActors(),
-    )  # fmt: skip
-    paths.BACKENDS = tuple(backend for backend in every if name in ("", backend.name) or backend.name in also)
+    others = tuple(
+        one
+        for one in (paths.ProcessVm(), paths.TcpStreams(), paths.ThroughActors())
+        if name in ("", one.name) or one.name in also
+    )
+    fast = tuple(
+        one for one in (paths.SameProcess(), paths.DeviceIpc(others)) if name in ("", one.name) or one.name in also
+    )
+    paths.BACKENDS = (*fast, *others)

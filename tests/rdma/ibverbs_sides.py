@@ -172,11 +172,11 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why transfers went another way."""
     why: list[str] = []
 
-    def elsewhere(transfer: Transfer, text: str) -> None:
+    def take_next_path(transfer: Transfer, text: str) -> None:
         why.append(text)
         transfer.finish()
 
-    monkeypatch.setattr(ibverbs, "elsewhere", elsewhere)
+    monkeypatch.setattr(ibverbs, "take_next_path", take_next_path)
     return why
 
 

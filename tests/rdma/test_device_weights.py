@@ -223,8 +223,9 @@ def test_small_blocks_cross_the_bus_together(card: QueuedCard) -> None:
 
 def test_batches_are_bounded(card: QueuedCard) -> None:
     blocks = [(0, Block(0, 0, 10), None)] * 3000 + [(0, Block(0, 0, 10 * device_batches.PIECE), None)]
-    made: list[DeviceBatch] = batches([], blocks, to_host=True)
-    assert all(one.size <= device_batches.PIECE for one in made)
+    nobody: Any = None
+    made: list[DeviceBatch] = batches([], blocks, True, nobody)
+    assert all(one.total <= device_batches.PIECE for one in made)
     assert len(made) == 3 + 10
 
 

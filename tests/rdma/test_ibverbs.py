@@ -372,7 +372,7 @@ def test_a_machine_without_devices(unknown: None) -> None:
     with configured(rdma_allow_tcp_fallback=False):
         assert get_rdma_backend() == "none"
     handle: Any = None
-    assert Ibverbs().obstacle(handle) == "this machine has no RDMA device"
+    assert Ibverbs().why_unavailable(handle) == "this machine has no RDMA device"
 
 
 def test_devices_that_are_there(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_devices_that_are_there(unknown: None, tmp_path: Path, monkeypatch: pyte
     with configured(rdma_disable_ibverbs=True):
         assert is_ibverbs_available() and get_rdma_backend() == "tcp"
         handle: Any = None
-        assert Ibverbs().obstacle(handle) == "the setting rdma_disable_ibverbs is on"
+        assert Ibverbs().why_unavailable(handle) == "the setting rdma_disable_ibverbs is on"
 
 
 def test_devices_without_the_package_are_told_of_once(

@@ -384,9 +384,9 @@ def test_the_path_says_so_before_anything_is_begun(
     monkeypatch.setattr(ibverbs, "devices", lambda: sides.devices["here"])
     tls[0] = True
     handle = sides.make(bytearray(b"secret"))
-    assert Ibverbs().obstacle(handle).startswith("the job uses TLS")
+    assert Ibverbs().why_unavailable(handle).startswith("the job uses TLS")
     with configured(rdma_allow_plain_bytes=True):
-        assert Ibverbs().obstacle(handle) == ""
+        assert Ibverbs().why_unavailable(handle) == ""
 
 
 # --- what comes from another process

@@ -114,7 +114,7 @@ def test_a_ucx_without_gpus_says_what_it_needs(
 
 def test_devices_that_nixl_does_not_know() -> None:
     handle: Any = SimpleNamespace(device=SimpleNamespace(card=Card("xpu", "")))
-    assert Nixl().obstacle(handle) == "NIXL knows no devices of type xpu"
+    assert Nixl().why_unavailable(handle) == "NIXL knows no devices of type xpu"
 
 
 # --- between hosts

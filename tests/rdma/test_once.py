@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 
-from monarch.rdma.backends import detour
-from monarch.rdma.backends.detour import AvoidedRoutes
+from monarch.rdma import rerouting
 from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.once import OncePerProcess
+from monarch.rdma.rerouting import AvoidedRoutes
 
 
 def test_it_is_made_once() -> None:
@@ -64,7 +64,7 @@ def test_an_owner_is_avoided_for_a_while() -> None:
 
 
 def test_of_many_avoided_owners_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detour, "AVOIDED", 2)
+    monkeypatch.setattr(rerouting, "AVOIDED", 2)
     avoided = AvoidedRoutes()
     owners = [Owner("host", number, 0, 0, "name") for number in range(3)]
     for owner in owners:

@@ -25,12 +25,13 @@ class Path:
     """Does nothing by itself: the test takes the parts it is given."""
 
     name = "path"
-    far = True
+    uses_network = True
+    takes_devices = False
 
     def __init__(self) -> None:
         self.parts: queue.Queue[Transfer] = queue.Queue()
 
-    def obstacle(self, handle: Any) -> str:
+    def why_unavailable(self, handle: Any) -> str:
         return ""
 
     def start(self, transfer: Transfer) -> None:

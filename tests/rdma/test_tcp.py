@@ -554,7 +554,7 @@ def test_without_streams_it_is_the_actors_turn(ends: Ends, register: Any, by_act
     for outcome in outcomes:
         assert outcome.wait() is None
     assert by_actors == [outcome.transfer for outcome in outcomes]
-    assert "it takes none" in tcp.TcpStreams().obstacle(handle_of(region))
+    assert "it takes none" in tcp.TcpStreams().why_unavailable(handle_of(region))
 
 
 def test_without_room_for_lanes_too(
@@ -980,7 +980,7 @@ class Reader(Actor):
         from monarch.rdma import paths
 
         configure(rdma_tcp_fallback_parallelism=parallelism, rdma_max_chunk_size_mb=1)
-        paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.far)
+        paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.uses_network)
 
     @endpoint
     def path(self, buffer: RDMABuffer) -> str:

@@ -14,11 +14,15 @@ from monarch.rdma.transfer import Transfer
 class Backend(Protocol):
     """One way of moving bytes between this process and the owner of a buffer."""
 
-    name: str  # what `buffer.path` says
-    far: bool  # whether the bytes leave memory for sockets: the user is warned
+    # As `buffer.path` says it.
+    name: str
+    # Whether the bytes leave memory for sockets: the user is warned.
+    uses_network: bool
+    # Whether local memory may be a device's. If not, a transfer to or from a device goes through pinned memory.
+    takes_devices: bool
 
-    def obstacle(self, handle: BufferHandle) -> str:
-        """Why the buffer cannot be reached this way from this process; "" when it can. Cheap the second time.
+    def why_unavailable(self, handle: BufferHandle) -> str:
+        """Returns why the buffer cannot be reached this way from this process; "" when it can. Cheap the second time.
 
         An owner that has ended counts as reached: the transfer says so better than a longer way round would.
         """

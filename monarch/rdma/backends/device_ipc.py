@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ from monarch._devices.memory import Card, interface
 from monarch._errors import RDMAError
 from monarch.actor import bind_context
 from monarch.rdma import device_copies, manager
-from monarch.rdma.backends import through_actors
-from monarch.rdma.backends.detour import AvoidedRoutes
+from monarch.rdma.backends import Backend, through_actors
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
 from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.lending import Borrowed, borrowing
 from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.registry import registry
+from monarch.rdma.rerouting import AvoidedRoutes, reroute
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -58,16 +58,17 @@ class _RefusedError(Exception):
 
 
 class DeviceIpc:
-    """Copies between processes by the card. `elsewhere` begins a transfer that cannot be done this way after all."""
+    """Copies between processes by the card. `others` do the transfers that cannot be done this way after all."""
 
     name = "device_ipc"
-    far = False
+    uses_network = False
+    takes_devices = True
 
-    def __init__(self, elsewhere: Callable[[Transfer], None]) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, others: Sequence[Backend]) -> None:
+        self._others = others
         self._refused: AvoidedRoutes[tuple[Owner, Card | int]] = AvoidedRoutes()
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if handle.device is None:
             return "it is not memory of a device"
         owner, card, storage = handle.owner, handle.device.card, handle.device.storage
@@ -81,8 +82,8 @@ class DeviceIpc:
         if transfer.late():
             transfer.finish(transfer.timed_out())
         elif not self._copy(transfer, borrowing.find(transfer.handle.owner, place.storage)):
-            elsewhere = bind_context(partial(self._elsewhere, transfer))
-            manager.start(lambda: self._open(transfer, elsewhere))
+            next_path = bind_context(partial(reroute, transfer, self._others))
+            manager.start(lambda: self._open(transfer, next_path))
 
     def _copy(self, transfer: Transfer, borrowed: Borrowed | None) -> bool:
         """False when the storage is not open, or not any more; a copy that has begun keeps it open."""
@@ -92,7 +93,7 @@ class DeviceIpc:
         device_copies.run(transfer, partial(_lend, transfer, flat), borrowed.device)
         return True
 
-    async def _open(self, transfer: Transfer, elsewhere: Callable[[], None]) -> None:
+    async def _open(self, transfer: Transfer, next_path: Callable[[], None]) -> None:
         import asyncio
 
         handle = transfer.handle
@@ -108,7 +109,7 @@ class DeviceIpc:
             transfer.finish(exc)
         except Exception as exc:
             self._refuse(handle, exc)
-            elsewhere()
+            next_path()
         except BaseException as exc:  # this process is ending
             transfer.finish(exc)
             raise

@@ -21,9 +21,10 @@ class MappedSegment:
     """Copies to and from shared memory."""
 
     name = "segment"
-    far = False
+    uses_network = False
+    takes_devices = False
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if handle.place is None:
             return "its memory was not allocated by monarch.rdma.empty"
         return why_unreachable(handle)

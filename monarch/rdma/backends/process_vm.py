@@ -45,9 +45,10 @@ class ProcessVm:
     """One-sided copies between processes of one host."""
 
     name = "process_vm"
-    far = False
+    uses_network = False
+    takes_devices = False
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if handle.device is not None:
             return "it is memory of a device, which the kernel cannot copy"
         return why_unreachable(handle)

@@ -17,9 +17,10 @@ class SameProcess:
     """Copies within the process. A chunk whose buffer is dropped meanwhile is finished before the memory is let go of."""
 
     name = "local"
-    far = False
+    uses_network = False
+    takes_devices = True
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         owner = handle.owner
         if owner.pid != os.getpid() or owner.host != this_host():
             return "the buffer belongs to another process"

@@ -29,9 +29,10 @@ class ThroughActors:
     """Copies that the owner's Python code takes part in."""
 
     name = "actor"
-    far = True
+    uses_network = True
+    takes_devices = False
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         return ""

@@ -30,7 +30,6 @@ from typing import NamedTuple
 from monarch._errors import RDMAError
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import through_actors
-from monarch.rdma.backends.detour import AvoidedRoutes, first_usable, reroute
 from monarch.rdma.backends.ibverbs import plaintext
 from monarch.rdma.backends.ibverbs.devices import NoDevicesError, devices
 from monarch.rdma.backends.ibverbs.queue_pair_link import LinkGoneError, QueuePairLink
@@ -40,6 +39,7 @@ from monarch.rdma.backends.ibverbs.send_queue import TransferFault, WorkRequest,
 from monarch.rdma.backends.tcp import backend as tcp
 from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped
 from monarch.rdma.registry import WORD
+from monarch.rdma.rerouting import AvoidedRoutes, reroute
 from monarch.rdma.transfer import Transfer
 
 ATTEMPTS = 3
@@ -52,14 +52,15 @@ class Ibverbs:
     """Copies that devices do, between hosts."""
 
     name = "ibverbs"
-    far = False
+    uses_network = False
+    takes_devices = False
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         try:
             devices()
         except NoDevicesError as exc:
             return str(exc)
-        return unreachable.why(memory_at(handle)) or plaintext.obstacle(handle)
+        return unreachable.why(memory_at(handle)) or plaintext.why_unavailable(handle)
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late():
@@ -74,19 +75,18 @@ def begin(transfer: Transfer) -> None:
     try:
         mine = engine()
     except NoDevicesError as exc:  # switched off since the path was chosen
-        elsewhere(transfer, str(exc))
+        take_next_path(transfer, str(exc))
         return
     why = unreachable.why(memory_at(transfer.handle))
     if why:
-        elsewhere(transfer, why)
+        take_next_path(transfer, why)
     else:
         StripedTransfer(mine, transfer).begin()
 
 
-def elsewhere(transfer: Transfer, why: str) -> None:
-    """The transfer goes by the next path. Needs a context."""
-    ways = (tcp.TcpStreams(), through_actors.ThroughActors())
-    reroute(transfer, lambda handle: first_usable(ways, handle, [f"ibverbs: {why}"]))
+def take_next_path(transfer: Transfer, why: str) -> None:
+    """Has the next path do the transfer. Needs a context."""
+    reroute(transfer, (tcp.TcpStreams(), through_actors.ThroughActors()), [f"ibverbs: {why}"])
 
 
 # --- owners that cannot be reached
@@ -171,7 +171,7 @@ class StripedTransfer:
 
     def _give_up(self, why: str) -> None:
         avoid(self.transfer.handle, why)
-        self._context.copy().run(elsewhere, self.transfer, why)
+        self._context.copy().run(take_next_path, self.transfer, why)
 
     def _launch(self, routes: list[ConnectedStripe]) -> None:
         """Registers the local memory and posts the requests."""

@@ -25,6 +25,6 @@ def forbidden() -> str:
     )
 
 
-def obstacle(handle: BufferHandle) -> str:
+def why_unavailable(handle: BufferHandle) -> str:
     """Why devices may not move bytes between this process and the owner, as far as networks go; "" when they may."""
     return forbidden() if encrypted(handle) else stream_obstacle(handle.service)

@@ -21,13 +21,12 @@ from typing import NamedTuple
 from monarch._devices.memory import interface
 from monarch.actor import bind_context
 from monarch.actor.lowlevel import stream_obstacle
-from monarch.rdma import staging
-from monarch.rdma.backends.detour import AvoidedRoutes, reroute
 from monarch.rdma.backends.nixl import nixl_agent
 from monarch.rdma.backends.nixl.nixl_agent import MemoryRefusedError, NixlError, NoAgentError
 from monarch.rdma.backends.tcp import backend as tcp
 from monarch.rdma.backends.tcp.protocol import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, PolledStream
 from monarch.rdma.buffer_handle import BufferHandle, Owner
+from monarch.rdma.rerouting import AvoidedRoutes, hand_over
 from monarch.rdma.transfer import Transfer
 
 PART = 256 << 20  # bytes for which a buffer is lent at a time
@@ -40,9 +39,10 @@ class Nixl:
     """Copies by NIXL, where the setting rdma_nixl allows it on both sides."""
 
     name = "nixl"
-    far = False
+    uses_network = False
+    takes_devices = True
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if handle.device is not None and handle.device.card.type not in nixl_agent.GPUS:
             return f"NIXL knows no devices of type {handle.device.card.type}"
         try:
@@ -53,11 +53,17 @@ class Nixl:
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late() or not transfer.size:
-            _by_tcp(transfer)
+            hand_over(transfer, tcp.TcpStreams())
         elif unreachable.why(_between(transfer)):
-            _elsewhere(transfer)
+            _reroute(transfer)
         else:
             tcp.lanes_to(transfer.handle.owner).begin(_NixlJob(transfer))
+
+
+class _Staged(Nixl):
+    """NIXL between pinned memory and the owner."""
+
+    takes_devices = False
 
 
 class NixlRoute(NamedTuple):
@@ -71,14 +77,14 @@ def _between(transfer: Transfer) -> NixlRoute:
     return NixlRoute(transfer.handle.owner, transfer.handle.device is not None or transfer.memory.device is not None)
 
 
-def _elsewhere(transfer: Transfer) -> None:
+def _reroute(transfer: Transfer) -> None:
     """By NIXL through pinned memory where only this end is a GPU's; else by streams."""
     handle = transfer.handle
     staged = transfer.memory.device is not None and handle.device is None
     if staged and not unreachable.why(NixlRoute(handle.owner, False)):
-        reroute(transfer, lambda handle: Nixl(), staging.start)
+        hand_over(transfer, _Staged())
     else:
-        _by_tcp(transfer)
+        hand_over(transfer, tcp.TcpStreams())
 
 
 class _NixlJob(tcp.StreamJob):
@@ -89,7 +95,7 @@ class _NixlJob(tcp.StreamJob):
     def __init__(self, transfer: Transfer) -> None:
         super().__init__(transfer, PART)
         self._given_up = False
-        self._go_elsewhere: Callable[[], None] = bind_context(partial(_elsewhere, transfer))
+        self._next_path: Callable[[], None] = bind_context(partial(_reroute, transfer))
 
     @property
     def at_once(self) -> bool:
@@ -154,8 +160,8 @@ class _NixlJob(tcp.StreamJob):
     def take(self) -> tuple[int, int] | None:
         return None if self._given_up else super().take()
 
-    def _elsewhere(self) -> None:
-        self._go_elsewhere()
+    def _reroute(self) -> None:
+        self._next_path()
 
 
 _nap = threading.Event()  # never set
@@ -167,11 +173,3 @@ def _agent() -> nixl_agent.NixlAgent:
         return nixl_agent.agent()
     except NoAgentError as exc:
         raise NixlError(str(exc)) from exc
-
-
-def _by_tcp(transfer: Transfer) -> None:
-    """Through pinned memory where this end is a GPU's."""
-    if transfer.memory.device is None:
-        reroute(transfer, lambda handle: tcp.TcpStreams())
-    else:
-        reroute(transfer, lambda handle: tcp.TcpStreams(), staging.start)

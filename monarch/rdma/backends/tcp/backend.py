@@ -21,6 +21,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -29,7 +30,6 @@ from monarch.actor.lowlevel import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
 from monarch.rdma.backends import through_actors
-from monarch.rdma.backends.detour import reroute
 from monarch.rdma.backends.tcp.protocol import (
     CHUNK,
     DROPPED,
@@ -46,6 +46,7 @@ from monarch.rdma.backends.tcp.protocol import (
 )
 from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped
 from monarch.rdma.chunks import ChunkedTransfer
+from monarch.rdma.rerouting import hand_over
 from monarch.rdma.transfer import Transfer
 
 PER_OWNER = 16
@@ -71,9 +72,10 @@ class TcpStreams:
     """Copies over sockets of their own. The owner's interpreter takes part, none of its actors does."""
 
     name = "tcp"
-    far = True
+    uses_network = True
+    takes_devices = False
 
-    def obstacle(self, handle: BufferHandle) -> str:
+    def why_unavailable(self, handle: BufferHandle) -> str:
         if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         known = _lanes.get(handle.owner)
@@ -147,7 +149,7 @@ class StreamJob(ChunkedTransfer):
         elif isinstance(error, ConnectionBrokenError) and transfer.write:
             self._bound(self._ask_owner)
         elif isinstance(error, ConnectionBrokenError) or (error is None and self._done < self.chunks):
-            self._elsewhere()
+            self._reroute()
         else:
             transfer.finish(error)
 
@@ -169,12 +171,9 @@ class StreamJob(ChunkedTransfer):
             way.receive(status)
         return status[0]
 
-    def _elsewhere(self) -> None:
-        """The transfer has to go another way, from its beginning."""
-        self._bound(self._through_actors)
-
-    def _through_actors(self) -> None:
-        reroute(self.transfer, lambda handle: through_actors.ThroughActors())
+    def _reroute(self) -> None:
+        """Has another path do the transfer, from its beginning."""
+        self._bound(partial(hand_over, self.transfer, through_actors.ThroughActors()))
 
     def _ask_owner(self) -> None:
         """Why a stream broke, its owner says best."""

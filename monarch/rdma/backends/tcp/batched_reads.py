@@ -51,21 +51,21 @@ def batches(parts: Sequence[ReadPart]) -> list[GatherRequest]:
 
 
 class StreamedGather(Transfer):
-    """All batches as one transfer. `keep` keeps the memory they go to; `elsewhere` is called, in the context of whoever
+    """All batches as one transfer. `keep` keeps the memory they go to; `reroute` is called, in the context of whoever
     made this, when there is no stream or it broke."""
 
-    __slots__ = ("batches", "elsewhere")
+    __slots__ = ("batches", "reroute")
 
-    def __init__(self, batches: list[GatherRequest], keep: Any, timeout: float, elsewhere: Callable[[], None]) -> None:
+    def __init__(self, batches: list[GatherRequest], keep: Any, timeout: float, reroute: Callable[[], None]) -> None:
         size = sum(batch.size for batch in batches)
         handle = batches[0].parts[0].handle
         super().__init__(handle, LocalMemory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
         self.path = tcp.TcpStreams.name
         self.batches = batches
-        self.elsewhere = elsewhere
+        self.reroute = reroute
 
     def begin(self) -> None:
-        """`ended` hears of its end, unless it goes elsewhere."""
+        """`ended` hears of its end, unless it takes another path."""
         if self.late():
             self.finish(self.timed_out())
         else:
@@ -99,5 +99,5 @@ class _GatherJob(tcp.StreamJob):
     def refused(self, status: int) -> None:
         """`answer` has said why."""
 
-    def _elsewhere(self) -> None:
-        self._bound(self._gathering.elsewhere)
+    def _reroute(self) -> None:
+        self._bound(self._gathering.reroute)

@@ -1,13 +1,14 @@
-"""A transfer that cannot go the way it was given to goes another one; and with whom a way is not tried for a while."""
+"""How a transfer begins, how one that its path cannot do takes another, and with whom a path is not tried for a while."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import monotonic
 from typing import Generic, TypeVar
 
 from monarch._errors import RDMAUnavailableError
+from monarch.rdma import staging
 from monarch.rdma.backends import Backend
 from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.transfer import Transfer
@@ -22,27 +23,38 @@ def first_usable(backends: Iterable[Backend], handle: BufferHandle, obstacles: I
     `obstacles`, which are known already."""
     met = list(obstacles)
     for backend in backends:
-        obstacle = backend.obstacle(handle)
-        if not obstacle:
+        why = backend.why_unavailable(handle)
+        if not why:
             return backend
-        met.append(f"{backend.name}: {obstacle}")
+        met.append(f"{backend.name}: {why}")
     raise RDMAUnavailableError(f"no compatible RDMA backend for buffer: {handle}; {'; '.join(met)}")
 
 
-def _start(backend: Backend, transfer: Transfer) -> None:
-    backend.start(transfer)
+def begin(backend: Backend, transfer: Transfer) -> None:
+    """Has the backend do the transfer; through pinned memory where the local side is a device's that it does not take."""
+    if transfer.memory.device is None or backend.takes_devices:
+        backend.start(transfer)
+    else:
+        staging.start(backend, transfer)
 
 
-def reroute(
-    transfer: Transfer, choose: Callable[[BufferHandle], Backend], begin: Callable[[Backend, Transfer], None] = _start
-) -> None:
-    """Begins it by the backend that `choose` gives. Whatever that raises, or beginning it, is how it ends."""
+def hand_over(transfer: Transfer, backend: Backend) -> None:
+    """Begins a transfer that another path cannot do. A failure ends it."""
     try:
-        backend = choose(transfer.handle)
         transfer.path = backend.name
         begin(backend, transfer)
     except Exception as exc:
         transfer.finish(exc)
+
+
+def reroute(transfer: Transfer, backends: Iterable[Backend], obstacles: Iterable[str] = ()) -> None:
+    """Begins a transfer that another path cannot do by the first of these that can be used. A failure ends it."""
+    try:
+        backend = first_usable(backends, transfer.handle, obstacles)
+    except Exception as exc:
+        transfer.finish(exc)
+    else:
+        hand_over(transfer, backend)
 
 
 class AvoidedRoutes(Generic[K]):
