@@ -29,6 +29,11 @@ class OncePerProcess(Generic[T]):
                 self.value = make()
             return self.value
 
+    def replace(self, value: T | None) -> None:
+        """Puts another value in its place; None: the next `get` makes one. For tests."""
+        with self.lock:
+            self.value = value
+
     def _after_fork(self) -> None:
         self.lock = threading.Lock()
         if self.value is not None:

@@ -41,7 +41,7 @@ class Side(Actor):
         from monarch.rdma import paths
 
         configure(rdma_nixl=nixl)
-        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in (path, "tcp", "actor"))
+        paths.allow(path, "tcp", "actor")
 
     @endpoint
     def make(self, data: bytes, device: str) -> RDMABuffer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import monarch
 from monarch.actor import Actor, endpoint
-from monarch.rdma import RDMAAction, RDMABuffer
+from monarch.rdma import RDMAAction, RDMABuffer, paths
 
 TIMEOUT = 30
 
@@ -57,11 +57,8 @@ class Reader(Actor):
     @endpoint
     def use(self, path: str) -> None:
         """From here on no path but this one, or every one."""
-        from monarch.rdma import paths
-
         monarch.configure(rdma_max_chunk_size_mb=1 if path == "actor" else 64)  # several chunks, in tests as well
-        every = (paths.SameProcess(), paths.ProcessVm(), paths.ThroughActors())
-        paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
+        paths.allow(*([path] if path else ["local", "process_vm", "actor"]))
 
     @endpoint
     def path(self, buffer: RDMABuffer) -> str:
@@ -120,14 +117,4 @@ def outcome(do: Any, data: Any) -> Any:
 
 def use_path(name: str, *also: str) -> None:
     """Only that path in this process, and others beside it; "" for all that need no RDMA device."""
-    from monarch.rdma import paths
-
-    others = tuple(
-        one
-        for one in (paths.ProcessVm(), paths.TcpStreams(), paths.ThroughActors())
-        if name in ("", one.name) or one.name in also
-    )
-    fast = tuple(
-        one for one in (paths.SameProcess(), paths.DeviceIpc(others)) if name in ("", one.name) or one.name in also
-    )
-    paths.BACKENDS = (*fast, *others)
+    paths.allow(*([name, *also] if name else ["local", "device_ipc", "process_vm", "tcp", "actor"]))

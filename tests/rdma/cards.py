@@ -59,11 +59,11 @@ class Side(Actor):
         from tests.rdma import gpu_direct
         from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 
-        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("local", "ibverbs", "tcp", "actor"))
+        paths.allow("local", "ibverbs", "tcp", "actor")
         root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
         self.exports = gpu_direct.Exports()
         devices = ibverbs_devices.RDMADevices(FakeBinding(Path(fabric), nics), root, self.exports, lambda ordinal: "")
-        ibverbs_devices._made.value = devices
+        ibverbs_devices.use(devices)
         gpu_direct.install()
 
     @endpoint

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch.rdma import RDMABuffer, RDMATimeoutError
+from monarch.rdma import RDMABuffer, RDMATimeoutError, paths
 from monarch.rdma.backends import through_actors
-from monarch.rdma.paths import ThroughActors
 from tests.rdma.buffers import call
 
 TIMEOUT = 30
@@ -21,7 +20,8 @@ pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdm
 
 @pytest.fixture(autouse=True)
 def only_this_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch.rdma.paths.BACKENDS", (ThroughActors(),))
+    monkeypatch.setattr(paths, "BACKENDS", paths.BACKENDS)
+    paths.allow("actor")
 
 
 @pytest.mark.parametrize(

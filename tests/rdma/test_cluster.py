@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, endpoint, this_host
-from monarch.rdma import RDMABuffer
-from monarch.rdma.paths import ThroughActors
+from monarch.rdma import RDMABuffer, paths
 from monarch.testing import InProcessCluster
 
 TIMEOUT = 30
@@ -36,7 +35,8 @@ class Reader(Actor):
 @pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")
 def test_buffers_work_in_a_cluster_in_memory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "actor":
-        monkeypatch.setattr("monarch.rdma.paths.BACKENDS", (ThroughActors(),))
+        monkeypatch.setattr(paths, "BACKENDS", paths.BACKENDS)
+        paths.allow("actor")
     for _ in range(2):  # a cluster after a cluster
         with InProcessCluster():
             procs: Any = this_host().spawn_procs(per_host={"who": 2})

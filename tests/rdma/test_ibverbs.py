@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
-import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,9 +18,9 @@ from typing import Any
 import pytest
 
 from monarch._devices import DmaBuf
-from monarch.actor import Actor, HostMesh, attach_to_workers, endpoint
-from monarch.config import configure, configured
-from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch.actor import HostMesh
+from monarch.config import configured
+from monarch.rdma import get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.backend import Ibverbs
@@ -38,10 +36,9 @@ from monarch.rdma.backends.ibverbs.control_messages import QueuePairEnd
 from monarch.rdma.backends.ibverbs.devices import NoDevicesError, RDMADevices
 from monarch.rdma.backends.ibverbs.pairing import Gid, offered
 from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
-from monarch.tools.certs import make_certificates
+from tests.rdma.between_hosts import copies, drops, moves, read, sides
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
-from tests.support.hosts import Hosts
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -49,162 +46,25 @@ TIMEOUT = 30
 MIB = 1 << 20
 
 
-class Side(Actor):
-    """Owns buffers, and reads and writes those of others."""
-
-    def __init__(self) -> None:
-        self.data: list[bytearray] = []
-
-    @endpoint
-    def use(self, fabric: str, nics: list[str]) -> None:
-        """Processes of a test are on one machine: only what leads to others is used."""
-        from monarch.rdma import paths
-
-        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("ibverbs", "tcp", "actor"))
-        if nics:
-            root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
-            devices = RDMADevices(FakeBinding(Path(fabric), nics), root)
-            ibverbs_devices._made.value = devices
-
-    @endpoint
-    def configure(self, settings: dict[str, Any]) -> None:
-        configure(**settings)
-
-    @endpoint
-    def make(self, data: bytes) -> RDMABuffer:
-        self.data.append(bytearray(data))
-        return RDMABuffer(self.data[-1])
-
-    @endpoint
-    def bytes_of(self, number: int) -> bytes:
-        return bytes(self.data[number])
-
-    @endpoint
-    def path(self, buffer: RDMABuffer) -> str:
-        return buffer.path
-
-    @endpoint
-    def backend(self) -> str:
-        return get_rdma_backend()
-
-    @endpoint
-    def read(self, buffer: RDMABuffer, offset: int = 0) -> Any:
-        into = bytearray(buffer.size() - offset)
-        try:
-            buffer.read_into(into, offset=offset, timeout=TIMEOUT).get()
-        except Exception as exc:
-            return type(exc).__name__
-        return bytes(into)
-
-    @endpoint
-    def write(self, buffer: RDMABuffer, data: bytes, offset: int = 0) -> Any:
-        try:
-            buffer.write_from(data, offset=offset, timeout=TIMEOUT).get()
-        except Exception as exc:
-            return type(exc).__name__
-        return None
-
-    @endpoint
-    def drop(self, buffer: RDMABuffer) -> None:
-        buffer.drop().get()
-
-    @endpoint
-    def left_to_others(self) -> int:
-        """Owners with whom it is not tried."""
-        from monarch.rdma.backends.ibverbs import backend as ibverbs
-
-        return len(ibverbs.unreachable)
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
-
-@pytest.fixture
-def fabric(tmp_path: Path) -> str:
-    folder = tmp_path / "fabric"
-    folder.mkdir()
-    return str(folder)
-
-
-BOTH = ("mlx5_0", "mlx5_1")
-
-
-def sides(two: HostMesh, fabric: str, there: tuple[str, ...] = BOTH, here: tuple[str, ...] = BOTH) -> tuple[Any, Any]:
-    procs = two.spawn_procs()
-    owner = procs.slice(hosts=0).spawn("owner", Side)
-    other = procs.slice(hosts=1).spawn("other", Side)
-    call(owner.use, fabric, list(there))
-    call(other.use, fabric, list(here))
-    return owner, other
-
-
-def yama() -> str:
-    try:
-        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        return "0"
-
-
-copies = pytest.mark.skipif(
-    yama() in "23", reason="the imitation copies by process_vm_readv, which this kernel forbids"
-)
-
-
-def moves(owner: Any, other: Any) -> None:
-    data = os.urandom(5 * MIB + 1)
-    buffer = call(owner.make, data)
-    assert call(other.path, buffer) == "ibverbs" and call(other.backend) == "ibverbs"
-    assert call(other.read, buffer) == data
-    assert call(other.read, buffer, 4 * MIB + 3) == data[4 * MIB + 3 :]
-    assert call(other.write, buffer, b"new", 7) is None
-    assert call(owner.bytes_of, 0) == data[:7] + b"new" + data[10:]
-    second = call(owner.make, b"another buffer")
-    assert call(other.read, second) == b"another buffer"
-    assert call(other.left_to_others) == 0
-
-
-def drops(owner: Any, other: Any) -> None:
-    for number in range(4):
-        data = os.urandom(MIB)  # most likely where the last one was
-        buffer = call(owner.make, data)
-        assert call(other.read, buffer) == data
-        assert call(other.write, buffer, data[::-1]) is None
-        call(other.drop, buffer)
-        assert call(other.read, buffer) == "BufferDroppedError"
-        assert call(other.write, buffer, b"late") == "BufferDroppedError"
-        assert call(owner.bytes_of, number) == data[::-1]
-    assert call(other.left_to_others) == 0
-
-
-@copies
-@pytest.mark.procs
-def test_between_hosts(two: HostMesh, fabric: str) -> None:
-    moves(*sides(two, fabric))
-
-
-@full
-@copies
-@pytest.mark.procs
-def test_a_dropped_buffer_is_not_read_and_its_successor_is(two: HostMesh, fabric: str) -> None:
-    drops(*sides(two, fabric))
-
-
 needs_device = pytest.mark.skipif(not is_ibverbs_available(), reason="no RDMA device, or no binding to it, is here")
 
 
-@needs_device
-@pytest.mark.procs
-def test_over_a_real_device(two: HostMesh, fabric: str) -> None:
-    owner, other = sides(two, fabric, (), ())
-    moves(owner, other)
+@pytest.fixture
+def real_sides(two: HostMesh, tmp_path: Path) -> tuple[Any, Any]:
+    """Two hosts and the devices of this machine."""
+    return sides(two, "ibverbs", tmp_path, (), ())
 
 
 @needs_device
 @pytest.mark.procs
-def test_drops_over_a_real_device(two: HostMesh, fabric: str) -> None:
-    owner, other = sides(two, fabric, (), ())
-    drops(owner, other)
+def test_over_a_real_device(real_sides: tuple[Any, Any]) -> None:
+    moves(*real_sides, "ibverbs")
+
+
+@needs_device
+@pytest.mark.procs
+def test_drops_over_a_real_device(real_sides: tuple[Any, Any]) -> None:
+    drops(*real_sides)
 
 
 def port_of_a_device() -> tuple[str, Any]:
@@ -216,137 +76,58 @@ def port_of_a_device() -> tuple[str, Any]:
 @needs_device
 @pytest.mark.procs
 @pytest.mark.parametrize("relaxed", [True, False])
-def test_settings_on_a_real_device(two: HostMesh, fabric: str, relaxed: bool) -> None:
+def test_settings_on_a_real_device(real_sides: tuple[Any, Any], relaxed: bool) -> None:
     name, nic = port_of_a_device()
     slot = offered(name, nic.gids, nic.ethernet, None)[0].slot
-    owner, other = sides(two, fabric, (), ())
     told = {
         "rdma_ibverbs_target": f"nic:{name}", "rdma_ib_gid_index": slot, "rdma_ib_traffic_class": 104,
         "rdma_ib_timeout": 18, "rdma_ib_retry_count": 6, "rdma_ib_relaxed_ordering": relaxed,
     }  # fmt: skip
-    for side in (owner, other):
+    for side in real_sides:
         call(side.configure, told)
-    moves(owner, other)
+    moves(*real_sides, "ibverbs")
 
 
 @needs_device
 @pytest.mark.procs
 @pytest.mark.parametrize("setting", ["rdma_ib_gid_index", "rdma_ib_pkey_index"])
-def test_what_a_real_port_has_not(two: HostMesh, fabric: str, setting: str) -> None:
-    owner, other = sides(two, fabric, (), ())
+def test_what_a_real_port_has_not(real_sides: tuple[Any, Any], setting: str) -> None:
+    owner, other = real_sides
     unused = max(slot.slot for slot in port_of_a_device()[1].gids) + 1 if "gid" in setting else 65535
     call(other.configure, {setting: unused})
-    buffer = call(owner.make, b"data")
-    assert call(other.read, buffer) == b"data"  # by the next path
-    assert call(other.left_to_others) == 1
+    _, buffer = call(owner.make, b"data")
+    assert read(other, buffer) == b"data"  # by the next path
+    assert call(other.avoided) == 1
 
 
 @needs_device
 @pytest.mark.procs
-def test_the_end_of_an_owner_is_heard_of_before_a_real_device_gives_up(two: HostMesh, fabric: str) -> None:
-    """The device itself would try again for half a minute or more."""
-    owner, other = sides(two, fabric, (), ())
-    buffer = call(owner.make, b"data")
-    assert call(other.read, buffer) == b"data"
+def test_the_end_of_an_owner_is_heard_of_before_a_real_device_gives_up(real_sides: tuple[Any, Any]) -> None:
+    """The device itself would try again for half a minute or more, and call the owner unreachable."""
+    owner, other = real_sides
+    _, buffer = call(owner.make, b"data")
+    assert read(other, buffer) == b"data"
+    call(other.record_faults)
     kill(call(owner.pid))
-    began = time.monotonic()
-    assert call(other.read, buffer) == "OwnerEndedError"
-    assert time.monotonic() - began < 25
+    assert read(other, buffer) == "OwnerEndedError"
+    assert set(call(other.faults)) <= {"FLUSHED"}
 
 
 @full
 @copies
 @pytest.mark.procs
-def test_an_owner_without_devices_is_reached_another_way(two: HostMesh, fabric: str) -> None:
-    owner, other = sides(two, fabric, there=())
-    data = os.urandom(MIB)
-    buffer = call(owner.make, data)
-    assert call(other.path, buffer) == "ibverbs"  # who asks cannot know yet
-    assert call(other.read, buffer) == data
-    assert call(other.left_to_others) == 1
-    assert call(other.write, buffer, b"new") is None
-    assert call(owner.bytes_of, 0)[:3] == b"new"
-    again = call(owner.make, b"more")
-    assert call(other.path, again) == "tcp"
-
-
-@full
-@copies
-@pytest.mark.procs
-def test_an_owner_that_ends_is_told_of(two: HostMesh, fabric: str) -> None:
-    owner, other = sides(two, fabric)
-    buffer = call(owner.make, b"data")
-    assert call(other.read, buffer) == b"data"
-    kill(call(owner.pid))
-    assert call(other.read, buffer) == "OwnerEndedError"
-    assert call(other.write, buffer, b"more") == "OwnerEndedError"
-
-
-@full
-@copies
-@pytest.mark.procs
-def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:
-    owner, other = sides(two, fabric)
-    buffer, again = call(owner.make, b"data"), call(owner.make, b"more")
-    assert call(other.read, buffer) == b"data"
+def test_it_can_be_switched_off(two: HostMesh, tmp_path: Path) -> None:
+    owner, other = sides(two, "ibverbs", tmp_path)
+    (_, buffer), (_, again) = call(owner.make, b"data"), call(owner.make, b"more")
+    assert read(other, buffer) == b"data"
     call(other.configure, {"rdma_disable_ibverbs": True})
     assert call(other.path, again) == "tcp" and call(other.backend) == "tcp"
-    assert call(other.read, buffer) == b"data" and call(other.read, again) == b"more"
+    assert read(other, buffer) == b"data" and read(other, again) == b"more"
     call(other.configure, {"rdma_disable_ibverbs": False})
     call(owner.configure, {"rdma_disable_ibverbs": True})
-    third = call(owner.make, b"third")
-    assert call(other.read, third) == b"third"
-    assert call(other.left_to_others) == 1
-
-
-TLS = """
-import sys
-from monarch.actor import run_worker_loop_forever
-run_worker_loop_forever(address=sys.argv[1].replace("tcp://", "tls://"))
-"""
-
-
-@pytest.fixture
-def two_by_tls(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMesh]:
-    """Two hosts that speak TLS."""
-    pytest.importorskip("cryptography")
-    monkeypatch.delenv("MONARCH_SECRET", raising=False)
-    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
-    made = make_certificates(tmp_path / "certs")
-    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
-    workers = [hosts.start_tcp(TLS, {name: str(file) for name, file in env.items()}) for _ in range(2)]
-    mesh = attach_to_workers(
-        workers=[worker.address.replace("tcp://", "tls://") for worker in workers], ca=made.ca,
-        certificate=made.certificate, private_key=made.private_key,
-    )  # fmt: skip
-    assert mesh.initialized.get(TIMEOUT) is True
-    yield mesh
-    mesh.shutdown().get(TIMEOUT)
-
-
-@full
-@copies
-@pytest.mark.procs
-def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: HostMesh, fabric: str) -> None:
-    owner, other = sides(two_by_tls, fabric)
-    buffer = call(owner.make, b"secret")
-    assert call(other.path, buffer) == "actor"
-    assert call(other.read, buffer) == b"secret"
-    call(other.configure, {"rdma_allow_plain_bytes": True})
-    second = call(owner.make, b"secret, too")
-    assert call(other.path, second) == "ibverbs"
-    assert call(other.read, second) == b"secret, too"  # but not by devices: the owner does not allow it
-    assert call(other.left_to_others) == 1
-
-
-@full
-@copies
-@pytest.mark.procs
-def test_unless_both_sides_allow_it(two_by_tls: HostMesh, fabric: str) -> None:
-    owner, other = sides(two_by_tls, fabric)
-    for side in (owner, other):
-        call(side.configure, {"rdma_allow_plain_bytes": True})
-    moves(owner, other)
+    _, third = call(owner.make, b"third")
+    assert read(other, third) == b"third"
+    assert call(other.avoided) == 1
 
 
 # --- what is said of a machine
@@ -356,9 +137,9 @@ def test_unless_both_sides_allow_it(two_by_tls: HostMesh, fabric: str) -> None:
 def unknown() -> Iterator[None]:
     """This process has not looked for devices."""
     before = ibverbs_devices._made.value
-    ibverbs_devices._made.value = None
+    ibverbs_devices.use(None)
     yield
-    ibverbs_devices._made.value = before
+    ibverbs_devices._made.replace(before)
 
 
 @pytest.mark.skipif(bool(sysfs.present()), reason="this machine has RDMA devices")

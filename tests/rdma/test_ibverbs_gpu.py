@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import HostMesh
+from tests.rdma.between_hosts import copies
 from tests.rdma.buffers import call
 from tests.rdma.cards import Side
 from tests.support.tiers import full
@@ -17,17 +18,10 @@ MIB = 1 << 20
 NICS = ("mlx5_0", "mlx5_1")
 
 
-def yama() -> str:
-    try:
-        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
-    except OSError:
-        return "0"
-
-
 pytestmark = [
     pytest.mark.procs,
     pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning"),
-    pytest.mark.skipif(yama() in "23", reason="the imitation copies by process_vm_readv, which this kernel forbids"),
+    copies,
 ]
 
 

@@ -20,6 +20,7 @@ from monarch.rdma.backends.nixl.nixl_agent import (
     NixlError,
     NixlRegistration,
     NixlSegment,
+    NoAgentError,
     parsed,
     segment_of,
 )
@@ -117,6 +118,17 @@ def test_devices_that_nixl_does_not_know() -> None:
     assert Nixl().why_unavailable(handle) == "NIXL knows no devices of type xpu"
 
 
+def test_it_is_off_unless_a_setting_allows_it() -> None:
+    with pytest.raises(NoAgentError, match="rdma_nixl is off"):
+        nixl_agent.agent()
+
+
+def test_without_the_package_the_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "MODULES", ("monarch_has_no_such_module._api",))
+    with pytest.raises(NoAgentError, match="rdma-nixl"):
+        nixl_agent._module()
+
+
 # --- between hosts
 
 
@@ -130,7 +142,7 @@ class NixlSide(Side):
         configure(rdma_nixl=True)
         nixl_agent.MODULES = ("tests.rdma.nixl_fake",)
         nixl_fake.gpus = gpus
-        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("nixl", "tcp", "actor"))
+        paths.allow("nixl", "tcp", "actor")
 
     @endpoint
     def done(self) -> list[tuple[str, str, int]]:

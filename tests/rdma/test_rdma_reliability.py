@@ -63,8 +63,7 @@ def until(holds: Callable[[], bool]) -> None:
 def take_only(path: str) -> None:
     """From here on this process knows no other path, and behind streams the actors. Small chunks are of 1 MiB."""
     configure(rdma_max_chunk_size_mb=1, rdma_tcp_fallback_parallelism=2)
-    behind = "actor" if path == "tcp" else ""
-    paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.name in (path, behind))
+    paths.allow(path, *(["actor"] if path == "tcp" else []))
 
 
 def last_of(path: str) -> int:

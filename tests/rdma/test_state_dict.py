@@ -81,8 +81,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     from monarch.rdma import paths
 
     def only(path: str) -> None:
-        chosen = tuple(backend for backend in paths.BACKENDS if backend.name == path)
-        monkeypatch.setattr(paths, "BACKENDS", chosen)
+        monkeypatch.setattr(paths, "BACKENDS", paths.BACKENDS)
+        paths.allow(path)
 
     return only
 

@@ -26,9 +26,8 @@ from monarch._errors import (
     RDMASizeError,
     RDMATimeoutError,
 )
-from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint, this_host
+from monarch.actor import SupervisionError
 from monarch.config import configure
-from monarch.rdma import RDMABuffer
 from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.nixl import backend as nixl
 from monarch.rdma.backends.nixl import nixl_agent
@@ -60,10 +59,8 @@ from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.local_memory import LocalMemory, memory_of
 from monarch.rdma.registry import RegisteredBuffer, registry
 from monarch.rdma.transfer import Transfer
+from tests.rdma.between_hosts import Side, moves
 from tests.rdma.buffers import call
-from tests.support.hosts import hosts_in
-from tests.support.processes import kill
-from tests.support.tiers import full
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -952,170 +949,12 @@ def test_a_dropped_buffer_is_not_lent(ends: Ends, register: Any, agent: FakeAgen
     assert agent.moves == []
 
 
-# --- between real hosts
-
-
-class Owner(Actor):
-    def __init__(self) -> None:
-        self.data: list[bytearray] = []
-
-    @endpoint
-    def make(self, data: bytes) -> RDMABuffer:
-        self.data.append(bytearray(data))
-        return RDMABuffer(self.data[-1])
-
-    @endpoint
-    def bytes_of(self, number: int) -> bytes:
-        return bytes(self.data[number])
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
-
-class Reader(Actor):
-    @endpoint
-    def afar(self, parallelism: int) -> None:
-        """From here on only paths that lead to other machines: all processes of a test are on one."""
-        from monarch.rdma import paths
-
-        configure(rdma_tcp_fallback_parallelism=parallelism, rdma_max_chunk_size_mb=1)
-        paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.uses_network)
-
-    @endpoint
-    def path(self, buffer: RDMABuffer) -> str:
-        return buffer.path
-
-    @endpoint
-    def read(self, buffer: RDMABuffer) -> Any:
-        into = bytearray(buffer.size())
-        try:
-            buffer.read_into(into, timeout=TIMEOUT).get()
-        except Exception as exc:
-            return type(exc).__name__
-        return bytes(into)
-
-    @endpoint
-    def write(self, buffer: RDMABuffer, data: bytes) -> Any:
-        try:
-            buffer.write_from(data, timeout=TIMEOUT).get()
-        except Exception as exc:
-            return type(exc).__name__
-        return None
-
-    @endpoint
-    def drop(self, buffer: RDMABuffer) -> None:
-        buffer.drop().get()
-
-    @endpoint
-    def lanes(self) -> int:
-        """Streams open here, and those that cannot be had."""
-        return sum(lanes._count for lanes in tcp._lanes.values())
-
-
-def pair(two: HostMesh, parallelism: int = 2) -> tuple[Any, Any]:
-    procs = two.spawn_procs()
-    owner = procs.slice(hosts=0).spawn("owner", Owner)
-    reader = procs.slice(hosts=1).spawn("reader", Reader)
-    call(reader.afar, parallelism)
-    return owner, reader
+# --- between two processes of a host
 
 
 @pytest.mark.procs
-def test_between_hosts(two: HostMesh) -> None:
-    owner, reader = pair(two)
-    data, new = os.urandom(5 * MIB + 1), os.urandom(5 * MIB + 1)
-    buffer = call(owner.make, data)
-    assert call(reader.path, buffer) == "tcp"
-    assert call(reader.read, buffer) == data
-    assert call(reader.lanes) >= 1
-    assert call(reader.write, buffer, new) is None
-    assert call(owner.bytes_of, 0) == new
-    assert call(reader.path, buffer) == "tcp"  # nothing was found against it
-    call(reader.drop, buffer)
-    assert call(reader.read, buffer) == "BufferDroppedError"
-    assert call(reader.write, buffer, new) == "BufferDroppedError"
-
-
-@full
-@pytest.mark.procs
-def test_the_end_of_an_owner_is_told(two: HostMesh) -> None:
-    owner, reader = pair(two)
-    buffer = call(owner.make, b"data")
-    assert call(reader.read, buffer) == b"data"
-    kill(call(owner.pid))
-    assert call(reader.read, buffer) == "OwnerEndedError"
-    assert call(reader.write, buffer, b"more") == "OwnerEndedError"
-
-
-@full
-@pytest.mark.procs
-def test_without_a_way_for_streams_actors_do_it(two: HostMesh) -> None:
-    """The client has no address."""
-    _, reader = pair(two)
-    data = bytearray(b"mine")
-    buffer = RDMABuffer(data)
-    assert call(reader.path, buffer) == "actor"
-    assert call(reader.read, buffer) == b"mine"
-    buffer.drop().get(TIMEOUT)
-
-
-@full
-@pytest.mark.procs
-def test_over_unix_sockets_too(tmp_path: Path) -> None:
-    with hosts_in(tmp_path) as hosts:
-        two = hosts.attach(hosts.start(), hosts.start())
-        owner, reader = pair(two)
-        data = os.urandom(3 * MIB)
-        buffer = call(owner.make, data)
-        assert call(reader.path, buffer) == "tcp"
-        assert call(reader.read, buffer) == data
-        assert call(reader.lanes) >= 1
-        two.shutdown().get(TIMEOUT)
-
-
-@pytest.mark.procs
-def test_on_one_host(shared_procs: Any) -> None:
-    owner = shared_procs.slice(who=0).spawn("owner", Owner)
-    process = this_host().spawn_procs(name="reader")
-    reader = process.spawn("reader", Reader)
-    call(reader.afar, 2)
-    data = os.urandom(3 * MIB)
-    buffer = call(owner.make, data)
-    assert call(reader.path, buffer) == "tcp"
-    assert call(reader.read, buffer) == data
-    assert call(reader.write, buffer, b"new") is None
-    assert call(owner.bytes_of, 0) == b"new" + data[3:]
-    assert call(reader.lanes) >= 1
-    process.stop().get(TIMEOUT)
-    owner.stop().get(TIMEOUT)
-
-
-@full
-@pytest.mark.procs
-def test_a_job_with_tls_leaves_it_to_actors(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="certificates are made with it")
-    from monarch.tools.certs import make_certificates
-
-    folder = tmp_path / "certs"
-    make_certificates(folder, ["127.0.0.1"])
-    pems = {
-        "ca": str(folder / "ca.pem"),
-        "certificate": str(folder / "host.pem"),
-        "private_key": str(folder / "host-key.pem"),
-    }
-    told = dict(zip(("MONARCH_TLS_CA", "MONARCH_TLS_CERT", "MONARCH_TLS_KEY"), pems.values(), strict=True))
-    loop = (
-        "import sys\nfrom monarch.actor import run_worker_loop_forever\nrun_worker_loop_forever(address=sys.argv[1])\n"
-    )
-    with hosts_in(tmp_path) as hosts:
-        workers = [hosts.start_tcp(loop, told), hosts.start_tcp(loop, told)]
-        two = attach_to_workers(workers=[worker.address for worker in workers], **pems)
-        assert two.initialized.get(TIMEOUT) is True
-        owner, reader = pair(two)
-        data = os.urandom(3 * MIB)
-        buffer = call(owner.make, data)
-        assert call(reader.path, buffer) == "actor"
-        assert call(reader.read, buffer) == data
-        assert call(reader.lanes) == 0
-        two.shutdown().get(TIMEOUT)
+def test_on_one_host(fresh: Any, tmp_path: Path) -> None:
+    owner, other = fresh(Side), fresh(Side)
+    call(other.reach_by, "tcp", str(tmp_path), ())
+    moves(owner, other, "tcp")
+    assert call(other.lanes) >= 1

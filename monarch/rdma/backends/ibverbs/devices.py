@@ -207,6 +207,11 @@ def devices() -> RDMADevices:
     return found()
 
 
+def use(devices: RDMADevices | None) -> None:
+    """Has this process use these, or look for them anew (None). For tests."""
+    _made.replace(devices)
+
+
 def found() -> RDMADevices:
     """The same, whatever the setting."""
     known = _made.get(_find)
