@@ -69,7 +69,7 @@ class _CopyJob(ChunkedTransfer):
             self.leave()
 
 
-class _Pool:
+class _CopyThreads:
     """At most THREADS threads, started as work comes, which end when none has come for a while."""
 
     def __init__(self) -> None:
@@ -112,12 +112,12 @@ class _Pool:
             work = None  # while this waits for more, it keeps no memory alive
 
 
-_POOL = _Pool()
+_POOL = _CopyThreads()
 
 
 def _after_fork() -> None:
     global _POOL
-    _POOL = _Pool()  # the threads are the parent's
+    _POOL = _CopyThreads()  # the threads are the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -60,7 +60,7 @@ class Nixl:
             tcp.lanes_to(transfer.handle.owner).begin(_NixlJob(transfer))
 
 
-class _Staged(Nixl):
+class _StagedNixl(Nixl):
     """NIXL between pinned memory and the owner."""
 
     takes_devices = False
@@ -82,7 +82,7 @@ def _reroute(transfer: Transfer) -> None:
     handle = transfer.handle
     staged = transfer.memory.device is not None and handle.device is None
     if staged and not unreachable.why(NixlRoute(handle.owner, False)):
-        hand_over(transfer, _Staged())
+        hand_over(transfer, _StagedNixl())
     else:
         hand_over(transfer, tcp.TcpStreams())
 
