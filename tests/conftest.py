@@ -149,6 +149,13 @@ def _descendants() -> Callable[[int], list[int]]:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test: a job's file and logs go there."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def scripts(tmp_path: Path) -> Iterator[Scripts]:
     # Not below tmp_path: the address of a Unix socket holds about a hundred bytes.
     runtime = Path(tempfile.mkdtemp(prefix="mnr"))

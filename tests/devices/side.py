@@ -14,6 +14,10 @@ from tests.rdma.buffers import use_path
 TIMEOUT = 120  # the first use of a device takes seconds
 
 
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(TIMEOUT)
+
+
 def one_process_a_device() -> Iterator[ProcMesh]:
     """Two at most: nccl refuses two ranks on one device. A fixture of tests."""
     mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})

@@ -12,20 +12,16 @@ from monarch.actor import Actor, HostMesh, endpoint
 from monarch.config import configure
 from monarch.rdma import RDMABuffer, is_ibverbs_available
 from monarch.rdma.backends.nixl import nixl_agent
+from tests.devices.side import TIMEOUT, call
 from tests.support.hosts import Hosts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
-TIMEOUT = 120
 
 needs_nixl = pytest.mark.skipif(
     not any(importlib.util.find_spec(name.partition(".")[0]) for name in nixl_agent.MODULES),
     reason="NIXL is not installed",
 )
 needs_verbs = pytest.mark.skipif(not is_ibverbs_available(), reason="no RDMA device, or no binding to it, is here")
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 class Side(Actor):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 import monarch
@@ -16,13 +13,6 @@ from tests.support.scripts import Scripts
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
 procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Scripts]:
-    scripts = Scripts(tmp_path, tmp_path)
-    yield scripts
-    scripts.close()
 
 
 IDLE = """
@@ -66,8 +56,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_group_that_idles_is_quiet_and_ends_in_order(programs: Scripts) -> None:
-    done = programs.run(IDLE)
+def test_a_group_that_idles_is_quiet_and_ends_in_order(scripts: Scripts) -> None:
+    done = scripts.run(IDLE)
     between = done.stderr.partition("idle\n")[2].partition("over\n")[0].splitlines()
     assert between == []
     assert "alive" in done.stdout
@@ -113,10 +103,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_rank_that_is_late_ends_the_group_and_no_process(programs: Scripts) -> None:
+def test_a_rank_that_is_late_ends_the_group_and_no_process(scripts: Scripts) -> None:
     if _devices.count() < 2:
         pytest.skip("two devices are needed")
-    out = programs.run(LATE).stdout
+    out = scripts.run(LATE).stdout
     assert "failed" in out and "GroupLost" in out, out
     assert "SIGABRT" not in out
 

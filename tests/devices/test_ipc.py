@@ -12,7 +12,7 @@ import pytest
 
 from monarch.actor import endpoint, this_host
 from monarch.rdma import RDMABuffer
-from tests.devices.side import TIMEOUT, Side
+from tests.devices.side import TIMEOUT, Side, call
 from tests.support.processes import kill
 from tests.support.scripts import Scripts
 
@@ -91,10 +91,6 @@ def spawn() -> Iterator[Callable[[], Any]]:
     yield one
     for mesh in meshes:
         mesh.stop().get(timeout=TIMEOUT)
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 def until(is_so: Callable[[], bool]) -> None:

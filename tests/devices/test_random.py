@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import monarch
-from monarch import _devices
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
+from tests.devices.side import one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """One process a device, two at most."""
-    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
-    yield mesh
-    mesh.stop().get(timeout=120)
+procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
 
 
 # The mesh comes first: the client has drawn nothing on a device by then, and computes no derivative of its own there.

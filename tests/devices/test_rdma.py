@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.devices.side import call
+
 pytestmark = [pytest.mark.device, pytest.mark.procs]
-TIMEOUT = 120
 PATHS = ["device_ipc", "tcp", "actor"]
 DTYPES = ["float32", "bfloat16", "bool", "complex64"]
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 def some(rows: int, columns: int, dtype: str = "float32") -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ def doomed() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"gpus": 1})
     yield mesh
     mesh.stop().get(timeout=TIMEOUT)
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Scripts]:
-    scripts = Scripts(tmp_path, tmp_path)
-    yield scripts
-    scripts.close()
 
 
 TRAINING = """
@@ -81,9 +73,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["plain", "recorded"])
-def test_the_first_thing_that_a_program_does_is_to_train(programs: Scripts, how: str) -> None:
+def test_the_first_thing_that_a_program_does_is_to_train(scripts: Scripts, how: str) -> None:
     """Nothing here has made a context before."""
-    out = programs.run(TRAINING, how).stdout.splitlines()
+    out = scripts.run(TRAINING, how).stdout.splitlines()
     losses = [float(word) for word in out[-1].split()]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert "THE LINE" in out[-2], out
@@ -109,9 +101,9 @@ if __name__ == "__main__":
 """
 
 
-def test_autograd_of_a_program_that_sees_no_card(programs: Scripts) -> None:
+def test_autograd_of_a_program_that_sees_no_card(scripts: Scripts) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    done = programs.run(HIDDEN, env=environment, check=False)
+    done = scripts.run(HIDDEN, env=environment, check=False)
     # With a driver's device nodes there torch initialises it, and says that no card is visible. It must not die of a signal.
     assert done.returncode >= 0, done.stderr
     assert done.stdout.split() == ["cuda", "cuda"] or "cuda" in done.stderr.lower(), done.stderr

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import monarch
-from monarch import _devices
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
+from tests.devices.side import one_process_a_device
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """One process a device, two at most: nccl refuses two ranks on one card."""
-    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
-    yield mesh
-    mesh.stop().get(timeout=120)
+procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
 
 
 def test_each_process_uses_its_own_device(procs: ProcMesh) -> None:

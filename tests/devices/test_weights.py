@@ -11,17 +11,13 @@ import pytest
 
 from monarch.actor import Actor, Channel, Port, ProcMesh, endpoint
 from monarch.rdma import RDMABuffer, Shard, StateDict, StateDictHandle
+from tests.devices.side import TIMEOUT, call
 from tests.rdma.buffers import use_path
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
-TIMEOUT = 120
 PATHS = ["device_ipc", "tcp", "actor"]
 SIZES = [1, 1000, 77_777, 500_000, 2_000_000]  # numbers: four bytes to 8 MB
 VERSIONS = 8  # that a reader sees
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 class Owner(Actor):

@@ -16,17 +16,10 @@ import pytest
 
 from monarch.tools.verbs import exec_verb
 from monarch.tools.verbs.current_job import environment, point
-from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.command_line import TIMEOUT, CommandLine
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
-
-
-@pytest.fixture
-def monarch(tmp_path: Path) -> Iterator[CommandLine]:
-    with command_line(tmp_path) as line:
-        yield line
-
 
 # --- pure
 

@@ -15,11 +15,7 @@ from monarch.job import DEFAULT_JOB_PATH, Ended, JobTrait, Ready, SchedulerError
 from monarch.job.names import LOGGER
 from tests.job.fake_scheduler import HERE, FakeJob, Mesh, Noted, Scheduler
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture(autouse=True)

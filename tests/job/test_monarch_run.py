@@ -10,26 +10,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monarch.actor import attach_to_workers
 from monarch.job.torchrun import arguments, run
-from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.command_line import TIMEOUT, CommandLine
 from tests.support.faults import Faults
 from tests.support.hosts import TRUST, Hosts
 from tests.support.processes import Watch
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-
-
-@pytest.fixture
-def monarch(tmp_path: Path) -> Iterator[CommandLine]:
-    with command_line(tmp_path) as line:
-        yield line
 
 
 def program(monarch: CommandLine, text: str) -> str:

@@ -41,6 +41,7 @@ from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
 TIMEOUT = 60
+pytestmark = pytest.mark.usefixtures("folder")
 
 # --- what is to be mounted
 
@@ -161,12 +162,6 @@ def test_a_sidecar_stays_while_a_program_is_connected(monkeypatch: pytest.Monkey
 
 
 # --- jobs
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

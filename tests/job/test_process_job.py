@@ -20,7 +20,7 @@ from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("folder")]
 TIMEOUT = 60
 
 
@@ -45,12 +45,6 @@ class Where(Actor):
         assert sleeper.stdout is not None
         sleeper.stdout.readline()
         return sleeper.pid
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
