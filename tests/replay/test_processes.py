@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.tiers import full
+
+pytestmark = pytest.mark.procs
 
 PROGRAM = """\
 import os, signal, sys

@@ -19,17 +19,17 @@ full = pytest.mark.full
 slow = pytest.mark.slow
 
 # As many cases with real processes `make test` runs at most: tests/test_tiers.py.
-MOST_WITH_PROCESSES = 1450
+MOST_WITH_PROCESSES = 1440
 
 # The fixtures that start processes or programs, by the folder of their tests ("": of all). Who asks for one, whatever is in
 # between, gets the marker `procs`.
 STARTING = {
     "": {"hosts", "scripts"},
+    "dashboard": {"observer"},
     "debugger": {"own", "running"},
     "job": {"jobs", "monarch"},
     "kube": {"cluster", "operated"},
     "netns": {"lab"},
-    "observer": {"observer"},
     "procs": {"proc", "procs2", "procs4", "running", "spawn_procs", "terminal"},
     "rdma": {"fresh", "shared_procs"},
     "tensor": {"procs", "square"},

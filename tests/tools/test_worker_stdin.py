@@ -20,6 +20,8 @@ from monarch.job.worker_launch import WorkerLaunch
 from monarch.tools import cli
 from monarch.tools.worker_stdin import Orders, read_orders
 
+pytestmark = pytest.mark.procs
+
 TIMEOUT = 60
 SECRET = "5ec3e7" * 11
 

@@ -29,6 +29,8 @@ from monarch._mesh.inspection.stack_records import ThreadStack
 from tests.support.processes import stopped
 from tests.support.tiers import first_of
 
+pytestmark = pytest.mark.procs
+
 TIMEOUT = 60
 SWITCHES = "voluntary_ctxt_switches"
 BEGIN = """
