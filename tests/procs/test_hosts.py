@@ -240,6 +240,7 @@ def test_stop_leaves_the_worker_to_be_attached_again(hosts: Hosts, one: HostMesh
     assert hosts.workers[0].status() == 0
 
 
+@full
 def test_a_stopped_mesh_can_be_shut_down(hosts: Hosts, one: HostMesh) -> None:
     one.stop().get(TIMEOUT)
     one.shutdown().get(TIMEOUT)
@@ -290,6 +291,7 @@ def test_async_with_shuts_down(hosts: Hosts) -> None:
 # --- worker loops
 
 
+@full
 def test_a_worker_that_is_shut_down_exits_in_order(hosts: Hosts) -> None:
     source = LOOP.replace("import sys", "import atexit, sys; atexit.register(print, 'at exit')") + "print('not here')\n"
     worker = hosts.start(source=source)
@@ -298,6 +300,7 @@ def test_a_worker_that_is_shut_down_exits_in_order(hosts: Hosts) -> None:
     assert worker.output().splitlines() == ["at exit"]
 
 
+@full
 def test_until_shutdown_returns(hosts: Hosts) -> None:
     worker = hosts.start(source=LOOP.replace("forever", "until_shutdown") + "print('went on'); sys.exit(7)\n")
     hosts.attach(worker).shutdown().get(TIMEOUT)
@@ -593,6 +596,7 @@ def test_200_megabytes_there_and_back(hosts: Hosts) -> None:
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_environment_comes_from_the_worker_then_attach_then_spawn(hosts: Hosts) -> None:
     worker = hosts.start(env={"FROM_A": "worker", "FROM_B": "worker", "FROM_C": "worker", "FROM_D": "worker"})
     os.environ["FROM_CLIENT"] = "not to be seen"

@@ -208,6 +208,7 @@ def test_the_extent_is_per_host_in_its_own_order(procs4: ProcMesh) -> None:
     assert procs4.size() == 4 and procs4.size("b") == 2
 
 
+@full
 def test_host_dimensions_come_first(spawn_procs: Any, host: HostMesh) -> None:
     mesh = spawn_procs({"gpus": 2}, on=host.flatten("hosts"))
     assert mesh.extent.labels == ["hosts", "gpus"] and mesh.extent.sizes == [1, 2]
@@ -231,6 +232,7 @@ def test_a_per_host_that_is_no_extent_is_refused_at_the_call(host: HostMesh, per
         host.spawn_procs(per_host)
 
 
+@full
 def test_the_name_is_part_of_the_addresses(spawn_procs: Any) -> None:
     mesh = spawn_procs({"gpus": 2}, name="trainer")
     addresses = mesh.spawn("probe", Probe).address.call().get(timeout=TIMEOUT).values()
@@ -298,6 +300,7 @@ def test_a_plain_bootstrap_sees_no_running_loop(spawn_procs: Any) -> None:
     assert probe.env.call_one("LOOP").get(timeout=TIMEOUT) == ["none"]
 
 
+@full
 def test_an_async_bootstrap_is_awaited(spawn_procs: Any) -> None:
     async def prepare() -> None:
         await asyncio.sleep(0)
@@ -365,6 +368,7 @@ def test_without_inherit_env_only_the_given_variables_arrive(spawn_procs: Any, m
     assert probe.env.call_one("ONLY", "OF_THE_CLIENT").get(timeout=TIMEOUT) == ["this", None]
 
 
+@full
 def test_a_bootstrap_command_holds_for_its_own_call_only(spawn_procs: Any, host: HostMesh) -> None:
     command = default_bootstrap_cmd().with_env({"ONCE": "yes"})
     spawn_procs(bootstrap_command=command).initialized.get(timeout=TIMEOUT)
@@ -403,6 +407,7 @@ def test_with_python_executable_holds_for_the_hosts_processes_hosts_too(
 # --- What a process inherits
 
 
+@full
 def test_the_environment_is_that_of_the_client_when_it_spawned(
     spawn_procs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +427,7 @@ def test_the_working_folder_is_that_of_the_client(
     assert facts["cwd"] == str(tmp_path)
 
 
+@full
 def test_modules_in_the_working_folder_can_be_imported(
     spawn_procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +437,7 @@ def test_modules_in_the_working_folder_can_be_imported(
     assert probe.import_and_read.call_one("lies_in_cwd").get(timeout=TIMEOUT) == 5
 
 
+@full
 def test_what_the_client_added_to_sys_path_can_be_imported(
     spawn_procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +470,7 @@ def test_stop_ends_the_processes(spawn_procs: Any, watch: Any) -> None:
     assert watched.survivors(2) == {}
 
 
+@full
 def test_stop_begins_without_being_waited_for(spawn_procs: Any, watch: Any) -> None:
     mesh = spawn_procs({"gpus": 2})
     watched = watch(pids(mesh))
@@ -556,6 +564,7 @@ def test_leaving_async_with_this_host_raises(host: HostMesh) -> None:
         asyncio.run(main())
 
 
+@full
 def test_async_with_stops_the_procs(host: HostMesh, watch: Any) -> None:
     async def main() -> Any:
         async with host.spawn_procs({"gpus": 2}) as mesh:
@@ -647,6 +656,7 @@ def test_procs_not_ready_yet_can_be_pickled(spawn_procs: Any) -> None:
     assert pids(copy) == pids(mesh)
 
 
+@full
 def test_procs_not_ready_yet_can_be_sent(spawn_procs: Any, proc: ProcMesh) -> None:
     nester = proc.spawn("nester", Nester)
     mesh = spawn_procs({"gpus": 2})

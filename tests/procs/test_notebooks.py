@@ -395,6 +395,7 @@ def test_the_processes_end_with_the_kernel(tmp_path: Path) -> None:
         os.close(process)
 
 
+@full
 def test_in_plain_ipython_a_cell_ends_with_all_its_output(scripts: Any) -> None:
     done = scripts.run(
         """

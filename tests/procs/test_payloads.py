@@ -378,6 +378,7 @@ def test_an_array_outlives_its_sender(spawn_procs: Any, faults: Any) -> None:
     assert numbers()["borrowed"] == 0
 
 
+@full
 def test_what_a_process_sent_before_it_was_killed_arrives(spawn_procs: Any, faults: Any) -> None:
     procs = spawn_procs(per_host={"p": 2})
     sender, receiver = (procs.slice(p=rank).spawn(f"store{rank}", Store) for rank in range(2))

@@ -153,6 +153,7 @@ def test_after_kill_9_process_and_actor_are_restarted_and_everybody_reaches_them
     assert faults.rest() == []  # each death was told once
 
 
+@full
 def test_an_actor_alone(spawn_procs: Any, procs2: Any, faults: Any) -> None:
     mesh = spawn_procs({"gpus": 2}).spawn("node", Node)
     asker = procs2.slice(gpus=0).spawn("asker", Asker)
@@ -166,6 +167,7 @@ def test_an_actor_alone(spawn_procs: Any, procs2: Any, faults: Any) -> None:
     assert values(mesh, "pid") == pids
 
 
+@full
 def test_a_living_process_runs_its_cleanups_first(spawn_procs: Any, tmp_path: Path, watch: Any) -> None:
     procs = spawn_procs({"gpus": 2})
     mesh = procs.spawn("node", Node, None, str(tmp_path))
@@ -181,6 +183,7 @@ def test_a_living_process_runs_its_cleanups_first(spawn_procs: Any, tmp_path: Pa
     assert after[1] == before[1] and after[0] != before[0]
 
 
+@full
 @pytest.mark.parametrize("code", first_of([0, 7]))
 def test_a_process_that_exited(spawn_procs: Any, faults: Any, code: int) -> None:
     procs = spawn_procs({"gpus": 2})
@@ -295,6 +298,7 @@ def test_a_policy_restarts_process_and_actor(spawn_procs: Any, procs2: Any, news
     assert "2 restarts within 60 s are its limit" in failure.report() and "Killed(sig=9)" in failure.report()
 
 
+@full
 def test_all_for_one(spawn_procs: Any, news: Any, faults: Any, tmp_path: Path) -> None:
     port, receiver = news
     procs = spawn_procs({"gpus": 3})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -94,15 +93,17 @@ def test_memory_that_a_killed_process_had_open_is_the_owners_again(owner: Any, d
     until(lambda: call(owner.given) == 0)
 
 
-def test_memory_is_the_owners_again_though_a_process_is_killed_after_the_drop(owner: Any, doomed: Any) -> None:
+def test_memory_is_the_owners_again_though_a_process_is_killed_after_the_drop(
+    owner: Any, doomed: Any, held: Any
+) -> None:
     """It is stopped when it is told to close what it has open, and killed as it is."""
     buffer = call(owner.make, "cuda", bytes(SIZE))
     call(doomed.hold, buffer)
     pid = call(doomed.pid)
-    os.kill(pid, signal.SIGSTOP)
-    call(owner.forget, buffer)
-    assert call(owner.allocated) == SIZE
-    kill(pid)
+    with held(pid):
+        call(owner.forget, buffer)
+        assert call(owner.allocated) == SIZE
+        kill(pid)
     until(lambda: call(owner.allocated) == 0)
 
 
@@ -117,6 +118,7 @@ def test_memory_of_a_killed_owner_is_closed_by_those_who_had_it_open(doomed: Any
     until(lambda: not counts_of(pid))
 
 
+@full
 def test_closing_memory_makes_no_context_on_another_card(owner: Any, doomed: Any) -> None:
     """The reader uses the second card of its process: the first is somebody else's."""
     call(doomed.uses_the_second)
@@ -147,6 +149,7 @@ def test_a_card_whose_memory_cannot_be_opened_is_left_alone_for_a_while(owner: A
     until(lambda: call(owner.allocated) == 0)  # what could not be opened was given back
 
 
+@full
 def test_a_storage_that_is_not_lent_says_nothing_of_others(owner: Any, doomed: Any) -> None:
     call(owner.has, ipc="not this one")
     one, other = call(owner.make, "cuda", b"abc"), call(owner.make, "cuda", b"def")

@@ -7,7 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TIMEOUT = 30
@@ -74,7 +74,8 @@ def stopped(pid: int) -> Iterator[None]:
             assert time.monotonic() < deadline
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it may have been killed
+            os.kill(pid, signal.SIGCONT)
 
 
 def thread_states(pid: int) -> list[str]:
