@@ -163,3 +163,12 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
     yield runner
     runner.close()
     shutil.rmtree(runtime, ignore_errors=True)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Of this user, and nobody else may write in it; those of pytest cannot be entered by others."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="linux-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

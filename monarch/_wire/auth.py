@@ -30,6 +30,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from monarch._linux import private_files
+
 VERSION = 1
 MAGIC = b"\x89MNRCH"  # no text, no TLS record: other protocols differ in the first byte
 
@@ -115,15 +117,15 @@ def load_secret(given: str | bytes | Secret | None, environ: Mapping[str, str]) 
 
 def _read_private(path: str) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO nobody writes to does not hold us
+        fd = private_files.open_regular(path)
+    except private_files.UntrustedFileError:
+        raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which is not a regular file") from None
     except OSError as exc:
         raise ValueError(
             f"MONARCH_SECRET_FILE names {path!r}, which cannot be read: {exc.strerror} ({_MADE_BY})"
         ) from exc
     try:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which is not a regular file")
         if found.st_mode & (stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH):
             mode = stat.S_IMODE(found.st_mode)
             raise ValueError(

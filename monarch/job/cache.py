@@ -9,15 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from monarch.job import private_file
+from monarch._linux import private_files
 
 _MOST = 64 << 20  # bytes of a job; a larger file is none
 
@@ -32,24 +31,19 @@ def encode(job: Any) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """The job in this file. FileNotFoundError without one; UnsafeJobFileError when others own or may write it, which is
-    checked on the file that is then read; ValueError when it is no job's file."""
-    with open(path, "rb") as file:
-        state = os.fstat(file.fileno())
-        mode = stat.S_IMODE(state.st_mode)
-        if state.st_uid not in (os.geteuid(), 0):
-            raise UnsafeJobFileError(
-                f"{os.fspath(path)} belongs to user {state.st_uid}, and reading a job's file runs what is in it: it was not "
-                f"read. Use a folder of your own, or delete the file"
-            )
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise UnsafeJobFileError(
-                f"{os.fspath(path)} may be written by others (mode {mode:04o}), and reading a job's file runs what is in it: "
-                f"it was not read. Delete it, or, if nobody has touched it, run: chmod 600 {os.fspath(path)}"
-            )
-        content = file.read(_MOST + 1)
-    if len(content) > _MOST:
-        raise ValueError(f"{os.fspath(path)} is not a job's file: it has more than {_MOST >> 20} MiB")
+    """Reads the job in this file. FileNotFoundError without one; UnsafeJobFileError when others can have made it, or a
+    link or folder on the way, checked as it is opened; ValueError when it is no job's file."""
+    try:
+        content = private_files.read(path, _MOST)
+    except private_files.UntrustedFileError as exc:
+        way_out = "Use a folder of your own, or delete the file"
+        if exc.mode is not None:
+            way_out = f"Delete it, or, if nobody has touched it, run: chmod 600 {exc.path}"
+        raise UnsafeJobFileError(
+            f"{exc}, and reading a job's file runs what is in it: it was not read. {way_out}"
+        ) from None
+    except ValueError:
+        raise ValueError(f"{os.fspath(path)} is not a job's file: it has more than {_MOST >> 20} MiB") from None
     try:
         return pickle.loads(content)
     except Exception as exc:
@@ -60,27 +54,35 @@ def read(path: str | os.PathLike[str]) -> Any:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """The file, or the one that the link `path` leads to, as a whole or not at all; its folder is made when missing."""
-    there = Path(os.path.realpath(path))
-    make_folder(there.parent)
-    private_file.write(there, content, replace=True)
+    """Writes the file, or the one that the link `path` leads to, whole or not at all; its folder is made when missing."""
+    private_files.write(_place(path), content, replace=True)
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """The file, not a link to it. Nothing if there is none."""
-    Path(os.path.realpath(path)).unlink(missing_ok=True)
+    """Removes the file, not a link to it. Nothing if there is none."""
+    with suppress(FileNotFoundError):
+        os.unlink(private_files.resolve(path))
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for jobs' files, 0700 when it is made here. OSError with a way out when that cannot be."""
+    """Makes a folder for jobs' files, 0700. OSError with a way out when that cannot be."""
+    _place(folder / "file")
+
+
+def _place(path: str | os.PathLike[str]) -> str:
+    """Returns where the file of that name, or the link that it is, leads to; the folder is made when missing."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private_files.resolve(path, make=True)
+    except private_files.UntrustedFileError as exc:
+        raise UnsafeJobFileError(
+            f"{exc}, who could put jobs of their own there: name another file for the job"
+        ) from None
     except OSError as exc:
         raise type(exc)(
             exc.errno,
             f"{exc.strerror}; the job's file cannot be kept there. Run in a folder that you may write, give "
             f"state(cached_path=...), or keep nothing with cached_path=None",
-            str(folder),
+            exc.filename,
         ) from None
 
 
@@ -88,9 +90,7 @@ def make_folder(folder: Path) -> None:
 def locked(path: str | os.PathLike[str], waiting: Callable[[str], None]) -> Iterator[None]:
     """One program at a time looks for a job in this file or starts it. `waiting(who)` is called once when another does so
     just now; its end ends the wait."""
-    there = Path(os.path.realpath(path))
-    make_folder(there.parent)
-    lock = os.open(there.with_name(f"{there.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = private_files.open_lock(f"{_place(path)}.lock")
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from monarch.job import private_file
+from monarch._linux import private_files
 from monarch.job.cache import make_folder
 from monarch.job.job_trait import JobTrait, job_load
 from monarch.job.names import DEFAULT_JOB_PATH, FOLDER
@@ -100,7 +100,7 @@ def set_current_job(spec: str) -> None:
     load(spec)
     name = active()
     use(name)
-    private_file.write(Path(FOLDER, name, "spec"), f"{spec}\n".encode(), replace=True)
+    private_files.write(Path(FOLDER, name, "spec"), f"{spec}\n".encode(), replace=True)
 
 
 def load_current_job() -> JobTrait:

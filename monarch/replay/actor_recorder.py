@@ -14,7 +14,6 @@ import os
 import pickle
 import re
 import socket
-import stat
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._linux import private_files
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.log_thread import log
@@ -359,13 +359,11 @@ class RecordingWriter:
 
 
 def make_folder(folder: str) -> None:
-    """Private to this user when it is made here; PermissionError for one that others own, or may write in."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.stat(folder)
-    if found.st_uid != os.getuid():
+    """Makes it 0700; PermissionError for one that others own, or may write in."""
+    try:
+        private_files.make_folder(folder)
+    except private_files.UntrustedFileError as exc:
         raise PermissionError(
-            f"{folder} belongs to another user, and recordings hold all that an actor was sent: name a folder of yours "
-            f"(setting record_folder)"
-        )
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise PermissionError(f"others may write in {folder}: chmod go-w it, or name another (setting record_folder)")
+            f"{exc}, and recordings hold all that an actor was sent: chmod go-w it, or name a folder of yours (setting "
+            f"record_folder)"
+        ) from None

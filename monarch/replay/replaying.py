@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from monarch._linux import private_files
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.context import home, set_home
@@ -45,7 +46,6 @@ from monarch.replay.events import (
 )
 from monarch.replay.player import Divergence, Player, normalise
 from monarch.replay.replayer import ReplayDebugging, Replayer, ReplayOver
-from monarch.replay.trust import open_trusted
 
 _PATIENCE = 60.0  # seconds without any progress after which a replay is given up
 _NOT_TAKEN = ("MONARCH_", "HYPERACTOR_", "PYTHON")  # of the environment then: they govern this process
@@ -93,7 +93,7 @@ def replay(
 
     RecordingError when the file is no recording, is not to be trusted, or when the class cannot be loaded here.
     """
-    with open_trusted(path, trust) as file:
+    with _open(path, trust) as file:
         events = read(file)
         first = next(events, None)
         if first is None or not isinstance(first.event, BeginEvent):
@@ -101,6 +101,19 @@ def replay(
         return _Replay(
             first.event, first.pieces, events, ReplayDebugging(at, until_failure, pdb), cls, patience, say
         ).run()
+
+
+def _open(path: str | os.PathLike[str], trust: bool) -> BinaryIO:
+    """Opens the file. RecordingError when others can have written it, or write in its folder, and `trust` is False."""
+    if trust:
+        return open(path, "rb")
+    try:
+        return os.fdopen(private_files.open_to_read(path, root=False, closed=True), "rb")
+    except private_files.UntrustedFileError as exc:
+        raise RecordingError(
+            f"{exc}. A recording holds pickles: replaying it runs whatever its writer wanted. If you know where it comes "
+            f"from, say --trust (trust=True)"
+        ) from None
 
 
 class _Replay:

@@ -16,13 +16,12 @@ import os
 import re
 import secrets
 import socket
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch.job import private_file
+from monarch._linux import private_files
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -95,10 +94,16 @@ def make_certificates(
             f"after which certificates of the old authority are no longer accepted"
         )
     contents = _make(names, days)
-    _make_private(folder)
+    try:
+        private_files.make_folder(folder)
+    except private_files.UntrustedFileError as exc:
+        raise PermissionError(
+            f"{exc}; its writers could put keys of their own there: chmod 700 it, or name a directory of your own, or one "
+            f"that does not exist yet"
+        ) from None
     for path, content in zip(files, contents, strict=True):
         mode = 0o600 if path in (made.ca_key, made.private_key) else 0o644
-        private_file.write(path, content, mode, replace=force)
+        private_files.write(path, content, mode, replace=force)
     return made
 
 
@@ -221,25 +226,3 @@ def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _make_private(folder: Path) -> None:
-    """Makes `folder` with mode 0700; PermissionError if it is there and others may put files into it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        found = folder.stat()
-        mode = found.st_mode
-        if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(f"{folder} exists and is not a directory") from None
-        if found.st_uid != os.geteuid():
-            raise PermissionError(
-                f"{folder} belongs to another user (uid {found.st_uid}), who could put keys of their own there; name a "
-                f"directory of your own, or one that does not exist yet"
-            ) from None
-        if mode & 0o022:
-            raise PermissionError(
-                f"{folder} may be written by others (mode {stat.S_IMODE(mode):04o}), who could put keys of their own "
-                f"there; chmod 700 it, or name a directory that does not exist yet"
-            ) from None

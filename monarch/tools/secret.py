@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from monarch.job import private_file
+from monarch._linux import private_files
 from monarch.job.worker_launch import new_secret
 
 
@@ -15,7 +15,7 @@ def write_secret(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     the old secret is of no use any more."""
     file = Path(path)
     try:
-        private_file.write(file, f"{new_secret()}\n".encode(), replace=force)
+        private_files.write(file, f"{new_secret()}\n".encode(), replace=force)
     except FileExistsError:
         raise FileExistsError(
             f"{file} is already there; --force replaces it, after which hosts and clients with the old secret are refused"

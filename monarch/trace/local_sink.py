@@ -22,13 +22,13 @@ import zlib
 from collections import deque
 from typing import Any
 
+from monarch._linux import private_files
 from monarch._mesh.inspection.recording import process_name
 from monarch._runtime import recorder as recorders
 from monarch._runtime.proc import Proc
 from monarch._runtime.recorder import CALLED, HANDLED, SPAN, Recorder
 from monarch._wire.address import host_of
 from monarch.trace import perfetto
-from monarch.trace.folders import private
 from monarch.trace.timeline import Instant, Slice, Timeline
 
 MODES = ("off", "user", "dev")
@@ -187,9 +187,9 @@ def trace_folder() -> str:
 
 def execution_folder(program: str) -> str:
     """Returns the folder of one program, made if need be; `latest` leads to it. OSError when it is not ours."""
-    root = private(trace_folder())
+    root = private_files.make_folder(trace_folder(), mine=False)
     plain = re.sub(r"[^-_.A-Za-z0-9]", "_", program)
-    folder = private(os.path.join(root, "executions", plain))
+    folder = private_files.make_folder(os.path.join(root, "executions", plain), mine=False)
     link = os.path.join(root, "latest")
     target = os.path.join("executions", plain)
     try:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._linux import private_files
 from monarch._mesh.inspection import survey
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.trace import perfetto
-from monarch.trace.folders import private
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
 from monarch.trace.timeline import Timeline, chrome
 from monarch.trace.torch_profiles import Ask, TorchProfiles
@@ -228,7 +228,7 @@ def _place(path: str | os.PathLike[str] | None, suffix: str) -> Path:
     user = os.environ.get("USER")
     if not user:
         raise RuntimeError("USER is not set; pass an explicit output path")
-    folder = Path(private(f"/tmp/{user}/monarch_profiles"))
+    folder = Path(private_files.make_folder(f"/tmp/{user}/monarch_profiles"))
     return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{suffix}"
 
 

@@ -15,6 +15,7 @@ import pytest
 from monarch.job import cache, job_load
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
+from tests.support.users import STRANGER, as_stranger, needs_root
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +43,7 @@ def test_a_file_that_others_may_write_is_not_read(tmp_path: Path, mode: int) -> 
     assert mark.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@needs_root
 def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     file, mark = tmp_path / "state.pkl", tmp_path / "mark"
     file.write_bytes(pickle.dumps(Tripwire(mark)))
@@ -51,6 +52,53 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="belongs to user 65534"):
         cache.read(file)
     assert not mark.exists()
+
+
+@pytest.fixture
+def shared(open_folder: Path) -> Path:
+    """A folder in which everybody may write, also what the kernel does not protect as it does in a sticky one."""
+    folder = open_folder / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+@needs_root
+@pytest.mark.parametrize("where", ["", ".monarch"])
+def test_what_a_strangers_link_leads_to_is_not_read(shared: Path, where: str) -> None:
+    """To /proc/PID/cmdline of a program that he has us run: it is a file of ours, and holds what he wants."""
+    mark = shared.parent / "mark"
+    wanted = pickle.dumps(Tripwire(mark), 0)
+    link = shared / where / "state.pkl"
+    with subprocess.Popen([wanted, "1000"], executable="sleep") as ours:
+
+        def plant() -> None:
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(f"/proc/{ours.pid}/cmdline")
+
+        as_stranger(plant)
+        assert Path(f"/proc/{ours.pid}/cmdline").read_bytes().startswith(wanted)
+        for read in (cache.read, job_load):
+            with pytest.raises(PermissionError, match=f"user {STRANGER}.*it was not read"):
+                read(link)
+        ours.kill()
+    assert not mark.exists()
+
+
+@needs_root
+def test_what_a_stranger_has_put_where_the_lock_is_stays_as_it_is(shared: Path) -> None:
+    mine = shared.parent / "mine"
+    mine.write_text("mine")
+    as_stranger(lambda: (shared / "state.pkl.lock").symlink_to(mine))
+    with pytest.raises(PermissionError), cache.locked(shared / "state.pkl", print):
+        pass
+    assert mine.read_text() == "mine"
+
+
+def test_a_fifo_for_a_jobs_file_holds_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state.pkl")
+    with pytest.raises(PermissionError, match=r"state\.pkl is not an ordinary file"):
+        job_load(tmp_path / "state.pkl")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x05", pickle.dumps(3)], ids=["empty", "cut", "number"])

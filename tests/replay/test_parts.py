@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import sys
 import time
@@ -34,7 +33,6 @@ from monarch.replay.events import (
     summary,
 )
 from monarch.replay.player import Player
-from monarch.replay.trust import suspicion
 
 
 @pytest.mark.parametrize(
@@ -103,21 +101,8 @@ def test_a_folder_that_others_may_write_in_is_refused(tmp_path: Path) -> None:
     make_folder(str(made))
     assert made.stat().st_mode & 0o777 == 0o700
     made.chmod(0o777)
-    with pytest.raises(PermissionError, match="others may write in"):
+    with pytest.raises(PermissionError, match=r"may be written by others.*setting record_folder"):
         make_folder(str(made))
-
-
-def test_who_may_have_written_a_recording(tmp_path: Path) -> None:
-    file = tmp_path / "r"
-    file.write_bytes(b"")
-    file.chmod(0o644)
-    assert suspicion(str(file), file.stat()) == ""
-    found = list(file.stat())
-    found[4] = os.getuid() + 1
-    assert suspicion(str(file), os.stat_result(found)) == "belongs to another user"
-    tmp_path.chmod(0o777)
-    assert suspicion(str(file), file.stat()) == "lies in a folder in which others may write"
-    assert suspicion("/dev/null", os.stat("/dev/null")) == "is not an ordinary file"
 
 
 class Unsteady(Actor):

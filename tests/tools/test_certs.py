@@ -172,7 +172,7 @@ def test_force_replaces_files_and_does_not_write_into_them(tmp_path: Path) -> No
 
 
 def test_what_fails_half_way_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
@@ -183,7 +183,7 @@ def test_what_fails_half_way_leaves_no_temporary_file(tmp_path: Path, monkeypatc
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(PermissionError, match=rf"belongs to another user \(uid {os.getuid()}\)"):
+    with pytest.raises(PermissionError, match=f"belongs to user {os.getuid()}; its writers could put keys"):
         make_certificates(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_a_folder_that_others_write_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match=r"mode 0777.*chmod 700"):
         make_certificates(folder)
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="not a directory"):
+    with pytest.raises(NotADirectoryError, match=r"Not a directory: '.*file'"):
         make_certificates(tmp_path / "file")
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.trace.local_sink import TrackLanes
+from monarch.trace.local_sink import TrackLanes, execution_folder
 from monarch.trace.local_sink import main as merge
+from tests.support.users import STRANGER, as_stranger, needs_root
 
 pb2: Any = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -88,3 +89,22 @@ def test_a_mode_that_is_none_is_said(tmp_path: Path) -> None:
     )
     assert "PERFETTO_TRACE_MODE is 'all', and one of off, user, dev is meant: no trace is written" in done.stderr
     assert not (tmp_path / "traces").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("link", ["traces", "traces/executions"])
+def test_traces_go_nowhere_that_a_stranger_has_chosen(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    shared, ours = open_folder / "shared", open_folder / "ours"
+    shared.mkdir()
+    shared.chmod(0o777)
+    ours.mkdir()
+    if link != "traces":
+        (shared / "traces").mkdir()
+        (shared / "traces").chmod(0o1777)
+    as_stranger(lambda: (shared / link).symlink_to(ours))
+    monkeypatch.setenv("MONARCH_TRACE_DIR", str(shared / "traces"))
+    with pytest.raises(PermissionError, match=f"is a link of user {STRANGER}"):
+        execution_folder("program")
+    assert list(ours.iterdir()) == []

@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import time
 
+from monarch._linux import private_files
 from monarch._mesh.start.leftovers import kill_run
 from monarch._wire.ids import new_id
 from monarch.config import settings
@@ -82,34 +82,8 @@ def user_folder() -> str:
 
 
 def _own_parent(base: str) -> str:
-    """This user's folder in `base`. Where somebody else has taken its name, one whose name nobody could know before."""
-    import tempfile
-
-    name = f"monarch-{os.getuid()}"
-    parent = os.path.join(base, name)
-    try:
-        os.mkdir(parent, 0o700)
-    except FileExistsError:
-        pass
-    if _make_private(parent):
-        return parent
-    for other in sorted(os.listdir(base)):
-        if other.startswith(f"{name}-") and _make_private(os.path.join(base, other)):
-            return os.path.join(base, other)
-    return tempfile.mkdtemp(prefix=f"{name}-", dir=base)
-
-
-def _make_private(path: str) -> bool:
-    """Whether it is a folder of ours, no link; from now on nobody else can enter it."""
-    try:
-        status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            return False
-        if status.st_mode & 0o077:
-            os.chmod(path, 0o700)
-    except FileNotFoundError:
-        return False
-    return True
+    """Returns this user's folder in `base`."""
+    return private_files.user_folder(base, f"monarch-{os.getuid()}")
 
 
 def _make(parent: str) -> RunDirectory:

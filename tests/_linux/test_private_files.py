@@ -1,0 +1,329 @@
+"""Files that nobody else can have written: what another user of the machine tries."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch._linux import private_files
+from monarch._linux.private_files import UntrustedFileError
+from tests.support.users import STRANGER, as_stranger, needs_root
+
+LIMIT = 1000
+
+
+def own(path: Path, content: bytes = b"mine", mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def read(path: Path) -> bytes:
+    return private_files.read(path, LIMIT)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def shared(open_folder: Path) -> Path:
+    """Where everybody may write, as in /tmp: who has made an entry alone may remove it."""
+    folder = open_folder / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+# --- reading
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o400])
+def test_ones_own_file_is_read(tmp_path: Path, mode: int) -> None:
+    assert read(own(tmp_path / "f", mode=mode)) == b"mine"
+
+
+def test_a_relative_path_and_links_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    own(tmp_path / "a" / "f")
+    (tmp_path / "to_folder").symlink_to("a")
+    (tmp_path / "to_file").symlink_to(tmp_path / "to_folder" / "f")
+    monkeypatch.chdir(tmp_path / "a")
+    for path in ("f", "./f", "../to_file", "../to_folder/../a/f"):
+        assert read(Path(path)) == b"mine"
+    assert private_files.resolve("../to_file") == str(tmp_path / "a" / "f")
+    (tmp_path / "ring").symlink_to("ring")
+    with pytest.raises(OSError) as caught:
+        read(tmp_path / "ring")
+    assert caught.value.errno == errno.ELOOP
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_what_others_may_write_is_not_read(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(UntrustedFileError, match=rf"f may be written by others \(mode {mode:04o}\)") as caught:
+        read(own(tmp_path / "f", mode=mode))
+    assert (caught.value.path, caught.value.mode) == (str(tmp_path / "f"), mode)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_does_not_hold_us(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "f")
+    for open_it in (private_files.open_to_read, private_files.open_regular):
+        with pytest.raises(UntrustedFileError, match="is not an ordinary file"):
+            open_it(tmp_path / "f")
+
+
+def test_missing_and_too_large(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path / "none" / "f"):
+        with pytest.raises(FileNotFoundError) as caught:
+            read(path)
+        assert str(tmp_path / "none") in str(caught.value)
+    with pytest.raises(ValueError, match="has more than 1,000 bytes"):
+        read(own(tmp_path / "f", bytes(LIMIT + 1)))
+
+
+@needs_root
+def test_what_a_stranger_has_written_is_not_read(shared: Path) -> None:
+    as_stranger(lambda: own(shared / "f"))
+    with pytest.raises(UntrustedFileError, match=rf"{shared}/f belongs to user {STRANGER}"):
+        read(shared / "f")
+    own(shared / "mine")
+    assert read(shared / "mine") == b"mine"
+
+
+@needs_root
+def test_roots_file_is_as_good_as_ones_own_unless_it_is_not_to_be(open_folder: Path) -> None:
+    own(open_folder / "f", mode=0o644)
+    assert as_stranger(lambda: read(open_folder / "f")) == b"mine"
+
+    def strictly() -> bool:
+        with pytest.raises(UntrustedFileError, match="belongs to user 0"):
+            private_files.open_to_read(open_folder / "f", root=False)
+        return True
+
+    assert as_stranger(strictly)
+
+
+@needs_root
+def test_a_strangers_link_is_not_followed_wherever_it_leads(shared: Path) -> None:
+    own(shared.parent / "f")
+    (shared.parent / "folder").mkdir()
+    own(shared.parent / "folder" / "f")
+
+    def plant() -> None:
+        (shared / "f").symlink_to(shared.parent / "f")
+        (shared / "folder").symlink_to(shared.parent / "folder")
+
+    as_stranger(plant)
+    for path in (shared / "f", shared / "folder" / "f"):
+        with pytest.raises(UntrustedFileError, match=f"is a link of user {STRANGER}"):
+            read(path)
+    for change in (private_files.open_lock, private_files.open_log):
+        with pytest.raises(PermissionError):  # by the kernel (fs.protected_regular), or by us
+            change(shared / "f")
+    assert (shared.parent / "f").read_bytes() == b"mine"
+
+
+@needs_root
+def test_nothing_is_read_below_a_strangers_folder(shared: Path) -> None:
+    as_stranger(lambda: (shared / "his").mkdir(0o777))
+    inner = shared / "his" / "mine"
+    inner.mkdir(0o700)  # root may
+    own(inner / "f")
+    with pytest.raises(UntrustedFileError, match=f"{shared}/his belongs to user {STRANGER}"):
+        read(inner / "f")
+    (shared / "his").chmod(0o1777)  # sticky: he may move what is in it, and cannot make another of ours
+    assert read(inner / "f") == b"mine"
+
+
+def test_a_folder_in_which_others_write_can_be_excluded(tmp_path: Path) -> None:
+    file = own(tmp_path / "f")
+    for mode, closed in ((0o755, True), (0o777, False), (0o1777, True)):
+        tmp_path.chmod(mode)
+        os.close(private_files.open_to_read(file))
+        if closed:
+            os.close(private_files.open_to_read(file, closed=True))
+        else:
+            with pytest.raises(UntrustedFileError, match=rf"{tmp_path} may be written by others \(mode 0777\)"):
+                private_files.open_to_read(file, closed=True)
+
+
+@needs_root
+def test_a_search_upward_ends_at_the_first_folder_of_somebody_else(shared: Path) -> None:
+    inner = shared / "his" / "mine" / "deep"
+    inner.mkdir(parents=True)
+    os.chown(shared / "his", STRANGER, STRANGER)
+    assert list(private_files.folders_upward(inner)) == [str(inner), str(inner.parent)]
+    assert list(private_files.folders_upward(shared))[:2] == [str(shared), str(shared.parent)]
+    assert list(private_files.folders_upward(shared))[-1] == "/"
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "trusted"), [("0 0 4294967295\n", False), ("1000 1000 1\n", True), ("0 100000 65536\n", False)]
+)
+def test_folders_of_users_that_a_container_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid_map: str, trusted: bool
+) -> None:
+    """With one user in it, a container shows those of the machine's root as another's, whom it cannot have."""
+    (tmp_path / "uid_map").write_text(uid_map)
+    real = open
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *a, **k: real(tmp_path / "uid_map" if path == "/proc/self/uid_map" else path, *a, **k)
+    )  # fmt: skip
+    found = list(os.stat(tmp_path))
+    for mode, uid, taken in ((0o755, 65534, trusted), (0o775, 65534, False), (0o755, 65533, False)):
+        found[0], found[4] = stat.S_IFDIR | mode, uid
+        if taken:
+            private_files._check_folder(os.stat_result(found), "/x", None)
+        else:
+            with pytest.raises(UntrustedFileError):
+                private_files._check_folder(os.stat_result(found), "/x", None)
+
+
+# --- writing
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_written_whole_and_private(tmp_path: Path, sync: bool) -> None:
+    file = tmp_path / "f"
+    private_files.write(file, b"1", sync=sync)
+    assert (file.read_bytes(), mode_of(file)) == (b"1", 0o600)
+    with pytest.raises(FileExistsError) as caught:
+        private_files.write(file, b"2", sync=sync)
+    assert str(file) in str(caught.value)
+    with file.open("rb") as before:
+        private_files.write(file, b"2", 0o640, replace=True, sync=sync)
+        assert (before.read(), file.read_bytes(), mode_of(file)) == (b"1", b"2", 0o640)
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    target = own(tmp_path / "target")
+    (tmp_path / "f").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        private_files.write(tmp_path / "f", b"new")
+    private_files.write(tmp_path / "f", b"new", replace=True)
+    assert (target.read_bytes(), (tmp_path / "f").read_bytes()) == (b"mine", b"new")
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own(tmp_path / "f")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        private_files.write(tmp_path / "f", b"new", replace=True)
+    assert (os.listdir(tmp_path), (tmp_path / "f").read_bytes()) == (["f"], b"mine")
+
+
+# --- locks and logs
+
+
+def test_a_lock_is_private_and_keeps_what_is_in_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        lock = private_files.open_lock(tmp_path / "lock")
+        assert os.fstat(lock).st_mode & 0o777 == 0o600 and not os.get_inheritable(lock)
+        os.pwrite(lock, b"who", 0)
+        os.close(lock)
+    assert (tmp_path / "lock").read_bytes() == b"who"
+
+
+def test_a_log_grows_or_begins_anew(tmp_path: Path) -> None:
+    for said, empty, all_of_it in ((b"1", False, b"1"), (b"2", False, b"12"), (b"3", True, b"3")):
+        log = private_files.open_log(tmp_path / "log", empty=empty)
+        os.write(log, said)
+        os.close(log)
+        assert (tmp_path / "log").read_bytes() == all_of_it
+
+
+@pytest.mark.parametrize("opened", [private_files.open_lock, private_files.open_log])
+def test_no_file_that_may_be_anothers_is_locked_or_written(tmp_path: Path, opened: Callable[[Path], int]) -> None:
+    file = own(tmp_path / "f")
+    (tmp_path / "link").symlink_to(file)
+    (tmp_path / "second").hardlink_to(file)
+    os.mkfifo(tmp_path / "fifo")
+    for name, why in (("link", "is a link"), ("second", "has a second name"), ("fifo", "is not an ordinary file")):
+        with pytest.raises(UntrustedFileError, match=why):
+            opened(tmp_path / name)
+    own(tmp_path / "wide", mode=0o666)
+    with pytest.raises(UntrustedFileError, match="may be written by others"):
+        opened(tmp_path / "wide")
+    assert file.read_bytes() == b"mine"
+
+
+@needs_root
+def test_a_strangers_lock_is_not_taken(shared: Path) -> None:
+    as_stranger(lambda: own(shared / "lock", mode=0o666))
+    with pytest.raises(PermissionError):  # by the kernel (fs.protected_regular), or by us
+        private_files.open_lock(shared / "lock")
+
+
+# --- folders
+
+
+def test_folders_are_made_private_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    assert private_files.make_folder(path) == str(path)
+    assert mode_of(path) == mode_of(path.parent) == 0o700
+    private_files.make_folder(path)
+    path.chmod(0o770)
+    with pytest.raises(UntrustedFileError, match=r"b may be written by others \(mode 0770\)"):
+        private_files.make_folder(path)
+    private_files.make_folder(path, closed=False)
+    path.chmod(0o1777)
+    private_files.make_folder(path, mine=False)
+    with pytest.raises(UntrustedFileError):
+        private_files.make_folder(path)
+    own(tmp_path / "f")
+    with pytest.raises(NotADirectoryError):
+        private_files.make_folder(tmp_path / "f")
+
+
+@needs_root
+def test_a_strangers_folder_is_not_taken_for_ones_own(shared: Path) -> None:
+    (shared / "target").mkdir()
+
+    def squat() -> None:
+        (shared / "his").mkdir(0o700)
+        (shared / "link").symlink_to(shared / "target")
+
+    as_stranger(squat)
+    for name in ("his", "link", "his/inner", "link/inner"):
+        with pytest.raises(UntrustedFileError, match=f"user {STRANGER}"):
+            private_files.make_folder(shared / name)
+    assert as_stranger(lambda: private_files.make_folder(shared / "his" / "inner")) == str(shared / "his" / "inner")
+
+    def roots() -> bool:
+        with pytest.raises(UntrustedFileError, match="belongs to user 0"):
+            private_files.make_folder(shared)
+        return private_files.make_folder(shared, mine=False) == str(shared)
+
+    assert as_stranger(roots)
+
+
+@needs_root
+def test_a_users_folder_whose_name_is_taken(shared: Path) -> None:
+    assert private_files.user_folder(str(shared), "own-0") == str(shared / "own-0")
+    assert mode_of(shared / "own-0") == 0o700
+    (shared / "own-0").chmod(0o777)
+    assert private_files.user_folder(str(shared), "own-0") == str(shared / "own-0")
+    assert mode_of(shared / "own-0") == 0o700  # from now on nobody else can enter it
+
+    def squat() -> None:
+        (shared / "own-1").mkdir(0o777)
+        (shared / "own-1-0").mkdir(0o777)
+        (shared / "own-2").symlink_to(shared / "own-0")
+
+    as_stranger(squat)
+    for name in ("own-1", "own-2"):
+        other = private_files.user_folder(str(shared), name)
+        assert other.startswith(f"{shared}/{name}-") and other != f"{shared}/own-1-0"
+        assert (os.stat(other).st_uid, mode_of(Path(other))) == (0, 0o700)
+        assert private_files.user_folder(str(shared), name) == other
