@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,7 +67,8 @@ def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) 
         for name, mesh in meshes.items()
         for rank, at in enumerate(mesh._shape.ndslice)
     }
-    found = _status(mesh_stacks.ask_program, [agent_at(host) for host in places], seconds)
+    agents = [agent_at(host) for host in places]
+    found = _status(functools.partial(mesh_stacks.ask_program, attached=agents), agents, seconds)
     return found._replace(title=title, places=places)
 
 

@@ -128,7 +128,7 @@ def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> N
             page = monarch("status").stdout
         assert page.startswith("context 'default': ProcessJob, 2 hosts, 2 processes\ntrainers[0]  ")
         assert "\ntrainers[1]  " in page
-        assert page.count("  pid ") == 2 and "'hosts': 1/2" in page and "DOES NOT ANSWER" not in page
+        assert page.count("  pid ") == 2 and "workers.train() of rank 1 for " in page and "DOES NOT ANSWER" not in page
     finally:
         program.kill()
         program.communicate(timeout=TIMEOUT)

@@ -16,10 +16,17 @@ _GRACE = 5.0  # seconds that a survey may be late
 
 
 def ask_program(
-    question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool
+    question: str,
+    argument: bytes,
+    *,
+    timeout: float,
+    only: Sequence[str] | None,
+    agents: bool,
+    attached: Sequence[str] = (),
 ) -> SurveyAnswers:
-    """`survey.ask`, waited for."""
-    return survey.ask(question, argument, timeout=timeout, only=only, agents=agents).get(timeout + _GRACE)
+    """Returns the answers of `survey.ask`, which it waits for."""
+    answers = survey.ask(question, argument, timeout=timeout, only=only, agents=agents, attached=attached)
+    return answers.get(timeout + _GRACE)
 
 
 def stacks_of(

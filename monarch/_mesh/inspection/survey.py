@@ -39,13 +39,15 @@ def ask(
     timeout: float = 2.0,
     only: Sequence[str] | None = None,
     agents: bool = False,
+    attached: Sequence[str] = (),
 ) -> Future[SurveyAnswers]:
     """Asks the client and every process of this program, from any of them; or the addresses `only`, agents among them.
 
-    `agents`: the agents of the hosts are asked as well. After `timeout` seconds what has not answered is `silent`.
+    `agents`: the agents of the hosts are asked as well. `attached`: agents of hosts that are attached here and may have no
+    process of this program; what runs there is asked as well. After `timeout` seconds what has not answered is `silent`.
     ValueError for a timeout that is not a finite number of seconds, 0 or more.
     """
-    survey = Survey(open_proc(), check_timeout(timeout), question, argument, only, agents)
+    survey = Survey(open_proc(), check_timeout(timeout), question, argument, only, agents, attached)
     survey.start()
     return make_future(survey)
 
@@ -95,6 +97,7 @@ class Survey(Entry):
         argument: bytes = b"",
         only: Sequence[str] | None = None,
         agents: bool = False,
+        attached: Sequence[str] = (),
     ) -> None:
         super().__init__(None)
         self.proc = proc
@@ -106,7 +109,7 @@ class Survey(Entry):
         self._lock = threading.Lock()
         self._asked: list[str] = []
         known = [address for address, peer in proc.processes.known() if peer.ended is None]
-        hosts = sorted({agent_of(address) for address in (proc.address, proc.client, *known) if address})
+        hosts = sorted({*attached, *(agent_of(address) for address in (proc.address, proc.client, *known) if address)})
         self._hosts = hosts
         self._agents = hosts if only is None else []
         # What is waited for: addresses that were asked; and ("list", agent), which is to say what runs on its host.
