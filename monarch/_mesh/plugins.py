@@ -26,7 +26,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "debugger.stop_at": ("debugger.stopped", "stop_at"),
     "job.hosts_from_config": ("job.project_file", "hosts_from_config"),
     "observer.at": ("dashboard.process.launcher", "observer_at"),
-    "observer.config": ("dashboard.process.config", "ObserverConfig"),
+    "observer.config": ("dashboard.process.observer_config", "ObserverConfig"),
     "observer.start": ("dashboard.process.launcher", "start"),
     "replay.folder": ("replay.selection", "recording_folder"),
     "replay.record": ("replay.actor_recorder", "begin"),

@@ -102,8 +102,8 @@ class ObserverComponent(JobComponent):
             )
 
     def _open(self, job: Any) -> None:
-        from monarch.dashboard.process.config import ObserverConfig
         from monarch.dashboard.process.launcher import Observer, observer_at
+        from monarch.dashboard.process.observer_config import ObserverConfig
         from monarch.telemetry.starting import FOLDER, record, run_folder, tls_files
 
         telemetry = self.telemetry if self.telemetry is not None and _installed() else None

@@ -83,7 +83,7 @@ def _number(kind: type, least: float, most: float) -> Any:
 
 def _serve(options: argparse.Namespace) -> int:
     from monarch.dashboard.pages.api import Api
-    from monarch.dashboard.process.http import HttpServer, Site
+    from monarch.dashboard.process.http_server import HttpServer, Site
     from monarch.dashboard.routes.page_routes import routes_of
     from monarch.dashboard.routes.telemetry_routes import query_routes
 

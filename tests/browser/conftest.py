@@ -10,7 +10,7 @@ import pytest
 
 from monarch.dashboard.pages.api import Api
 from monarch.dashboard.pages.simulation import Simulation
-from monarch.dashboard.process.http import HttpServer, Site
+from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
 

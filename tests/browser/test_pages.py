@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from monarch.dashboard.pages.api import Api
-from monarch.dashboard.process.http import HttpServer, Site
+from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 
 PAGES = {

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from monarch.dashboard.process.http import HttpServer, Site
+from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes import page_routes
 from monarch.dashboard.routes.answering import LARGEST_BODY
 from monarch.dashboard.routes.page_routes import PAGES, STATIC, routes_of

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from monarch._linux import local_socket
-from monarch.dashboard.process.config import Addresses, ObserverConfig
+from monarch.dashboard.process.observer_config import Addresses, ObserverConfig
 from monarch.telemetry import frames
 
 _READY = 60.0  # seconds for an observer to start

@@ -1,20 +1,21 @@
-"""What an observer holds: the tables, the servers, the program it looks into."""
+"""What an observer holds: the tables, the servers, the program it looks into; and its end of a connection."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._wire.loopback_peer import is_loopback
-from monarch.dashboard.process import config as configs
-from monarch.dashboard.process import http
-from monarch.dashboard.process.config import ADMIN_PORT, Addresses, ObserverConfig
-from monarch.dashboard.process.current_program import ObservedProgram
+from monarch.admin.programs import Program, ProgramGone, program_at
+from monarch.dashboard.process import http_server, observer_config
+from monarch.dashboard.process.observer_config import ADMIN_PORT, Addresses, ObserverConfig
+from monarch.telemetry import frames
 
 if TYPE_CHECKING:
     from monarch.telemetry.ingest import Ingest
@@ -23,52 +24,70 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch.observer")
 
 
-class Observing:
+class CurrentProgram(Program):
+    """The program that used the observer last: a job's programs follow one another, and there may be none for a while; then
+    `ask` and `stream` raise ProgramGone."""
+
     def __init__(self) -> None:
-        self.program = ObservedProgram()
+        super().__init__("", 0, 0.0, "")
+
+    def use(self, folder: str) -> None:
+        """The program with that run folder is the one to look into."""
+        found = program_at(folder)
+        if found is not None:
+            self.pid, self.started, self.command = found.pid, found.started, found.command
+        self.folder = folder
+
+    def _connect(self, timeout: float) -> socket.socket:
+        if not self.folder:
+            raise ProgramGone("no program uses this job now: the tree and stacks are of programs that run")
+        return super()._connect(timeout)
+
+
+class ObserverState:
+    """The tables, the servers and the program. Any thread."""
+
+    def __init__(self) -> None:
+        self.program = CurrentProgram()
         self.store: Store | None = None
         self.ingest: Ingest | None = None
         self._stops: list[Callable[[], object]] = []
         self._config = ObserverConfig()
-        self._servers = http.HttpServer()
+        self._servers = http_server.HttpServer()
         self._opening = threading.Lock()
-        self._served: dict[str, http.Served] = {}
-
-    def program_here(self, folder: str) -> None:
-        """The program with that run folder is the one to look into."""
-        self.program.use(folder)
+        self._served: dict[str, http_server.Served] = {}
 
     def serve(self, wanted: ObserverConfig, token: str) -> Addresses:
         """Opens what is wanted and not served yet."""
         with self._opening:
             notes = [
                 f"{name} stays as it was first given: {getattr(self._config, name)!r}"
-                for name in configs.ignored(self._config, wanted)
+                for name in observer_config.ignored(self._config, wanted)
             ]
-            config = configs.more(self._config, wanted)
+            config = observer_config.more(self._config, wanted)
             host, port = _place(config.admin_addr)
-            sites: dict[str, Callable[[], http.Site]] = {}
+            sites: dict[str, Callable[[], http_server.Site]] = {}
             if config.telemetry or config.dashboard:
                 fresh = self.store is None
                 store = self._keep(config)
-                sites["telemetry"] = lambda: http.api_site(store, self.program)
+                sites["telemetry"] = lambda: http_server.api_site(store, self.program)
                 if config.dashboard:
-                    sites["dashboard"] = lambda: http.dashboard_site(config, store, self.program, token)
+                    sites["dashboard"] = lambda: http_server.dashboard_site(config, store, self.program, token)
                 if fresh and "admin" in self._served:  # which has telemetry from now on
                     self._served["admin"].routing.use(
-                        http.admin_site(config, store, self.program, host, port, token).routes
+                        http_server.admin_site(config, store, self.program, host, port, token).routes
                     )
             if config.admin:
-                sites["admin"] = lambda: http.admin_site(config, self.store, self.program, host, port, token)
+                sites["admin"] = lambda: http_server.admin_site(config, self.store, self.program, host, port, token)
             for name, site in sites.items():
                 if name not in self._served:
                     notes += self._open(name, site())
-            opened = {part: part in self._served for part in configs.PARTS}
+            opened = {part: part in self._served for part in observer_config.PARTS}
             self._config = msgspec.structs.replace(config, **opened)  # what could not be opened may be asked for again
-            urls = {f"{part}_url": self._served[part].url for part in configs.PARTS if part in self._served}
+            urls = {f"{part}_url": self._served[part].url for part in observer_config.PARTS if part in self._served}
             return Addresses(pid=os.getpid(), notes=notes, **urls)
 
-    def _open(self, name: str, site: http.Site) -> list[str]:
+    def _open(self, name: str, site: http_server.Site) -> list[str]:
         """Notes for people."""
         try:
             served = self._served[name] = self._servers.serve(site)
@@ -96,9 +115,9 @@ class Observing:
         store.missing.append(self.ingest.missing_hosts)
         self._stops.append(Retention(store, config.retention_secs).start())
         if config.snapshot_interval_secs > 0:
-            from monarch.dashboard.process.capture import Capture
+            from monarch.dashboard.process.snapshotter import Snapshotter
 
-            capture = Capture(self.program, store, config.snapshot_interval_secs)
+            capture = Snapshotter(self.program, store, config.snapshot_interval_secs)
             self._stops.append(capture.start())
             store.missing.append(capture.missing_hosts)
         measured = samplers(
@@ -111,16 +130,6 @@ class Observing:
             sampler.start()
             self._stops.append(sampler.stop)
         return store
-
-    def take_rows(self, batch: bytes) -> None:
-        """What a process has recorded. May wait for room."""
-        if self.ingest is not None:
-            self.ingest.take(batch)
-
-    def flush(self) -> None:
-        """What was taken is in the tables."""
-        if self.ingest is not None:
-            self.ingest.flush()
 
     def close(self) -> None:
         self._servers.close()
@@ -140,3 +149,51 @@ def _place(address: str | None) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65535:
         raise ValueError(f"an address is host:port, got {address!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+# --- a connection
+
+
+def answer_connection(connection: socket.socket, observer: ObserverState, end: Callable[[], Any]) -> None:
+    """Does what the other side asks and takes what it has recorded, until it has gone. `end` ends the observer."""
+    with connection:
+        try:
+            while True:
+                kind, body = frames.receive(connection)
+                answer = _answer(observer, end, kind, body)
+                if answer:
+                    connection.sendall(answer)
+        except (OSError, EOFError):
+            pass
+        except ValueError as exc:  # of another version, perhaps
+            logger.warning("a connection is closed: %s", exc)
+
+
+def _answer(observer: ObserverState, end: Callable[[], Any], kind: int, body: bytes) -> bytes:
+    if kind == frames.ROWS:
+        if observer.ingest is not None:
+            observer.ingest.take(body)  # may wait for room
+    elif kind == frames.SERVE:
+        return _serve(observer, msgspec.msgpack.decode(body, type=frames.Serve))
+    elif kind == frames.PROGRAM:
+        observer.program.use(msgspec.msgpack.decode(body, type=frames.ProgramHere).folder)
+    elif kind == frames.MARK:
+        if observer.ingest is not None:
+            observer.ingest.flush()
+        return frames.pack(frames.MARKED, body)
+    elif kind == frames.END:
+        end()
+    else:
+        raise ValueError(f"a frame of kind {kind}, which this version does not know")
+    return b""
+
+
+def _serve(observer: ObserverState, asked: frames.Serve) -> bytes:
+    try:
+        config = msgspec.convert(asked.config, ObserverConfig)
+        if asked.folder:
+            observer.program.use(asked.folder)
+        return frames.pack_struct(frames.SERVING, observer.serve(config, asked.token))
+    except Exception as exc:  # told to the other side
+        logger.exception("what was asked cannot be served")
+        return frames.pack(frames.FAILED, f"{type(exc).__name__}: {exc}".encode())

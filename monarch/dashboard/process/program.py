@@ -14,8 +14,7 @@ import sys
 import threading
 
 from monarch._linux import local_socket
-from monarch.dashboard.process.connection import Talk
-from monarch.dashboard.process.observer_state import Observing
+from monarch.dashboard.process.observer_state import ObserverState, answer_connection
 
 logger = logging.getLogger("monarch.observer")
 
@@ -40,12 +39,12 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listening:
         listening.bind(path)
         listening.listen(_CONNECTIONS)
-        observing = Observing()
-        threading.Thread(target=accept, args=(listening, observing, end), name="accept", daemon=True).start()
+        observer = ObserverState()
+        threading.Thread(target=accept, args=(listening, observer, end), name="accept", daemon=True).start()
         os.write(ready, b"ready")
         os.close(ready)
         select.select([alive, ended], [], [])
-    observing.close()
+    observer.close()
     for name in ("socket", "lock"):
         try:
             os.unlink(os.path.join(folder, name))
@@ -76,7 +75,7 @@ def _answers(path: str) -> bool:
         return connection.connect_ex(path) == 0
 
 
-def accept(listening: socket.socket, observing: Observing, end: int) -> None:
+def accept(listening: socket.socket, observer: ObserverState, end: int) -> None:
     places = threading.BoundedSemaphore(_CONNECTIONS)
     while True:
         try:
@@ -94,7 +93,7 @@ def accept(listening: socket.socket, observing: Observing, end: int) -> None:
 
         def run(connection: socket.socket = connection) -> None:
             try:
-                Talk(connection, observing, lambda: os.write(end, b"."))()
+                answer_connection(connection, observer, lambda: os.write(end, b"."))
             finally:
                 places.release()
 

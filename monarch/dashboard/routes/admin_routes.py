@@ -1,4 +1,4 @@
-"""The routes of the admin API, for whoever serves them: `monarch.dashboard.process.http` does. See docs/admin.md.
+"""The routes of the admin API, for whoever serves them: `monarch.dashboard.process.http_server` does. See docs/admin.md.
 
 Who may ask, ports and TLS are the server's. Questions to the program run on threads; equal ones that come together are asked
 once (`shared_answers`), so any number of readers costs the program a few questions a second.

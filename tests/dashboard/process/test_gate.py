@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.process.gate import COOKIE, LocalGate, TokenGate
+from monarch.dashboard.process.http_server import COOKIE, LocalGate, TokenGate
 
 TOKEN = "t" * 32
 

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch.dashboard.process import config as configs
-from monarch.dashboard.process import http
-from monarch.dashboard.process.config import ObserverConfig
+from monarch.dashboard.process import http_server, observer_config
 from monarch.dashboard.process.launcher import Observer, ObserverFailed
+from monarch.dashboard.process.observer_config import ObserverConfig
 from monarch.telemetry.client import QueryEngineClient
 from tests.support.processes import Watch
 from tests.support.tiers import full
@@ -29,25 +28,27 @@ from tests.support.tiers import full
 
 def test_the_first_who_opens_a_part_says_how() -> None:
     first = ObserverConfig(telemetry=True, retention_secs=10.0)
-    then = configs.more(first, ObserverConfig(telemetry=True, retention_secs=20.0, admin=True, admin_addr="a:1"))
+    then = observer_config.more(
+        first, ObserverConfig(telemetry=True, retention_secs=20.0, admin=True, admin_addr="a:1")
+    )
     assert then == ObserverConfig(telemetry=True, retention_secs=10.0, admin=True, admin_addr="a:1")
-    assert configs.ignored(first, ObserverConfig(telemetry=True, retention_secs=20.0)) == ["retention_secs"]
-    assert configs.ignored(first, ObserverConfig(admin=True, retention_secs=20.0)) == []
+    assert observer_config.ignored(first, ObserverConfig(telemetry=True, retention_secs=20.0)) == ["retention_secs"]
+    assert observer_config.ignored(first, ObserverConfig(admin=True, retention_secs=20.0)) == []
 
 
 def test_a_port_that_is_taken_is_replaced_and_that_is_said() -> None:
-    taken, note = http.listen("127.0.0.1", 0)
+    taken, note = http_server.listen("127.0.0.1", 0)
     with taken:
         assert note == ""
         port = taken.getsockname()[1]
-        other, note = http.listen("127.0.0.1", port)
+        other, note = http_server.listen("127.0.0.1", port)
         with other:
             assert note == f"port {port} is taken: {other.getsockname()[1]} instead"
 
 
 def test_an_address_that_is_not_of_this_machine_is_an_error() -> None:
     with pytest.raises(OSError):
-        http.listen("192.0.2.1", 0)
+        http_server.listen("192.0.2.1", 0)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_an_address_that_is_not_of_this_machine_is_an_error() -> None:
     ids=["loopback", "IPv6 loopback", "everywhere", "TLS", "IPv6"],
 )
 def test_the_url_is_one_that_people_can_open(host: str, certificate: str, url: str) -> None:
-    assert http.url_of(http.Site([], host, 0, "t", certificate), (host, 5)) == url
+    assert http_server.url_of(http_server.Site([], host, 0, "t", certificate), (host, 5)) == url
 
 
 # --- the process

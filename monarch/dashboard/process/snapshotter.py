@@ -21,7 +21,7 @@ logger = logging.getLogger("monarch.observer")
 _ASK = 5.0  # seconds for a process to answer; what has not is noted as silent
 
 
-class Capture:
+class Snapshotter:
     """Every `seconds`, at once to begin with. A program that is gone or stuck is not captured; the next tick tries again."""
 
     def __init__(self, program: Program, store: Store, seconds: float) -> None:
