@@ -161,7 +161,7 @@ def store(events: int) -> None:
     from monarch._runtime import recorder
     from monarch._wire.message import Call
     from monarch.telemetry import batches
-    from monarch.telemetry.batches import Gathered
+    from monarch.telemetry.batches import EventColumns
     from monarch.telemetry.ingest import Ingest
     from monarch.telemetry.store import Store
 
@@ -188,7 +188,7 @@ def store(events: int) -> None:
         while made < events:
             given = [batch(made // BATCH + number) for number in range(50)]
             began = time.perf_counter()
-            gathered = Gathered()
+            gathered = EventColumns()
             for one in given:
                 gathered.add(*batches.decode(one))
             ingest.insert(gathered)

@@ -12,16 +12,16 @@ from _workload import Params, Samples, main
 from monarch._runtime.context import here
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 from monarch.admin.payloads import Nodes
-from monarch.admin.program_tree import Tree
+from monarch.admin.program_tree import ProgramTree
 from monarch.admin.programs import Program, program_at
-from monarch.admin.query import Look
+from monarch.admin.query import ProgramQueries
 
 # Asks without a pause until its stdin ends.
 LOOKER = """
 import select, sys
-from monarch.admin.query import Look
+from monarch.admin.query import ProgramQueries
 from monarch.admin.programs import program_at
-look = Look(program_at(sys.argv[1]))
+look = ProgramQueries(program_at(sys.argv[1]))
 while not select.select([sys.stdin], [], [], 0)[0]:
     look.tree()
 """
@@ -38,7 +38,7 @@ def admin(params: Params) -> Samples:
     for mesh in meshes:
         mesh.ready.call().get()
     program = _this_program()
-    look = Look(program)
+    look = ProgramQueries(program)
     samples: Samples = {"tree": [], "json": [], "call": [], "alone": []}
     for _ in range(params["warmup"]):
         look.tree()
@@ -64,7 +64,7 @@ def _this_program() -> Program:
     return program
 
 
-def _as_json(tree: Tree) -> bytes:
+def _as_json(tree: ProgramTree) -> bytes:
     return msgspec.json.encode(Nodes(list(tree.nodes.values())))
 
 

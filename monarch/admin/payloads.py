@@ -10,12 +10,12 @@ import datetime
 import msgspec
 
 
-class Memory(msgspec.Struct, gc=False):
+class MemoryUse(msgspec.Struct, gc=False):
     process_rss_bytes: int | None
     process_vm_size_bytes: int | None
 
 
-class Root(msgspec.Struct, gc=False):
+class RootProperties(msgspec.Struct, gc=False):
     num_hosts: int
     started_at: str
     started_by: str
@@ -28,11 +28,11 @@ class Root(msgspec.Struct, gc=False):
     silent: dict[str, str]  # processes that gave no answer, and why
 
 
-class Host(msgspec.Struct, gc=False):
+class HostProperties(msgspec.Struct, gc=False):
     addr: str
     num_procs: int
     system_children: list[str]
-    memory: Memory
+    memory: MemoryUse
     hostname: str
     pid: int
     processors: int
@@ -43,14 +43,14 @@ class Host(msgspec.Struct, gc=False):
 
 
 class Debug(msgspec.Struct, gc=False):
-    memory: Memory
+    memory: MemoryUse
     actor_work_queue_depth_total: int
     actor_work_queue_depth_max: int
     actor_work_queue_depth_high_water_mark: int
     last_nonzero_queue_depth_age_ms: int | None
 
 
-class Proc(msgspec.Struct, gc=False):
+class ProcProperties(msgspec.Struct, gc=False):
     proc_name: str
     num_actors: int
     system_children: list[str]
@@ -118,7 +118,7 @@ class WaitsFor(msgspec.Struct, gc=False):
     since: str
 
 
-class Actor(msgspec.Struct, gc=False):
+class ActorProperties(msgspec.Struct, gc=False):
     actor_status: str  # as `status` and `status_detail` in one text
     actor_type: str
     instance_id: str
@@ -141,7 +141,7 @@ class Actor(msgspec.Struct, gc=False):
     stuck_ms: int | None  # how long its oldest endpoint has been running; null: none runs
 
 
-class Error(msgspec.Struct, gc=False):
+class ErrorProperties(msgspec.Struct, gc=False):
     """In place of a node that cannot be told of: its process has ended, or does not answer."""
 
     code: str
@@ -151,11 +151,11 @@ class Error(msgspec.Struct, gc=False):
 class Properties(msgspec.Struct, omit_defaults=True, gc=False):
     """Exactly one of them is there."""
 
-    Root: Root | None = None
-    Host: Host | None = None
-    Proc: Proc | None = None
-    Actor: Actor | None = None
-    Error: Error | None = None
+    Root: RootProperties | None = None
+    Host: HostProperties | None = None
+    Proc: ProcProperties | None = None
+    Actor: ActorProperties | None = None
+    Error: ErrorProperties | None = None
 
 
 class NodePayload(msgspec.Struct, gc=False):

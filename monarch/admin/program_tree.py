@@ -19,19 +19,19 @@ from monarch._runtime.flight_recorder import Event
 from monarch._wire.address import AGENT, CLIENT, agent_at, host_of, name_of
 from monarch.admin.payloads import (
     ActiveHandler,
-    Actor,
+    ActorProperties,
     Debug,
-    Error,
+    ErrorProperties,
     Execution,
     FailureInfo,
-    Host,
+    HostProperties,
     InboundOrdering,
-    Memory,
+    MemoryUse,
     NodePayload,
     OrderingSession,
-    Proc,
+    ProcProperties,
     Properties,
-    Root,
+    RootProperties,
     WaitsFor,
     iso,
 )
@@ -44,7 +44,7 @@ _decode_process = msgspec.msgpack.Decoder(ProcessFacts).decode
 _decode_host = msgspec.msgpack.Decoder(HostFacts).decode
 
 
-class Tree:
+class ProgramTree:
     """`nodes` by reference, parents before their children. `addresses`: of processes, by the reference of a proc or actor;
     `keys`: of actors within their process. `silent`: addresses that gave no answer, and why."""
 
@@ -59,7 +59,7 @@ class Tree:
         return len(self.nodes)
 
 
-def assemble(answers: SurveyAnswers, now: float) -> Tree:
+def assemble(answers: SurveyAnswers, now: float) -> ProgramTree:
     """`now`: seconds since the epoch, of whatever has no time of its own."""
     processes = {
         address: _decode_process(body) for address, body in answers.replies.items() if name_of(address) != AGENT
@@ -78,7 +78,7 @@ class _Assembly:
         silent: Mapping[str, str],
         now: float,
     ) -> None:
-        self.tree = Tree(now)
+        self.tree = ProgramTree(now)
         self.tree.silent = dict(silent)
         self._processes = processes
         self._agents = agents
@@ -122,7 +122,7 @@ class _Assembly:
                 known.append(address)
         own = host_of(client.address) if client is not None else ""
         hosts = sorted(by_host, key=lambda host: (host != own, natural(host)))
-        root = Root(
+        root = RootProperties(
             len(hosts),
             iso(client.started if client is not None else self.tree.now),
             client.user if client is not None else "unknown",
@@ -150,8 +150,8 @@ class _Assembly:
             processes, key=lambda process: (name_of(process) != CLIENT, natural(self._proc_name(process)), process)
         )
         living = [process for process in order if process in self._processes]
-        memory = Memory(facts.rss, facts.vm) if facts is not None else Memory(None, None)
-        host = Host(
+        memory = MemoryUse(facts.rss, facts.vm) if facts is not None else MemoryUse(None, None)
+        host = HostProperties(
             address,
             len(living),
             [],
@@ -186,14 +186,19 @@ class _Assembly:
         self.tree.addresses[identity] = address
         ended, row = self._ended.get(address), self._running.get(address)
         if ended is not None:
-            self._add(identity, Properties(Error=Error(ENDED, end_of(ended))), [], parent, ended.at)
+            self._add(identity, Properties(Error=ErrorProperties(ENDED, end_of(ended))), [], parent, ended.at)
         elif row is not None and row.state == "starting":
-            self._add(identity, Properties(Error=Error(STARTING, "it starts, and has not said hello yet")), [], parent)
+            self._add(
+                identity,
+                Properties(Error=ErrorProperties(STARTING, "it starts, and has not said hello yet")),
+                [],
+                parent,
+            )
         else:
             why = self.tree.silent.get(address) or "it did not answer"
             if row is not None and row.why:
                 why = f"{row.state}: {row.why} (pid {row.pid})"
-            self._add(identity, Properties(Error=Error(SILENT, why)), [], parent)
+            self._add(identity, Properties(Error=ErrorProperties(SILENT, why)), [], parent)
 
     def _proc(self, facts: ProcessFacts, parent: str) -> None:
         identity = proc_reference(facts.id, facts.reached_at)
@@ -203,7 +208,7 @@ class _Assembly:
         depths = [actor.queue for actor in facts.actors]
         age = None if facts.idle is None else round(facts.idle * 1000)
         row = self._running.get(facts.address)
-        proc = Proc(
+        proc = ProcProperties(
             facts.id,
             len(facts.actors),
             [actor.id for actor in order if actor.system],
@@ -212,7 +217,7 @@ class _Assembly:
             bool(facts.poisoned),
             _failures(facts),
             Debug(
-                Memory(facts.rss, facts.vm),
+                MemoryUse(facts.rss, facts.vm),
                 sum(depths),
                 max(depths, default=0),
                 max((actor.peak for actor in facts.actors), default=0),
@@ -236,7 +241,7 @@ class _Assembly:
         self.tree.addresses[actor.id] = facts.address
         self.tree.keys[actor.id] = actor.key
         oldest = min((handler.since for handler in actor.handlers), default=None)
-        payload = Actor(
+        payload = ActorProperties(
             status_text(actor.status, actor.detail),
             actor.cls or "client",
             actor.id,

@@ -1,6 +1,6 @@
 """What the faces ask of a running program, each by one question to its processes: tree, settings, stacks, profiles.
 
-The calls here wait; servers run them on threads. LookFailed says in which way it did not work.
+The calls here wait; servers run them on threads. ProgramQueryFailed says in which way it did not work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
-from monarch.admin.program_tree import SILENT, Tree, assemble, flight_recorder
+from monarch.admin.program_tree import SILENT, ProgramTree, assemble, flight_recorder
 from monarch.admin.programs import ProgramGone
 from monarch.admin.references import ROOT, BadReference
 from monarch.config import settings
@@ -35,7 +35,7 @@ _SOURCES = {
 }
 
 
-class Asked(Protocol):
+class Queryable(Protocol):
     """A program that can be asked: `programs.Program`, or one that stands for it."""
 
     pid: int
@@ -52,7 +52,7 @@ class Asked(Protocol):
     ) -> SurveyAnswers: ...
 
 
-class LookFailed(Exception):
+class ProgramQueryFailed(Exception):
     """`code` and `status` as the API answers them."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -61,13 +61,13 @@ class LookFailed(Exception):
         self.code = code
 
 
-class Look:
+class ProgramQueries:
     """Looks into one program."""
 
-    def __init__(self, program: Asked) -> None:
+    def __init__(self, program: Queryable) -> None:
         self.program = program
 
-    def tree(self) -> Tree:
+    def tree(self) -> ProgramTree:
         """All of it, from one survey. Processes that do not answer within the setting mesh_admin_single_host_timeout are in
         it as errors."""
         answers = self._ask("tree", timeout=settings.mesh_admin_single_host_timeout(), agents=True)
@@ -77,13 +77,13 @@ class Look:
             root.started_by = _name_of(int(root.started_by))
         return tree
 
-    def node(self, tree: Tree, reference: str) -> NodePayload:
-        """One node; of an actor also the events that its process has noted. LookFailed for a process that does not answer;
+    def node(self, tree: ProgramTree, reference: str) -> NodePayload:
+        """Returns a node; of an actor also the events of its process. ProgramQueryFailed for a process that does not answer;
         one that has ended is a node of kind Error, which says how."""
         found = find(tree, reference)
         error = found.properties.Error
         if error is not None and error.code == SILENT:
-            raise LookFailed(504, SILENT, error.message)
+            raise ProgramQueryFailed(504, SILENT, error.message)
         key, actor = tree.keys.get(found.identity), found.properties.Actor
         if key is None or actor is None:
             return found
@@ -94,7 +94,7 @@ class Look:
         return msgspec.structs.replace(found, properties=msgspec.structs.replace(found.properties, Actor=actor))
 
     def reach(self, address: str) -> None:
-        """Returns when that process or host agent has answered. LookFailed when it does not."""
+        """Returns when that process or host agent has answered. ProgramQueryFailed when it does not."""
         self._one("tree", address, settings.mesh_admin_single_host_timeout())
 
     def _events(self, address: str, key: str) -> str | None:
@@ -106,7 +106,7 @@ class Look:
         actors = [*facts.actors, *reversed(facts.stopped)]
         return flight_recorder(next((actor.events for actor in actors if actor.key == key), []))
 
-    def config(self, tree: Tree, reference: str) -> list[ConfigEntry]:
+    def config(self, tree: ProgramTree, reference: str) -> list[ConfigEntry]:
         """The settings of a process, by name; of an actor those of its process."""
         address = self._process(tree, reference)
         rows = msgspec.msgpack.decode(
@@ -127,7 +127,7 @@ class Look:
         ]
 
     def stacks(
-        self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False, runtime: bool = True
+        self, tree: ProgramTree, reference: str, *, native: bool = False, locals: bool = False, runtime: bool = True
     ) -> dict[str, Any]:
         """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`.
         `runtime`: with the runtime's own frames and threads."""
@@ -145,7 +145,7 @@ class Look:
         )
         return pyspy.result(body, warnings)
 
-    def flame(self, tree: Tree, reference: str, wanted: pyspy.ProfileWanted) -> str:
+    def flame(self, tree: ProgramTree, reference: str, wanted: pyspy.ProfileWanted) -> str:
         """A flame graph of a process as SVG."""
         address = self._process(tree, reference)
         argument = msgspec.msgpack.encode(
@@ -167,13 +167,13 @@ class Look:
         try:
             return self.program.ask(question, argument, **options)
         except ProgramGone as exc:
-            raise LookFailed(503, "service_unavailable", str(exc)) from None
+            raise ProgramQueryFailed(503, "service_unavailable", str(exc)) from None
         except TimeoutError as exc:
-            raise LookFailed(504, "gateway_timeout", str(exc)) from None
+            raise ProgramQueryFailed(504, "gateway_timeout", str(exc)) from None
         except ValueError as exc:
-            raise LookFailed(500, "internal_error", str(exc)) from None
+            raise ProgramQueryFailed(500, "internal_error", str(exc)) from None
         except OSError as exc:
-            raise LookFailed(503, "service_unavailable", f"the program cannot be asked: {exc}") from None
+            raise ProgramQueryFailed(503, "service_unavailable", f"the program cannot be asked: {exc}") from None
 
     def _one(self, question: str, address: str, timeout: float, argument: bytes = b"") -> bytes:
         """The answer of one process or agent."""
@@ -182,26 +182,26 @@ class Look:
             return answers.replies[address]
         why = answers.silent.get(address, "it did not answer")
         if "knows no question" in why:
-            raise LookFailed(503, "service_unavailable", f"{address}: {why}")
+            raise ProgramQueryFailed(503, "service_unavailable", f"{address}: {why}")
         if "Error: " in why:
-            raise LookFailed(500, "internal_error", f"{address}: {why}")
-        raise LookFailed(504, "gateway_timeout", f"{address} did not answer: {why}")
+            raise ProgramQueryFailed(500, "internal_error", f"{address}: {why}")
+        raise ProgramQueryFailed(504, "gateway_timeout", f"{address} did not answer: {why}")
 
     def _one_of_agent(self, question: str, address: str, timeout: float) -> bytes:
         """The answer of the agent of that process's host, about it."""
         argument = msgspec.msgpack.encode({"addresses": [address], "seconds": timeout})
         return self._one(question, agent_of(address), timeout + 1.0, argument)
 
-    def _process(self, tree: Tree, reference: str) -> str:
+    def _process(self, tree: ProgramTree, reference: str) -> str:
         """The address of the process that is meant, or in which that actor is. A process that is gone says how it ended."""
         node = find(tree, reference)
         if node.properties.Root is not None or node.properties.Host is not None:
-            raise LookFailed(
+            raise ProgramQueryFailed(
                 400, "bad_request", f"{reference!r} is no process: give the reference of a proc or an actor"
             )
         error = node.properties.Error
         if error is not None and error.code == "process_ended":
-            raise LookFailed(404, "not_found", error.message)
+            raise ProgramQueryFailed(404, "not_found", error.message)
         return tree.addresses[node.identity]
 
 
@@ -213,16 +213,16 @@ def _name_of(uid: int) -> str:
         return str(uid)
 
 
-def find(tree: Tree, reference: str) -> NodePayload:
-    """LookFailed for what is no reference, or one of no node."""
+def find(tree: ProgramTree, reference: str) -> NodePayload:
+    """ProgramQueryFailed for what is no reference, or one of no node."""
     try:
         references.check(reference)
     except BadReference as exc:
         wrong = (400, "bad_request") if exc.bad_request else (404, "not_found")
-        raise LookFailed(*wrong, str(exc)) from None
+        raise ProgramQueryFailed(*wrong, str(exc)) from None
     node = tree.nodes.get(reference)
     if node is None:
-        raise LookFailed(
+        raise ProgramQueryFailed(
             404,
             "not_found",
             f"no node {reference!r} is in the tree: it has ended, or never was; /v1/root leads to all there are",

@@ -23,12 +23,12 @@ from monarch.admin.stacks import as_plain, asking
 if TYPE_CHECKING:
     from monarch._mesh.meshes.host_mesh import HostMesh
 
-__all__ = ["Status", "duration", "page", "size", "status_of", "status_of_hosts"]
+__all__ = ["StatusReport", "duration", "page", "size", "status_of", "status_of_hosts"]
 
 _MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
 
 
-class Status(NamedTuple):
+class StatusReport(NamedTuple):
     """What was seen. `program`: None for hosts that several programs may use; then `title` says whose they are, and
     `places` what the job calls each. `unreachable`: agents of hosts that did not answer, and why."""
 
@@ -54,12 +54,12 @@ class Status(NamedTuple):
         }
 
 
-def status_of(program: Program, seconds: float) -> Status:
+def status_of(program: Program, seconds: float) -> StatusReport:
     """Asks it. ProgramGone when it has ended, TimeoutError when its client gives no sign of life."""
     return _status(asking(program), None, seconds)._replace(program=program)
 
 
-def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) -> Status:
+def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) -> StatusReport:
     """Asks the agents of hosts that are attached here, and every process there, whichever program started it. Starts
     nothing."""
     places = {
@@ -72,16 +72,16 @@ def status_of_hosts(title: str, meshes: Mapping[str, HostMesh], seconds: float) 
     return found._replace(title=title, places=places)
 
 
-def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> Status:
+def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> StatusReport:
     """`agents`: None for those of all processes."""
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
     addresses = [*waits.replies, *waits.silent] if agents is None else agents
     hosts, unreachable = doctor.usage_of_hosts(ask, addresses, seconds)
     failures = doctor.failures_of(ask, seconds, list(waits.replies))
-    return Status(None, hosts, unreachable, doctor.wait_graph_of(waits), failures)
+    return StatusReport(None, hosts, unreachable, doctor.wait_graph_of(waits), failures)
 
 
-def page(status: Status, now: float | None = None) -> str:
+def page(status: StatusReport, now: float | None = None) -> str:
     """For people. Pure, but for the time where none is given."""
     program, title = status.program, status.title
     if program is not None:

@@ -24,7 +24,7 @@ class SharedAnswers:
         self._fresh = fresh
         self._now = now
         self._lock = threading.Lock()
-        self._answers: dict[Hashable, _Answer] = {}
+        self._answers: dict[Hashable, _SharedAnswer] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns the answer, made by `make` here if there is none that is fresh. Any thread; waits."""
@@ -44,19 +44,19 @@ class SharedAnswers:
         value: T = await asyncio.wrap_future(answer.made)
         return value
 
-    def _answer(self, key: Hashable) -> tuple[_Answer, bool]:
+    def _answer(self, key: Hashable) -> tuple[_SharedAnswer, bool]:
         """Returns the answer, and True if the caller is to make it."""
         with self._lock:
             known = self._answers.get(key)
             if known is not None and (known.at is None or self._now() - known.at < self._fresh):
                 return known, False
             self._answers.pop(key, None)
-            answer = self._answers[key] = _Answer()
+            answer = self._answers[key] = _SharedAnswer()
             while len(self._answers) > MOST_ANSWERS:
                 del self._answers[next(iter(self._answers))]
             return answer, True
 
-    def _make(self, key: Hashable, answer: _Answer, make: Callable[[], Any]) -> None:
+    def _make(self, key: Hashable, answer: _SharedAnswer, make: Callable[[], Any]) -> None:
         try:
             value = make()
         except BaseException as exc:
@@ -69,7 +69,7 @@ class SharedAnswers:
             answer.made.set_result(value)
 
 
-class _Answer:
+class _SharedAnswer:
     __slots__ = ("at", "made", "task")
 
     def __init__(self) -> None:

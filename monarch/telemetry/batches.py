@@ -77,7 +77,7 @@ def decode(body: bytes) -> tuple[BatchHead, list[Event]]:
     return _decode(body)
 
 
-class Gathered:
+class EventColumns:
     """The events of some batches: `rows` by the name of their kind, each with SOURCE at its end; measurements as they are."""
 
     def __init__(self) -> None:

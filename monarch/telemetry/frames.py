@@ -31,7 +31,7 @@ class Serve(msgspec.Struct, frozen=True):
     token: str  # that lets people in from other machines
 
 
-class ProgramHere(msgspec.Struct, frozen=True):
+class UseProgram(msgspec.Struct, frozen=True):
     folder: str
     pid: int
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch.telemetry import batches
-from monarch.telemetry.batches import COLUMNS, NAMES, SOURCE, Gathered
+from monarch.telemetry.batches import COLUMNS, NAMES, SOURCE, EventColumns
 from monarch.telemetry.expansion import STATEMENTS
 from monarch.telemetry.tables import TABLES
 
@@ -41,7 +41,7 @@ class Ingest:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, RecordingProcess] = {}
         self.left_out = 0  # batches that could not be read
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
         self._thread.start()
@@ -76,7 +76,7 @@ class Ingest:
             self._turn()
 
     def _turn(self) -> None:
-        gathered, count, size = Gathered(), 0, 0
+        gathered, count, size = EventColumns(), 0, 0
         while gathered.count < _TOGETHER:
             try:
                 batch = self._waiting.popleft()
@@ -98,7 +98,7 @@ class Ingest:
             self._done += count
             self._changed.notify_all()
 
-    def insert(self, gathered: Gathered) -> None:
+    def insert(self, gathered: EventColumns) -> None:
         """Makes rows of events."""
         kinds = [name for name, rows in gathered.rows.items() if rows]
         with self._store.writing({f"in_{name}": arrow(name, gathered.rows[name]) for name in kinds}) as run:
@@ -119,7 +119,7 @@ class Ingest:
         for head in heads:
             known = self.sources.get(head.address)
             if known is None:
-                known = self.sources[head.address] = Source(head)
+                known = self.sources[head.address] = RecordingProcess(head)
             known.note(head)
         rows = [source.row() for source in {head.address: self.sources[head.address] for head in heads}.values()]
         if rows:
@@ -128,7 +128,7 @@ class Ingest:
             self._store.insert("telemetry_sources", rows)
 
 
-class Source:
+class RecordingProcess:
     """A process that records, as far as it is known here."""
 
     def __init__(self, head: BatchHead) -> None:

@@ -46,14 +46,14 @@ def set_up(process: str) -> None:
         provider = LoggerProvider(resource)
         provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         _logs.set_logger_provider(provider)
-        log_tap.add(Logs(provider.get_logger(SCOPE)))
+        log_tap.add(LogExporter(provider.get_logger(SCOPE)))
     if settings.enable_otel_metrics() and not isinstance(metrics.get_meter_provider(), MeterProvider):
         interval = None if os.environ.get(_INTERVAL) else _SECOND
         reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=interval)
         metrics.set_meter_provider(MeterProvider([reader], resource))
 
 
-class Logs:
+class LogExporter:
     """Passes log records on, from INFO on."""
 
     def __init__(self, backend: Any) -> None:

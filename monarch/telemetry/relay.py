@@ -27,7 +27,7 @@ _PAUSE = 1.0  # seconds that a process is asked to wait then
 _SMALL = 4096
 
 
-class Waiting:
+class WaitingBatches:
     """What waits to be written, of each source in its order, the sources in turns. Pure."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -68,7 +68,7 @@ class Waiting:
         return data
 
 
-class Relay:
+class RowRelay:
     """One a client. `lost` is called on the I/O thread when the observer has gone."""
 
     def __init__(self, proc: Proc, lost: Any) -> None:
@@ -76,7 +76,7 @@ class Relay:
         self._loop = proc.loop
         self._lost = lost
         self._lock = threading.Lock()
-        self._waiting = Waiting()
+        self._waiting = WaitingBatches()
         self._sock: socket.socket | None = None
         self._rest = memoryview(b"")
         self._came = bytearray()

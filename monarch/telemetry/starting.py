@@ -18,7 +18,7 @@ from monarch._wire.address import host_of
 from monarch.config import configure
 from monarch.telemetry import frames
 from monarch.telemetry.client import QueryEngineClient
-from monarch.telemetry.relay import Relay
+from monarch.telemetry.relay import RowRelay
 from monarch.telemetry.store import check_installed
 
 logger = logging.getLogger("monarch.telemetry")
@@ -45,7 +45,7 @@ class Telemetry:
         self._folder = folder
         self._words = "on,system" if config.include_system else "on"
         self._proc = here()
-        self._relay = Relay(self._proc, self._on_lost)
+        self._relay = RowRelay(self._proc, self._on_lost)
         self._lost = threading.Event()
         self._ended = False
         self._starts: list[float] = []
@@ -105,7 +105,7 @@ class Telemetry:
     def _connect(self) -> None:
         sock = self._observer.connect(_CONNECT)
         try:
-            sock.sendall(frames.pack_struct(frames.PROGRAM, frames.ProgramHere(self._folder, os.getpid())))
+            sock.sendall(frames.pack_struct(frames.PROGRAM, frames.UseProgram(self._folder, os.getpid())))
         except BaseException:
             sock.close()
             raise

@@ -82,7 +82,7 @@ def _number(kind: type, least: float, most: float) -> Any:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from monarch.dashboard.pages.api import Api
+    from monarch.dashboard.pages.api import PageData
     from monarch.dashboard.process.http_server import HttpServer, Site
     from monarch.dashboard.routes.page_routes import routes_of
     from monarch.dashboard.routes.telemetry_routes import query_routes
@@ -93,7 +93,7 @@ def _serve(options: argparse.Namespace) -> int:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     try:
-        api = Api(store, simulation, **({} if simulation is not None else {"now": None}))
+        api = PageData(store, simulation, **({} if simulation is not None else {"now": None}))
         site = Site([*routes_of(api), *query_routes(store)], options.host, options.port, secrets.token_urlsafe(24))
         served = server.serve(site)
         if served.note:

@@ -6,7 +6,7 @@ import time
 
 from monarch._mesh.inspection import survey
 from monarch.actor import Actor, endpoint, this_host
-from monarch.admin.program_tree import Tree, assemble
+from monarch.admin.program_tree import ProgramTree, assemble
 from monarch.testing import InProcessCluster
 
 TIMEOUT = 60.0
@@ -17,7 +17,7 @@ class Worker(Actor):
     def ready(self) -> None: ...
 
 
-def tree() -> Tree:
+def tree() -> ProgramTree:
     answers = survey.ask("tree", timeout=TIMEOUT, agents=True).get(TIMEOUT)
     assert answers.silent == {}
     return assemble(answers, time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
-from monarch.admin.status import Status, page
+from monarch.admin.status import StatusReport, page
 
 HOSTS = [
     HostUsage("h2", "n2", 3, 8 << 30, 8 << 30, 0.0, []),
@@ -35,7 +35,7 @@ def waits() -> WaitGraph:
 
 
 def test_the_hosts_of_a_job_in_its_order() -> None:
-    status = Status(
+    status = StatusReport(
         None,
         HOSTS,
         {"h3/agent": "it is gone"},
@@ -57,6 +57,6 @@ def test_the_hosts_of_a_job_in_its_order() -> None:
 
 
 def test_a_program() -> None:
-    status = Status(Program("/f", 7, 100.0, "python a.py"), HOSTS[1:], {}, waits(), [])
+    status = StatusReport(Program("/f", 7, 100.0, "python a.py"), HOSTS[1:], {}, waits(), [])
     assert page(status, 161.0).splitlines()[:4] == ["7: python a.py, for 1 min 1 s, 1 host, 2 processes", *LINES]
     assert status.plain()["program"] == {"pid": 7, "command": "python a.py", "started": 100.0}

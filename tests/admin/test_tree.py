@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from monarch.admin.payloads import NodePayload
-from monarch.admin.program_tree import Tree, status_text
+from monarch.admin.program_tree import ProgramTree, status_text
 from monarch.dashboard.routes.admin_tree_page import page
 from tests.support import trees
 from tests.support.trees import HOST, NOW
@@ -19,7 +19,7 @@ HOST_NODE = f"host:agent.agent@{HOST}"
 FIRST, SECOND = f"mesh-0<uid>@{HOST}", f"mesh-1<uid>@{HOST}"
 
 
-def properties(tree: Tree, reference: str) -> dict[str, Any]:
+def properties(tree: ProgramTree, reference: str) -> dict[str, Any]:
     """As JSON has them."""
     found: dict[str, Any] = json.loads(msgspec.json.encode(tree.nodes[reference]))["properties"]
     assert len(found) == 1

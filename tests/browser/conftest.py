@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.simulation import Simulation
 from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
@@ -55,7 +55,7 @@ class Served:
         self.store = Store()
         self.simulation = Simulation(self.store, ranks=ranks, failure_at=failure_at, past=90.0)
         self.server = HttpServer()
-        self.url = self.server.serve(Site(routes_of(Api(self.store, self.simulation)))).url
+        self.url = self.server.serve(Site(routes_of(PageData(self.store, self.simulation)))).url
 
     def stop(self) -> None:
         self.server.close()

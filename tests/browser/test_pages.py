@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 
@@ -200,7 +200,7 @@ def test_a_hidden_page_asks_nothing(window: Any, served: Any) -> None:
 def test_the_token_lets_in_and_leaves_the_address(window: Any, served: Any) -> None:
     server = HttpServer()
     try:
-        site = Site(routes_of(Api(served.store, served.simulation)), "0.0.0.0", 0, "a-token")
+        site = Site(routes_of(PageData(served.store, served.simulation)), "0.0.0.0", 0, "a-token")
         port = urlsplit(server.serve(site).url).port
         url = f"http://127.0.0.1:{port}/"
         page = window().open(url)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.pages.api import Api
-from monarch.dashboard.pages.live_data import Stacks
+from monarch.dashboard.pages.api import PageData
+from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.dashboard.pages.simulated_job import SimulatedJob
 from monarch.telemetry.store import Store
 
@@ -29,11 +29,11 @@ class Recorded:
     def payloads(self) -> list[dict[str, Any]]:
         return self.job.payloads()
 
-    def stacks(self) -> Stacks:
-        return Stacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})
+    def stacks(self) -> LiveStacks:
+        return LiveStacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})
 
-    def stacks_of(self, reference: str) -> Stacks:
-        return Stacks([stack for stack in self.job.stacks() if stack.where == "trainers 17"], {})
+    def stacks_of(self, reference: str) -> LiveStacks:
+        return LiveStacks([stack for stack in self.job.stacks() if stack.where == "trainers 17"], {})
 
     def capture(self, reference: str) -> dict[str, Any]:
         if reference == "gone":
@@ -46,8 +46,8 @@ class Recorded:
         with open(path, "wb") as file:
             file.write(b"trace")
 
-    def api(self) -> Api:
-        return Api(self.store, self, lambda: self.job.now_us / 1e6)
+    def api(self) -> PageData:
+        return PageData(self.store, self, lambda: self.job.now_us / 1e6)
 
 
 @pytest.fixture(scope="module")

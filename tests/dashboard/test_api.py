@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.pages.api import Api, NotFound, NotThere
+from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from monarch.dashboard.pages.simulated_job import FAILED, STRAGGLER
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
@@ -30,7 +30,7 @@ def test_summary(recorded: Any) -> None:
 
 
 def test_rates_are_of_the_last_seconds(recorded: Any) -> None:
-    api = Api(recorded.store, None, lambda: (recorded.job.start_us + 10_500_000) / 1e6)
+    api = PageData(recorded.store, None, lambda: (recorded.job.start_us + 10_500_000) / 1e6)
     assert api.summary()["rates"]["messages_per_s"] > 100
     assert recorded.api().summary()["rates"]["messages_per_s"] < 1
 
@@ -85,7 +85,7 @@ def test_the_graph_is_of_the_living(recorded: Any) -> None:
 def test_the_graph_of_what_has_ended_is_of_the_last_snapshot(recorded: Any) -> None:
     store = Store()
     try:
-        api = Api(store, None, None)
+        api = PageData(store, None, None)
         assert api.dag(True)["snapshot_pending"]
         for snapshot, at in (("old", 1), ("new", 2)):
             store.insert("snapshots", [(snapshot, at)])
@@ -98,7 +98,7 @@ def test_the_graph_of_what_has_ended_is_of_the_last_snapshot(recorded: Any) -> N
                 "actor_nodes",
                 [(snapshot, name, "idle", "T", "1", 0, None, None, 0, 0, False) for name in ("t.p@a", "u.p@a")],
             )
-        made = Api(store, None, None).dag(True)
+        made = PageData(store, None, None).dag(True)
         assert {node["entity_id"] for node in made["nodes"]} == {"host:a", "p@a", "t.p@a", "u.p@a"}
         below = {edge["target_id"]: edge["source_id"] for edge in made["edges"]}
         assert below["actor-u.p@a"] == "proc-p@a"  # not the actor that looks after it
@@ -182,9 +182,9 @@ def test_stacks(recorded: Any) -> None:
 
 
 def test_a_program_that_has_ended_says_so(recorded: Any) -> None:
-    api = Api(recorded.store, None, None)
+    api = PageData(recorded.store, None, None)
     for ask in (api.stacks, lambda: api.start_profile(5)):
-        with pytest.raises(NotThere, match="does not run"):
+        with pytest.raises(Unavailable, match="does not run"):
             ask()
     assert api.summary()["program"] is None
     assert api.now_us() <= recorded.job.now_us

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from monarch.dashboard.pages import icicle
-from monarch.dashboard.pages.icicle import Stack
+from monarch.dashboard.pages.icicle import RankStack
 
 STEP = ("step", "train.py", 88)
 WAIT = ("all_reduce", "dist.py", 5)
 READ = ("read", "data.py", 31)
 
 
-def ranks(count: int, odd: int | None = None) -> list[Stack]:
-    return [Stack(f"t {rank}", "t", [STEP, READ if rank == odd else WAIT]) for rank in range(count)]
+def ranks(count: int, odd: int | None = None) -> list[RankStack]:
+    return [RankStack(f"t {rank}", "t", [STEP, READ if rank == odd else WAIT]) for rank in range(count)]
 
 
 def test_nobody() -> None:
@@ -35,7 +35,7 @@ def test_the_one_elsewhere_is_marked() -> None:
 
 
 def test_a_small_mesh_beside_a_large_one_is_not_a_straggler() -> None:
-    made = icicle.fold([*ranks(64), Stack("c 0", "c", [("main", "x.py", 1)])])
+    made = icicle.fold([*ranks(64), RankStack("c 0", "c", [("main", "x.py", 1)])])
     assert [child["straggler"] for child in made["children"]] == [False, False]
 
 
@@ -45,7 +45,9 @@ def test_two_ranks_have_no_straggler() -> None:
 
 
 def test_it_is_bounded() -> None:
-    many = [Stack(f"t {rank}", "t", [("f", "x.py", rank * 1000 + depth) for depth in range(500)]) for rank in range(50)]
+    many = [
+        RankStack(f"t {rank}", "t", [("f", "x.py", rank * 1000 + depth) for depth in range(500)]) for rank in range(50)
+    ]
     made = icicle.fold(many)
 
     def size(node: dict[str, object]) -> int:

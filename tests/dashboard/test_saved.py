@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.api import PageData
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
 from monarch.telemetry.tables import TABLES
@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, recorded: Any) -> str:
 def test_the_pages_of_a_file(saved: str) -> None:
     store = Store.open(saved)
     try:
-        api = Api(store, None, None)
+        api = PageData(store, None, None)
         assert api.summary()["actor_counts"]["total"] > 70
         assert api.topology()["meshes"]
         assert api.sql("SHOW TABLES")["rows"]

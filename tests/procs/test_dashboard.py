@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from monarch.admin.programs import Program, program_at
-from monarch.dashboard.pages.api import NotThere
-from monarch.dashboard.pages.live_program import LivingProgram
+from monarch.dashboard.pages.api import Unavailable
+from monarch.dashboard.pages.live_program import LiveProgram
 from tests.support.tiers import full
 
 TIMEOUT = 60.0
@@ -161,10 +161,10 @@ def test_a_program_that_cannot_be_recorded_says_why(running: Running) -> None:
 
 
 def test_a_program_that_has_ended(running: Running) -> None:
-    living = LivingProgram(running.program, None)  # type: ignore[arg-type]
+    living = LiveProgram(running.program, None)  # type: ignore[arg-type]
     running.process.kill()
     running.process.wait()
     assert living.about()["pid"] == running.process.pid
     for ask in (living.payloads, living.stacks):
-        with pytest.raises((RuntimeError, ConnectionError, NotThere), match="has ended"):
+        with pytest.raises((RuntimeError, ConnectionError, Unavailable), match="has ended"):
             ask()

@@ -19,7 +19,7 @@ from monarch._mesh.inspection.description import (
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts, RunningProcess
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
-from monarch.admin.program_tree import Tree, assemble
+from monarch.admin.program_tree import ProgramTree, assemble
 from monarch.admin.programs import ProgramGone
 
 HOST = "unix:/run/one"
@@ -138,7 +138,7 @@ def answers(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = Non
     return SurveyAnswers({each.address: msgspec.msgpack.encode(each) for each in told}, silent or {})
 
 
-def tree(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> Tree:
+def tree(*told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> ProgramTree:
     return assemble(answers(*told, silent=silent), NOW)
 
 

@@ -14,7 +14,7 @@ from monarch._mesh.inspection.recording import BatchHead, ClockOffset
 from monarch._runtime import recorder
 from monarch._wire.message import Call
 from monarch.telemetry import batches
-from monarch.telemetry.batches import Gathered
+from monarch.telemetry.batches import EventColumns
 from monarch.telemetry.ingest import Ingest
 from monarch.telemetry.retention import Retention, sweep_period, too_old, trim
 from monarch.telemetry.store import Store
@@ -73,7 +73,7 @@ def ingest(store: Store) -> Iterator[Ingest]:
 
 
 def put(ingest: Ingest, *given: bytes) -> None:
-    gathered = Gathered()
+    gathered = EventColumns()
     for one in given:
         gathered.add(*batches.decode(one))
     ingest.insert(gathered)

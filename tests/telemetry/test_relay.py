@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.telemetry.relay import Waiting
+from monarch.telemetry.relay import WaitingBatches
 
 
-def drained(waiting: Waiting) -> list[bytes]:
+def drained(waiting: WaitingBatches) -> list[bytes]:
     found = []
     while data := waiting.next():
         found.append(data)
@@ -16,7 +16,7 @@ def drained(waiting: Waiting) -> list[bytes]:
 
 
 def test_sources_take_turns_each_in_its_order() -> None:
-    waiting = Waiting()
+    waiting = WaitingBatches()
     for data in (b"a1", b"a2", b"a3", b"b1", b"c1", b"b2"):
         waiting.put(data[:1].decode(), data)
     assert drained(waiting) == [b"a1", b"b1", b"c1", b"a2", b"b2", b"a3"]
@@ -24,7 +24,7 @@ def test_sources_take_turns_each_in_its_order() -> None:
 
 
 def test_one_that_floods_takes_nothing_from_the_others() -> None:
-    waiting = Waiting(most=100)
+    waiting = WaitingBatches(most=100)
     for _ in range(1000):
         waiting.put("flood", b"x" * 10)
     for number in range(5):
@@ -35,7 +35,7 @@ def test_one_that_floods_takes_nothing_from_the_others() -> None:
 
 
 def test_what_is_larger_than_all_there_is_room_for_is_dropped() -> None:
-    waiting = Waiting(most=10)
+    waiting = WaitingBatches(most=10)
     waiting.put("a", b"x" * 11)
     waiting.put("a", b"y")
     assert drained(waiting) == [b"y"]
@@ -43,7 +43,7 @@ def test_what_is_larger_than_all_there_is_room_for_is_dropped() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40)), max_size=60))
 def test_it_never_holds_more_and_keeps_each_order(puts: list[tuple[str, int]]) -> None:
-    waiting = Waiting(most=100)
+    waiting = WaitingBatches(most=100)
     for number, (source, size) in enumerate(puts):
         waiting.put(source, source.encode() + number.to_bytes(2, "big") + b"." * size)
         assert waiting.bytes <= 100

@@ -10,19 +10,19 @@ import pytest
 
 from monarch.admin.payloads import (
     ActiveHandler,
-    Actor,
+    ActorProperties,
     Debug,
-    Error,
+    ErrorProperties,
     Execution,
     FailureInfo,
-    Host,
+    HostProperties,
     InboundOrdering,
-    Memory,
+    MemoryUse,
     NodePayload,
     OrderingSession,
-    Proc,
+    ProcProperties,
     Properties,
-    Root,
+    RootProperties,
 )
 from monarch.telemetry.snapshots import micros, snapshot_rows
 from monarch.telemetry.store import Store, dump_rows
@@ -36,22 +36,22 @@ def nodes() -> list[Any]:
     ordering = InboundOrdering(True, True, 0, 1, 1, 1, 1, [OrderingSession("s", "a", 1, 2, 1, 3, 3)])
     failure = FailureInfo("boom", "other", "o[0]", AT, True)
     execution = Execution(1, [ActiveHandler("inc", 1, AT)], True, False)
-    actor = Actor(
+    actor = ActorProperties(
         *("idle", "m.C", "a.p@x", 5, AT, "inc", 12, 0, None, False),
         *(ordering, failure, execution, "a", 0, "idle", "", 1, [], None),
     )
     system = msgspec.structs.replace(actor, is_system=True, failure_info=None, execution=None, inbound_ordering=None)
-    memory = Memory(1, 2)
-    proc = Proc(
+    memory = MemoryUse(1, 2)
+    proc = ProcProperties(
         "p", 2, ["s.p@x"], ["a.p@x"], 100, False, 1, Debug(memory, 0, 0, 0, None), "x/p", 5, "n", "m", 0, "up", AT
     )
-    host = Host("x", 1, [], memory, "n", 5, 2, 0.5, 10, 5, None)
-    root = Root(1, AT, "me", [], 5, "python", 1, 2, 1, {})
+    host = HostProperties("x", 1, [], memory, "n", 5, 2, 0.5, 10, 5, None)
+    root = RootProperties(1, AT, "me", [], 5, "python", 1, 2, 1, {})
     made = [
         NodePayload("root", Properties(Root=root), ["host:x"], None, AT),
         NodePayload("host:x", Properties(Host=host), ["p@x", "q@x"], "root", AT),
         NodePayload("p@x", Properties(Proc=proc), ["a.p@x", "s.p@x"], "host:x", AT),
-        NodePayload("q@x", Properties(Error=Error("process_ended", "it has ended")), [], "host:x", AT),
+        NodePayload("q@x", Properties(Error=ErrorProperties("process_ended", "it has ended")), [], "host:x", AT),
         NodePayload("a.p@x", Properties(Actor=actor), [], "p@x", AT),
         NodePayload("s.p@x", Properties(Actor=system), [], "p@x", AT),
     ]

@@ -25,10 +25,10 @@ from textual.widgets import Input, Static
 
 from monarch.admin.payloads import NodePayload
 from monarch.admin.screen import details, diagnostics, header, pages, themes
-from monarch.admin.screen.diagnostics import Check, Report
+from monarch.admin.screen.diagnostics import Check, CheckReport
 from monarch.admin.screen.header import Options
 from monarch.admin.screen.overlay import Overlay
-from monarch.admin.screen.sources import NoAnswer, Source
+from monarch.admin.screen.sources import NoAnswer, ScreenSource
 from monarch.admin.screen.tree_state import TreeState
 from monarch.admin.screen.tree_view import TreeView, fitted
 from monarch.admin.screen.words import Words
@@ -103,7 +103,7 @@ class MeshAdmin(App[None]):
             super().__init__()
             self.show = show
 
-    def __init__(self, source: Source, options: Options, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: ScreenSource, options: Options, now: Callable[[], float] = time.time) -> None:
         super().__init__()
         self.source = source
         self.options = options
@@ -410,7 +410,7 @@ class MeshAdmin(App[None]):
         reference = self.state.selected
         title = f"{self.say('Stacks')}: {self._process_name(reference)}"
 
-        def find() -> list[pages.Text]:
+        def find() -> list[pages.PageText]:
             return pages.stacks(self.source.stacks(reference), time.strftime("%H:%M:%S"))
 
         self._open("stacks", title, lambda overlay: self._find(overlay, title, find), "p")
@@ -419,7 +419,7 @@ class MeshAdmin(App[None]):
         reference = self.state.selected
         title = f"{self.say('Settings')}: {self._process_name(reference)}"
 
-        def find() -> list[pages.Text]:
+        def find() -> list[pages.PageText]:
             return pages.config(self.source.config(reference), self.size.width * 94 // 100 - 6)
 
         self._open("config", title, lambda overlay: self._find(overlay, title, find), "C")
@@ -442,14 +442,14 @@ class MeshAdmin(App[None]):
         self._covered = False
         self._wake.set()
 
-    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.Text]]) -> None:
+    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.PageText]]) -> None:
         def look() -> None:
             try:
                 lines = find()
             except NoAnswer as exc:
-                lines = [pages.Text(line, "error") for line in str(exc).splitlines()]
+                lines = [pages.PageText(line, "error") for line in str(exc).splitlines()]
             except Exception as exc:
-                lines = [pages.Text(f"{type(exc).__name__}: {exc}", "error")]
+                lines = [pages.PageText(f"{type(exc).__name__}: {exc}", "error")]
             self._send(self.Done(lambda: overlay.show(title, lines)))
 
         threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
@@ -457,13 +457,13 @@ class MeshAdmin(App[None]):
     def _diagnose(self, overlay: Overlay) -> None:
         checks: list[Check] = []
 
-        def show(report: Report, done: bool) -> None:
+        def show(report: CheckReport, done: bool) -> None:
             self._send(self.Done(lambda: overlay.show(*pages.diagnostics(report, done, self.say))))
 
         def told(check: Check) -> None:
             checks.append(check)
             if len(checks) % 10 == 1:
-                show(Report(list(checks)), False)
+                show(CheckReport(list(checks)), False)
 
         def look() -> None:
             show(diagnostics.run(self.source, time.monotonic, told), True)

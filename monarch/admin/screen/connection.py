@@ -16,7 +16,7 @@ TOKEN = "MONARCH_ADMIN_TOKEN"  # where --addr has none: command lines can be rea
 _FOUND = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "key": "MONARCH_TLS_KEY"}
 
 
-class Tls(NamedTuple):
+class TlsFiles(NamedTuple):
     """PEM files; "" is the system's authorities, and no certificate of ours."""
 
     ca: str = ""
@@ -24,12 +24,12 @@ class Tls(NamedTuple):
     key: str = ""
 
 
-class Connection(NamedTuple):
+class AdminServer(NamedTuple):
     """`tls` None: plain HTTP. `token`: what the server wants to see of those on other machines."""
 
     url: str
     token: str
-    tls: Tls | None
+    tls: TlsFiles | None
 
 
 def plan(
@@ -37,9 +37,9 @@ def plan(
     *,
     port: int | None = None,
     plaintext: bool = False,
-    tls: Tls | None = None,
+    tls: TlsFiles | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Connection:
+) -> AdminServer:
     """`address`: host:port, or a URL as it is printed when the server starts. `port`: where the address has none.
     `tls`: what was asked for. ValueError for what contradicts itself."""
     scheme, separator, _ = address.partition("://")
@@ -52,7 +52,7 @@ def plan(
         raise ValueError(f"--addr {address!r} has no usable port: a port is 1 to 65535") from None
     if not parts.hostname:
         raise ValueError(f"--addr takes host:port or a URL, got {address!r}")
-    if tls is not None and tls != Tls():
+    if tls is not None and tls != TlsFiles():
         if plaintext or (scheme == "http" and separator):
             raise ValueError("TLS options and plain HTTP contradict each other: give https:// or leave out --tls-*")
         if bool(tls.certificate) != bool(tls.key):
@@ -64,14 +64,14 @@ def plan(
     default = port or (None if separator else ADMIN_PORT)
     place = host if given_port is None and default is None else f"{host}:{given_port or default}"
     token = parse_qs(parts.query).get("token", [""])[0] or environ.get(TOKEN, "")
-    found = None if plain else tls if tls is not None and tls != Tls() else found_tls(environ)
-    return Connection(f"{'http' if plain else 'https'}://{place}", token, found)
+    found = None if plain else tls if tls is not None and tls != TlsFiles() else found_tls(environ)
+    return AdminServer(f"{'http' if plain else 'https'}://{place}", token, found)
 
 
-def found_tls(environ: Mapping[str, str]) -> Tls:
+def found_tls(environ: Mapping[str, str]) -> TlsFiles:
     """The certificates of the environment, where all of it is there."""
     values = {name: environ.get(variable, "") for name, variable in _FOUND.items()}
     if not values["ca"]:
-        return Tls()
+        return TlsFiles()
     both = values["certificate"] and values["key"]
-    return Tls(values["ca"], values["certificate"] if both else "", values["key"] if both else "")
+    return TlsFiles(values["ca"], values["certificate"] if both else "", values["key"] if both else "")

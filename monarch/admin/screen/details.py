@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from monarch.admin import payloads
-from monarch.admin.payloads import Actor, Error, Host, NodePayload, Proc, Root
+from monarch.admin.payloads import (
+    ActorProperties,
+    ErrorProperties,
+    HostProperties,
+    NodePayload,
+    ProcProperties,
+    RootProperties,
+)
 from monarch.admin.screen import labels
 from monarch.admin.screen.words import Words
 
@@ -16,7 +23,7 @@ MOST_CHILDREN = 50
 _SENDERS = 10  # most stalled ones that are shown
 
 
-class Line(NamedTuple):
+class DetailLine(NamedTuple):
     """`tone`: "", "good", "warning", "error" or "dim"; `label` "" continues the line before."""
 
     label: str
@@ -24,14 +31,14 @@ class Line(NamedTuple):
     tone: str = ""
 
 
-class Section(NamedTuple):
+class DetailSection(NamedTuple):
     """`title` "" is the first, which has none."""
 
     title: str
-    lines: list[Line]
+    lines: list[DetailLine]
 
 
-def sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words) -> list[Section]:
+def sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words) -> list[DetailSection]:
     """`now`: seconds since the epoch."""
     properties = node.properties
     if properties.Root is not None:
@@ -46,70 +53,72 @@ def sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, sa
     return _error(node, properties.Error, say)
 
 
-def _as_of(node: NodePayload, say: Words) -> Line:
-    return Line(say("Data as of"), clock(node.as_of), "dim")
+def _as_of(node: NodePayload, say: Words) -> DetailLine:
+    return DetailLine(say("Data as of"), clock(node.as_of), "dim")
 
 
-def _root(nodes: Mapping[str, NodePayload], node: NodePayload, root: Root, now: float, say: Words) -> list[Section]:
+def _root(
+    nodes: Mapping[str, NodePayload], node: NodePayload, root: RootProperties, now: float, say: Words
+) -> list[DetailSection]:
     lines = [
-        Line(say("Hosts"), str(root.num_hosts)),
-        Line(say("Started by"), root.started_by),
-        Line(say("Uptime"), labels.age(max(0.0, now - payloads.seconds(root.started_at)))),
-        Line(say("Started at"), clock(root.started_at)),
-        Line(say("Command"), root.command),
+        DetailLine(say("Hosts"), str(root.num_hosts)),
+        DetailLine(say("Started by"), root.started_by),
+        DetailLine(say("Uptime"), labels.age(max(0.0, now - payloads.seconds(root.started_at)))),
+        DetailLine(say("Started at"), clock(root.started_at)),
+        DetailLine(say("Command"), root.command),
         _as_of(node, say),
     ]
     if root.failed_count:
-        lines.append(Line(say("failed"), str(root.failed_count), "error"))
-    lines += [Line(say("Silent"), f"{address}: {why}", "warning") for address, why in root.silent.items()]
-    return [Section("", lines), _children(nodes, node, say)]
+        lines.append(DetailLine(say("failed"), str(root.failed_count), "error"))
+    lines += [DetailLine(say("Silent"), f"{address}: {why}", "warning") for address, why in root.silent.items()]
+    return [DetailSection("", lines), _children(nodes, node, say)]
 
 
-def _host(nodes: Mapping[str, NodePayload], node: NodePayload, host: Host, say: Words) -> list[Section]:
+def _host(nodes: Mapping[str, NodePayload], node: NodePayload, host: HostProperties, say: Words) -> list[DetailSection]:
     used = host.memory_total_bytes - host.memory_available_bytes
     lines = [
-        Line(say("Host"), host.hostname),
-        Line(say("Address"), host.addr),
-        Line(say("Procs"), str(host.num_procs)),
-        Line(say("RSS"), f"{labels.size(host.memory.process_rss_bytes)} (host agent, pid {host.pid})"),
-        Line(say("VM size"), labels.size(host.memory.process_vm_size_bytes)),
-        Line(say("Memory"), f"{labels.size(used)} of {labels.size(host.memory_total_bytes)}"),
-        Line(say("Load"), f"{host.load_average:.2f} ({host.processors} processors)"),
+        DetailLine(say("Host"), host.hostname),
+        DetailLine(say("Address"), host.addr),
+        DetailLine(say("Procs"), str(host.num_procs)),
+        DetailLine(say("RSS"), f"{labels.size(host.memory.process_rss_bytes)} (host agent, pid {host.pid})"),
+        DetailLine(say("VM size"), labels.size(host.memory.process_vm_size_bytes)),
+        DetailLine(say("Memory"), f"{labels.size(used)} of {labels.size(host.memory_total_bytes)}"),
+        DetailLine(say("Load"), f"{host.load_average:.2f} ({host.processors} processors)"),
         _as_of(node, say),
     ]
     if host.problem:
-        lines.append(Line(say("Problem"), host.problem, "error"))
-    return [Section("", lines), _children(nodes, node, say)]
+        lines.append(DetailLine(say("Problem"), host.problem, "error"))
+    return [DetailSection("", lines), _children(nodes, node, say)]
 
 
-def _proc(nodes: Mapping[str, NodePayload], node: NodePayload, proc: Proc, say: Words) -> list[Section]:
+def _proc(nodes: Mapping[str, NodePayload], node: NodePayload, proc: ProcProperties, say: Words) -> list[DetailSection]:
     debug = proc.debug
     depth = f"{debug.actor_work_queue_depth_total} total, {debug.actor_work_queue_depth_max} max"
     lines = [
-        Line(say("Name"), proc.proc_name),
-        Line(
+        DetailLine(say("Name"), proc.proc_name),
+        DetailLine(
             say("Mesh"),
             proc.mesh_name + (f", rank {proc.rank}" if proc.rank is not None else "") if proc.mesh_name else "-",
         ),
-        Line(say("State"), proc.state, "" if proc.state == "running" else "warning"),
-        Line(say("Pid"), f"{proc.pid} on {proc.hostname}"),
-        Line(say("Actors"), str(proc.num_actors)),
-        Line(say("RSS"), labels.size(debug.memory.process_rss_bytes)),
-        Line(say("VM size"), labels.size(debug.memory.process_vm_size_bytes)),
-        Line(say("Queue depth"), depth),
+        DetailLine(say("State"), proc.state, "" if proc.state == "running" else "warning"),
+        DetailLine(say("Pid"), f"{proc.pid} on {proc.hostname}"),
+        DetailLine(say("Actors"), str(proc.num_actors)),
+        DetailLine(say("RSS"), labels.size(debug.memory.process_rss_bytes)),
+        DetailLine(say("VM size"), labels.size(debug.memory.process_vm_size_bytes)),
+        DetailLine(say("Queue depth"), depth),
     ]
     if debug.actor_work_queue_depth_high_water_mark:
-        lines.append(Line(say("Peak depth"), str(debug.actor_work_queue_depth_high_water_mark)))
-    lines.append(Line(say("Last busy"), _last_busy(debug.last_nonzero_queue_depth_age_ms, say)))
+        lines.append(DetailLine(say("Peak depth"), str(debug.actor_work_queue_depth_high_water_mark)))
+    lines.append(DetailLine(say("Last busy"), _last_busy(debug.last_nonzero_queue_depth_age_ms, say)))
     lines.append(_as_of(node, say))
     if proc.is_poisoned:
-        lines.append(Line(say("Poisoned"), say("yes"), "error"))
+        lines.append(DetailLine(say("Poisoned"), say("yes"), "error"))
     if proc.failed_actor_count:
-        lines.append(Line(say("Failed actors"), str(proc.failed_actor_count), "error"))
-    return [Section("", lines), _children(nodes, node, say)]
+        lines.append(DetailLine(say("Failed actors"), str(proc.failed_actor_count), "error"))
+    return [DetailSection("", lines), _children(nodes, node, say)]
 
 
-def _mesh(proc: Proc) -> str:
+def _mesh(proc: ProcProperties) -> str:
     rank = "" if proc.rank is None else f", rank {proc.rank}"
     return proc.mesh_name + rank if proc.mesh_name else "-"
 
@@ -120,90 +129,96 @@ def _last_busy(age: int | None, say: Words) -> str:
     return f"{age} ms {say('ago')}" if age < 1000 else f"{age // 1000} s {say('ago')}"
 
 
-def _children(nodes: Mapping[str, NodePayload], node: NodePayload, say: Words) -> Section:
+def _children(nodes: Mapping[str, NodePayload], node: NodePayload, say: Words) -> DetailSection:
     titles = {"Root": "Hosts", "Host": "Procs", "Proc": "Actors", "Actor": "Children"}
     shown = [nodes[child] for child in node.children if child in nodes]
     lines = [
-        Line("", labels.label(child), "error" if labels.has_failed(child) else "") for child in shown[:MOST_CHILDREN]
+        DetailLine("", labels.label(child), "error" if labels.has_failed(child) else "")
+        for child in shown[:MOST_CHILDREN]
     ]
     if len(shown) > MOST_CHILDREN:
-        lines.append(Line("", "... " + say("and {0} more", len(shown) - MOST_CHILDREN), "dim"))
-    return Section(say(titles.get(node.kind, "Children")), lines)
+        lines.append(DetailLine("", "... " + say("and {0} more", len(shown) - MOST_CHILDREN), "dim"))
+    return DetailSection(say(titles.get(node.kind, "Children")), lines)
 
 
-def _actor(nodes: Mapping[str, NodePayload], node: NodePayload, actor: Actor, now: float, say: Words) -> list[Section]:
+def _actor(
+    nodes: Mapping[str, NodePayload], node: NodePayload, actor: ActorProperties, now: float, say: Words
+) -> list[DetailSection]:
     detail = actor.status_detail.splitlines()[0] if actor.status_detail else ""
     tone = {"failed": "error", "zombie": "error", "processing": "good", "stopped": "dim"}.get(actor.status, "")
     depth = str(actor.queue_depth)
     if actor.queue_depth_high_water_mark:
         depth += f" (peak {actor.queue_depth_high_water_mark})"
     lines = [
-        Line(say("Status"), f"{actor.status}: {detail}" if detail else actor.status, tone),
-        Line(say("Instance"), actor.instance_id),
-        Line(say("Type"), actor.actor_type),
-        Line(say("Queue depth"), depth),
-        Line(say("Messages"), str(actor.messages_processed)),
-        Line(say("Processing time"), f"{actor.total_processing_time_us / 1e6:.3f} s"),
-        Line(say("Created"), clock(actor.created_at) if actor.created_at else "-"),
-        Line(say("Last handler"), actor.last_message_handler or "-"),
-        Line(say("Children"), str(len(node.children))),
+        DetailLine(say("Status"), f"{actor.status}: {detail}" if detail else actor.status, tone),
+        DetailLine(say("Instance"), actor.instance_id),
+        DetailLine(say("Type"), actor.actor_type),
+        DetailLine(say("Queue depth"), depth),
+        DetailLine(say("Messages"), str(actor.messages_processed)),
+        DetailLine(say("Processing time"), f"{actor.total_processing_time_us / 1e6:.3f} s"),
+        DetailLine(say("Created"), clock(actor.created_at) if actor.created_at else "-"),
+        DetailLine(say("Last handler"), actor.last_message_handler or "-"),
+        DetailLine(say("Children"), str(len(node.children))),
         _as_of(node, say),
     ]
-    found = [Section("", lines)]
+    found = [DetailSection("", lines)]
     failure = actor.failure_info
     if failure is not None:
         cause = failure.root_cause_name or labels.short(failure.root_cause_actor)
         away = "  (Enter)" if failure.is_propagated else ""
-        error = [Line(say("Root cause"), cause + away, "warning"), Line(say("Failed at"), clock(failure.occurred_at))]
-        error.append(Line(say("Propagated"), say("yes") if failure.is_propagated else say("no")))
-        error += [Line("", line, "error") for line in failure.error_message.splitlines()]
-        found.append(Section(say("Error"), error))
+        error = [
+            DetailLine(say("Root cause"), cause + away, "warning"),
+            DetailLine(say("Failed at"), clock(failure.occurred_at)),
+        ]
+        error.append(DetailLine(say("Propagated"), say("yes") if failure.is_propagated else say("no")))
+        error += [DetailLine("", line, "error") for line in failure.error_message.splitlines()]
+        found.append(DetailSection(say("Error"), error))
     if actor.waits_for:
-        found.append(Section(say("Waits for"), [_wait(wait, now) for wait in actor.waits_for]))
+        found.append(DetailSection(say("Waits for"), [_wait(wait, now) for wait in actor.waits_for]))
     found.append(_execution(actor, now, say))
     found.append(_ordering(actor, say))
     if node.children:
         found.append(_children(nodes, node, say))
-    found.append(Section(say("Flight recorder"), events(actor.flight_recorder)))
+    found.append(DetailSection(say("Flight recorder"), events(actor.flight_recorder)))
     return [section for section in found if section.lines]
 
 
-def _wait(wait: payloads.WaitsFor, now: float) -> Line:
+def _wait(wait: payloads.WaitsFor, now: float) -> DetailLine:
     since = labels.age(max(0.0, now - payloads.seconds(wait.since)))
     ranks = f", {wait.unanswered} ranks" if wait.unanswered > 1 else ""
-    return Line("", f"{wait.target}{ranks}  {since}", "warning")
+    return DetailLine("", f"{wait.target}{ranks}  {since}", "warning")
 
 
-def _execution(actor: Actor, now: float, say: Words) -> Section:
+def _execution(actor: ActorProperties, now: float, say: Words) -> DetailSection:
     execution = actor.execution
     if execution is None:
-        return Section(say("Execution"), [])
+        return DetailSection(say("Execution"), [])
     lines = []
     for handler in execution.active_handlers:
         since = labels.age(max(0.0, now - payloads.seconds(handler.oldest_since)))
-        lines.append(Line("", f"{handler.name} ×{handler.active_count}  {since}", "good"))  # noqa: RUF001
-    return Section(say("Execution"), lines or [Line("", say("nothing runs"), "dim")])
+        lines.append(DetailLine("", f"{handler.name} ×{handler.active_count}  {since}", "good"))  # noqa: RUF001
+    return DetailSection(say("Execution"), lines or [DetailLine("", say("nothing runs"), "dim")])
 
 
-def _ordering(actor: Actor, say: Words) -> Section:
+def _ordering(actor: ActorProperties, say: Words) -> DetailSection:
     ordering = actor.inbound_ordering
     if ordering is None:
-        return Section(say("Inbound ordering"), [])
+        return DetailSection(say("Inbound ordering"), [])
     if not ordering.sessions:
-        return Section(say("Inbound ordering"), [Line("", say("in order"), "dim")])
+        return DetailSection(say("Inbound ordering"), [DetailLine("", say("in order"), "dim")])
     lines = []
     for session in ordering.sessions[:_SENDERS]:
         text = f"{say('Need seq')} {session.expected_next_seq}, {say('Buffered')} {session.buffered_count}"
-        lines.append(Line(session.sender or session.session_id, text, "warning"))
-    return Section(say("Inbound ordering"), lines)
+        lines.append(DetailLine(session.sender or session.session_id, text, "warning"))
+    return DetailSection(say("Inbound ordering"), lines)
 
 
-def events(text: str | None) -> list[Line]:
+def events(text: str | None) -> list[DetailLine]:
     """The flight recorder, oldest first."""
     try:
         rows = json.loads(text) if text else []
         return [
-            Line(
+            DetailLine(
                 "",
                 f"{row['level']:<5} {clock(row['timestamp'])} {row['name']} {row['fields'].get('message', '')}".rstrip(),
                 {"ERROR": "error", "WARNING": "warning"}.get(row["level"], ""),
@@ -211,19 +226,19 @@ def events(text: str | None) -> list[Line]:
             for row in rows
         ]
     except (ValueError, KeyError, TypeError, AttributeError):  # of another version
-        return [Line("", str(text), "dim")]
+        return [DetailLine("", str(text), "dim")]
 
 
-def _error(node: NodePayload, error: Error, say: Words) -> list[Section]:
+def _error(node: NodePayload, error: ErrorProperties, say: Words) -> list[DetailSection]:
     first, *rest = error.message.splitlines() or [""]
     lines = [
-        Line(say("Name"), labels.short(node.identity)),
-        Line(say("Code"), error.code, "error"),
-        Line(say("Error"), first, "error"),
-        *[Line("", line, "error") for line in rest],
+        DetailLine(say("Name"), labels.short(node.identity)),
+        DetailLine(say("Code"), error.code, "error"),
+        DetailLine(say("Error"), first, "error"),
+        *[DetailLine("", line, "error") for line in rest],
         _as_of(node, say),
     ]
-    return [Section("", lines)]
+    return [DetailSection("", lines)]
 
 
 def clock(text: str) -> str:

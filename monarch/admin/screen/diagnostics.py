@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
 from monarch.admin.screen import labels
-from monarch.admin.screen.sources import NoAnswer, Source
+from monarch.admin.screen.sources import NoAnswer, ScreenSource
 
 ADMIN, MESH = "AdminInfra", "Mesh"
 SLOW = 0.5  # seconds from which an answer is slow
@@ -45,7 +45,7 @@ class Check(NamedTuple):
         }
 
 
-class Report(NamedTuple):
+class CheckReport(NamedTuple):
     checks: list[Check]
     timed_out: bool = False
 
@@ -76,7 +76,9 @@ class Report(NamedTuple):
         }
 
 
-def run(source: Source, clock: Callable[[], float], told: Callable[[Check], Any] = lambda check: None) -> Report:
+def run(
+    source: ScreenSource, clock: Callable[[], float], told: Callable[[Check], Any] = lambda check: None
+) -> CheckReport:
     """`told` hears of each check as it is done."""
     begun = clock()
     checks: list[Check] = []
@@ -89,13 +91,13 @@ def run(source: Source, clock: Callable[[], float], told: Callable[[Check], Any]
         nodes = {node.identity: node for node in source.nodes()}
     except NoAnswer as exc:
         add(Check("root", ROOT, "the whole tree in one answer", ADMIN, clock() - begun, str(exc)))
-        return Report(checks)
+        return CheckReport(checks)
     add(Check("root", ROOT, "the whole tree in one answer", ADMIN, clock() - begun, None))
     for node, note, phase in plan(nodes):
         if clock() - begun > LONGEST:
-            return Report(checks, True)
+            return CheckReport(checks, True)
         add(_check(source, node, note, phase, clock))
-    return Report(checks)
+    return CheckReport(checks)
 
 
 def plan(nodes: dict[str, NodePayload]) -> Iterator[tuple[NodePayload, str | None, str]]:
@@ -115,7 +117,7 @@ def plan(nodes: dict[str, NodePayload]) -> Iterator[tuple[NodePayload, str | Non
                 yield nodes[child], None, MESH
 
 
-def _check(source: Source, node: NodePayload, note: str | None, phase: str, clock: Callable[[], float]) -> Check:
+def _check(source: ScreenSource, node: NodePayload, note: str | None, phase: str, clock: Callable[[], float]) -> Check:
     begun = clock()
     wrong = wrong_with(node)
     if wrong is None and not _has_ended(node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch.admin.payloads import Actor, Error, NodePayload, Proc
+from monarch.admin.payloads import ActorProperties, ErrorProperties, NodePayload, ProcProperties
 
 STUCK_FROM = 1.0  # seconds that an endpoint has been running from which the tree says so
 
@@ -26,7 +26,7 @@ def label(node: NodePayload) -> str:
     return f"{short(node.identity)}  [error] {error.code}: {_first_line(error)}"
 
 
-def proc_label(proc: Proc) -> str:
+def proc_label(proc: ProcProperties) -> str:
     stopped, system = len(proc.stopped_children), len(set(proc.system_children) - set(proc.stopped_children))
     parts = [f"{system} system"] if system else []
     parts.append(f"{proc.num_actors - system} user")
@@ -56,7 +56,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _first_line(error: Error) -> str:
+def _first_line(error: ErrorProperties) -> str:
     return error.message.splitlines()[0] if error.message else ""
 
 
@@ -96,7 +96,7 @@ def note(nodes: Mapping[str, NodePayload], node: NodePayload) -> str:
     return actor_note(actor)
 
 
-def actor_note(actor: Actor) -> str:
+def actor_note(actor: ActorProperties) -> str:
     if actor.status in ("failed", "stopped", "zombie", "stopping", "initializing", "created"):
         return actor.status
     waits = f"→ {actor.waits_for[0].target}" if actor.waits_for else ""

@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from monarch.admin.screen.pages import Text
+from monarch.admin.screen.pages import PageText
 from monarch.admin.screen.themes import Palette
 from monarch.admin.screen.words import Words
 
@@ -50,7 +50,7 @@ class Overlay(ModalScreen[None]):
         self._say = say
         self._run = run
         self._again = again
-        self._lines: Sequence[Text] = [Text(f"{say('waiting for an answer')} ...", "dim")]
+        self._lines: Sequence[PageText] = [PageText(f"{say('waiting for an answer')} ...", "dim")]
 
     def compose(self) -> ComposeResult:
         hint = f"Esc {self._say('close')}" + (f"  {self._again} {self._say('again')}" if self._again else "")
@@ -63,7 +63,7 @@ class Overlay(ModalScreen[None]):
     def on_mount(self) -> None:
         self._run(self)
 
-    def show(self, title: str, lines: Sequence[Text]) -> None:
+    def show(self, title: str, lines: Sequence[PageText]) -> None:
         """On the app's thread."""
         if not self.is_attached:
             return

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 from monarch.admin.payloads import ConfigEntry
 from monarch.admin.screen import glossary
-from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, Report
+from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, CheckReport
 from monarch.admin.screen.words import Words
 
 _VALUE, _SOURCE = 32, 14  # columns
 
 
-class Text(NamedTuple):
+class PageText(NamedTuple):
     text: str
     tone: str = ""
 
 
-def diagnostics(report: Report, done: bool, say: Words) -> tuple[str, list[Text]]:
+def diagnostics(report: CheckReport, done: bool, say: Words) -> tuple[str, list[PageText]]:
     """(title, lines)."""
     title = say("Diagnostics")
     if done:
@@ -29,12 +29,12 @@ def diagnostics(report: Report, done: bool, say: Words) -> tuple[str, list[Text]
     for phase in (ADMIN, MESH):
         checks = [check for check in report.checks if check.phase == phase]
         if checks:
-            lines.append(Text(phase, "accent"))
+            lines.append(PageText(phase, "accent"))
             lines += [line for check in checks for line in _check(check)]
     return title, lines
 
 
-def _verdict(report: Report, say: Words) -> str:
+def _verdict(report: CheckReport, say: Words) -> str:
     if report.timed_out:
         return "out of time"
     if report.healthy:
@@ -42,44 +42,44 @@ def _verdict(report: Report, say: Words) -> str:
     return ", ".join(f"{phase} {_word(report, phase, say)}" for phase in (ADMIN, MESH))
 
 
-def _word(report: Report, phase: str, say: Words) -> str:
+def _word(report: CheckReport, phase: str, say: Words) -> str:
     total, passed = report.total(phase), report.passed(phase)
     if not total:
         return say("n/a")
     return say("healthy") if passed == total else f"{say('failing')} ({total - passed} / {total})"
 
 
-def _check(check: Check) -> list[Text]:
+def _check(check: Check) -> list[PageText]:
     tone = {"Pass": "good", "Slow": "warning", "Fail": "error"}[check.word]
     note = f"  {check.note}" if check.note else ""
-    lines = [Text(f"  {check.word}  {check.seconds * 1000:>6.0f} ms  {check.label}{note}", tone)]
+    lines = [PageText(f"  {check.word}  {check.seconds * 1000:>6.0f} ms  {check.label}{note}", tone)]
     if check.error is not None:
-        lines += [Text(f"                   {line}", "error") for line in check.error.splitlines()]
+        lines += [PageText(f"                   {line}", "error") for line in check.error.splitlines()]
     return lines
 
 
-def stacks(captured: dict[str, Any], at: str) -> list[Text]:
+def stacks(captured: dict[str, Any], at: str) -> list[PageText]:
     """`captured`: as /v1/pyspy answers; `at`: when."""
     if "Ok" not in captured:
         kind, what = next(iter(captured.items()), ("no answer", ""))
-        return [Text(f"{kind}: {what}", "error")]
+        return [PageText(f"{kind}: {what}", "error")]
     found = captured["Ok"]
-    lines = [Text(f"pid {found['pid']}  by {found['binary']}  {found.get('capture_mode', '')}  {at}", "dim")]
-    lines += [Text(warning, "warning") for warning in found["warnings"]]
+    lines = [PageText(f"pid {found['pid']}  by {found['binary']}  {found.get('capture_mode', '')}  {at}", "dim")]
+    lines += [PageText(warning, "warning") for warning in found["warnings"]]
     for trace in found["stack_traces"]:
-        lines.append(Text(""))
+        lines.append(PageText(""))
         active = "" if trace["active"] else "  (waits)"
-        lines.append(Text(f"{trace['thread_name'] or 'thread'}  {trace['os_thread_id'] or ''}{active}", "accent"))
+        lines.append(PageText(f"{trace['thread_name'] or 'thread'}  {trace['os_thread_id'] or ''}{active}", "accent"))
         for frame in trace["frames"]:
-            lines.append(Text(f"  {frame['name']}  {frame['filename']}:{frame['line']}"))
+            lines.append(PageText(f"  {frame['name']}  {frame['filename']}:{frame['line']}"))
             for local in frame["locals"] or ():
-                lines.append(Text(f"      {local['name']} = {local['repr']}", "dim"))
+                lines.append(PageText(f"      {local['name']} = {local['repr']}", "dim"))
         if not trace["frames"]:
-            lines.append(Text("  (only the runtime)", "dim"))
+            lines.append(PageText("  (only the runtime)", "dim"))
     return lines
 
 
-def config(entries: Sequence[ConfigEntry], width: int) -> list[Text]:
+def config(entries: Sequence[ConfigEntry], width: int) -> list[PageText]:
     """Changed ones are marked. Environment variables are shown where the page is wide enough."""
     name = max((len(entry.name) for entry in entries), default=0)
     value = max((len(entry.value) for entry in entries), default=0)
@@ -92,15 +92,15 @@ def config(entries: Sequence[ConfigEntry], width: int) -> list[Text]:
         variable = entry.env_var or ""
         given = entry.value if len(entry.value) <= value else entry.value[: value - 1] + "…"
         shown = f"{mark} {entry.name:<{name}}  {given:<{value}}  {entry.source:<{_SOURCE}}"
-        lines.append(Text((f"{shown}  {variable}" if 0 < len(variable) + 2 <= room else shown).rstrip(), tone))
+        lines.append(PageText((f"{shown}  {variable}" if 0 < len(variable) + 2 <= room else shown).rstrip(), tone))
     return lines
 
 
-def help_page(language: str) -> list[Text]:
+def help_page(language: str) -> list[PageText]:
     keys = glossary.keys()
     width = max(len(key) for key, _ in keys)
-    lines = [Text(f"{key:<{width}}  {what}") for key, what in keys]
-    lines.append(Text(""))
+    lines = [PageText(f"{key:<{width}}  {what}") for key, what in keys]
+    lines.append(PageText(""))
     names = glossary.entries(language)
     width = max(len(name) for name, _ in names)
-    return lines + [Text(f"{name:<{width}}  {meaning}") for name, meaning in names]
+    return lines + [PageText(f"{name:<{width}}  {meaning}") for name, meaning in names]

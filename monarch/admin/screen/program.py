@@ -14,7 +14,7 @@ from monarch.admin.screen.themes import DEFAULT, THEMES
 from monarch.admin.screen.words import LANGUAGES
 
 if TYPE_CHECKING:
-    from monarch.admin.screen.sources import Source
+    from monarch.admin.screen.sources import ScreenSource
 
 _LEAST = 100  # milliseconds between two refreshes
 
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> int:
     return _show(source, options)
 
 
-def source_of(options: argparse.Namespace) -> Source:
+def source_of(options: argparse.Namespace) -> ScreenSource:
     from monarch.admin.screen.sources import HttpSource, SocketSource
 
-    tls = connection.Tls(options.tls_ca, options.tls_cert, options.tls_key)
+    tls = connection.TlsFiles(options.tls_ca, options.tls_cert, options.tls_key)
     if options.addr is None:
-        if options.plaintext or tls != connection.Tls() or options.admin_port is not None:
+        if options.plaintext or tls != connection.TlsFiles() or options.admin_port is not None:
             raise ValueError("--plaintext, --tls-* and --admin-port say how --addr is spoken to, and there is none")
         from monarch.admin.programs import choose
 
@@ -74,7 +74,7 @@ def source_of(options: argparse.Namespace) -> Source:
     return HttpSource(connection.plan(options.addr, port=options.admin_port, plaintext=options.plaintext, tls=tls))
 
 
-def _once(source: Source, options: argparse.Namespace) -> int:
+def _once(source: ScreenSource, options: argparse.Namespace) -> int:
     from monarch.admin.screen.once import page
     from monarch.admin.screen.sources import NoAnswer
 
@@ -87,7 +87,7 @@ def _once(source: Source, options: argparse.Namespace) -> int:
     return 0
 
 
-def _diagnose(source: Source) -> int:
+def _diagnose(source: ScreenSource) -> int:
     from monarch.admin.screen import diagnostics
 
     report = diagnostics.run(source, time.monotonic)
@@ -95,7 +95,7 @@ def _diagnose(source: Source) -> int:
     return 0 if report.healthy else 1
 
 
-def _show(source: Source, options: argparse.Namespace) -> int:
+def _show(source: ScreenSource, options: argparse.Namespace) -> int:
     try:
         from monarch.admin.screen.app import MeshAdmin
     except ModuleNotFoundError as exc:

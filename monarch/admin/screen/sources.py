@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import msgspec
 
 from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
-from monarch.admin.program_tree import Tree
-from monarch.admin.query import Asked, Look, LookFailed
+from monarch.admin.program_tree import ProgramTree
+from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import encoded
-from monarch.admin.screen.connection import Connection
+from monarch.admin.screen.connection import AdminServer
 
 NODE, CONFIG, STACKS, WHOLE = 5.0, 8.0, 20.0, 10.0  # seconds that each may take
 
@@ -24,7 +24,7 @@ class NoAnswer(Exception):
     """What was asked did not come, and why."""
 
 
-class Source(Protocol):
+class ScreenSource(Protocol):
     """`name`: what is looked into, for the header."""
 
     name: str
@@ -45,10 +45,10 @@ class Source(Protocol):
 class SocketSource:
     """A program of this user on this machine, through its admin socket."""
 
-    def __init__(self, program: Asked) -> None:
+    def __init__(self, program: Queryable) -> None:
         self.name = f"pid {program.pid}"
-        self._look = Look(program)
-        self._tree: Tree | None = None
+        self._queries = ProgramQueries(program)
+        self._tree: ProgramTree | None = None
         self._lock = threading.Lock()
 
     def nodes(self) -> list[NodePayload]:
@@ -59,33 +59,33 @@ class SocketSource:
         tree = self._known()
         try:
             if reference in tree.addresses and tree.nodes[reference].properties.Actor is None:
-                self._look.reach(tree.addresses[reference])
-            return self._look.node(tree, reference)
-        except LookFailed as exc:
+                self._queries.reach(tree.addresses[reference])
+            return self._queries.node(tree, reference)
+        except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
     def config(self, reference: str) -> list[ConfigEntry]:
         try:
-            return self._look.config(self._known(), reference)
-        except LookFailed as exc:
+            return self._queries.config(self._known(), reference)
+        except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
     def stacks(self, reference: str) -> dict[str, Any]:
         try:
-            return self._look.stacks(self._known(), reference, runtime=False)
-        except LookFailed as exc:
+            return self._queries.stacks(self._known(), reference, runtime=False)
+        except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
-    def _new(self) -> Tree:
+    def _new(self) -> ProgramTree:
         try:
-            tree = self._look.tree()
-        except LookFailed as exc:
+            tree = self._queries.tree()
+        except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
         with self._lock:
             self._tree = tree
         return tree
 
-    def _known(self) -> Tree:
+    def _known(self) -> ProgramTree:
         with self._lock:
             tree = self._tree
         return self._new() if tree is None else tree
@@ -94,7 +94,7 @@ class SocketSource:
 class HttpSource:
     """A program whose admin server is reached over HTTP."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AdminServer) -> None:
         self.name = connection.url
         self._connection = connection
         # Proxies are for other sites.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
-from monarch.dashboard.pages.live_data import Living
-from monarch.dashboard.pages.profiles import LONGEST, Busy, Profiles
+from monarch.dashboard.pages.live_data import LiveData
+from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
 from monarch.telemetry.result import Result
 from monarch.telemetry.store import Store
@@ -33,19 +33,19 @@ class NotFound(LookupError):
     """Nothing has that id."""
 
 
-class NotThere(RuntimeError):
-    """It needs the living program, and there is none, or it cannot be asked."""
+class Unavailable(RuntimeError):
+    """It needs the running program, and there is none, or it cannot be asked."""
 
 
-class Api:
-    """`living`: None for a saved program. `now`: seconds since the epoch; None: the newest time that was recorded."""
+class PageData:
+    """`live`: None for a saved program. `now`: seconds since the epoch; None: the newest time that was recorded."""
 
-    def __init__(self, store: Store, living: Living | None = None, now: Callable[[], float] | None = time.time) -> None:
+    def __init__(self, store: Store, live: LiveData | None = None, now: Callable[[], float] | None = time.time) -> None:
         self._store = store
-        self._living = living
+        self._live = live
         self._now = now
         self._answers = SharedAnswers(FRESH)
-        self._profiles = Profiles(self._profile)
+        self._profiles = TraceFiles(self._profile)
         self._sql_places = threading.BoundedSemaphore(SQL_AT_ONCE)
 
     # --- overview
@@ -162,9 +162,9 @@ class Api:
 
     def _nodes(self) -> tuple[list[node_graph.Node], bool]:
         """The tree now; of a program that cannot be asked, as the newest snapshot has it. And whether there is none yet."""
-        if self._living is not None:
+        if self._live is not None:
             try:
-                return node_graph.from_payloads(self._living.payloads()), False
+                return node_graph.from_payloads(self._live.payloads()), False
             except (RuntimeError, OSError, ValueError):  # gone, or stuck: what was seen last
                 pass
         newest = self._rows(queries.NEWEST_SNAPSHOT)
@@ -239,7 +239,7 @@ class Api:
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
         if not self._sql_places.acquire(blocking=False):
-            raise NotThere(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
+            raise Unavailable(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
         try:
             result = self._store.query(text, timeout=seconds, limit=most, running=running)
         finally:
@@ -267,17 +267,17 @@ class Api:
             "now_us": now_us,
         }
 
-    # --- the living
+    # --- the program itself
 
     def stacks(self) -> dict[str, Any]:
-        living = self.living()
-        return self._kept("stacks", lambda: self._stacks(living))
+        live = self.live()
+        return self._kept("stacks", lambda: self._stacks(live))
 
-    def _stacks(self, living: Living) -> dict[str, Any]:
+    def _stacks(self, live: LiveData) -> dict[str, Any]:
         try:
-            found = living.stacks()
+            found = live.stacks()
         except (RuntimeError, OSError, ValueError) as exc:
-            raise NotThere(str(exc)) from exc
+            raise Unavailable(str(exc)) from exc
         return {
             "all": icicle.fold(found.stacks),
             "busy": icicle.fold(stack for stack in found.stacks if not stack.idle),
@@ -289,11 +289,11 @@ class Api:
     def actor_stacks(self, actor_id: int) -> dict[str, Any]:
         """Where the threads of its process stand; only its own, where it has any."""
         actor = self.actor(actor_id)
-        living = self.living()
+        live = self.live()
         try:
-            found = living.stacks_of(actor["full_name"])
+            found = live.stacks_of(actor["full_name"])
         except (LookupError, RuntimeError, OSError, ValueError) as exc:
-            raise NotThere(str(exc.args[0] if isinstance(exc, LookupError) and exc.args else exc)) from exc
+            raise Unavailable(str(exc.args[0] if isinstance(exc, LookupError) and exc.args else exc)) from exc
         threads = []
         for stack in found.stacks:
             name = f"{stack.group}: {stack.thread}" if stack.thread else stack.where
@@ -302,11 +302,11 @@ class Api:
 
     def capture(self, reference: str) -> dict[str, Any]:
         """The stacks of a process, as the admin API gives them in py-spy's shape."""
-        living = self.living()
+        live = self.live()
         try:
-            return living.capture(reference)
+            return live.capture(reference)
         except (LookupError, RuntimeError, OSError, ValueError) as exc:
-            raise NotThere(str(exc)) from exc
+            raise Unavailable(str(exc)) from exc
 
     # --- traces
 
@@ -314,13 +314,13 @@ class Api:
         return self._profiles.listed()
 
     def start_profile(self, seconds: float) -> dict[str, Any]:
-        self.living()
+        self.live()
         if seconds > LONGEST:
             raise ValueError(f"a trace is at most {LONGEST:g} s long")
         try:
             return dict(vars(self._profiles.start(seconds)))
-        except Busy as exc:
-            raise NotThere(str(exc)) from exc
+        except TraceUnderWay as exc:
+            raise Unavailable(str(exc)) from exc
 
     def profile_file(self, name: str) -> str:
         path = self._profiles.path(name)
@@ -329,15 +329,15 @@ class Api:
         return path
 
     def _profile(self, seconds: float, path: str) -> None:
-        self.living().profile(seconds, path)
+        self.live().profile(seconds, path)
 
-    def living(self) -> Living:
-        if self._living is None:
-            raise NotThere("this is what a program recorded; the program itself does not run")
-        return self._living
+    def live(self) -> LiveData:
+        if self._live is None:
+            raise Unavailable("this is what a program recorded; the program itself does not run")
+        return self._live
 
     def _about(self) -> dict[str, Any] | None:
-        return None if self._living is None else self._living.about()
+        return None if self._live is None else self._live.about()
 
     def now_us(self) -> int:
         if self._now is not None:

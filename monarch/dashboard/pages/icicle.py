@@ -12,7 +12,7 @@ FEW = 0.1  # a branch with at most this share of a mesh's ranks is one that stra
 
 
 @dataclass
-class Stack:
+class RankStack:
     """The stack of one thread, the outermost frame first. `frames`: (function, file, line)."""
 
     where: str  # the rank, as people read it: "trainers 17"
@@ -31,7 +31,7 @@ class _Branch:
     below: dict[tuple[str, str, int], _Branch] = field(default_factory=dict)
 
 
-def fold(stacks: Iterable[Stack]) -> dict[str, Any]:
+def fold(stacks: Iterable[RankStack]) -> dict[str, Any]:
     """The tree: {name, file, line, count, ranks, straggler, children}; one child of the root is one group.
 
     A branch is a straggler's where few ranks of a group take it and many take another. Beyond MOST_NODES nodes

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from monarch.dashboard.pages.icicle import Stack
+from monarch.dashboard.pages.icicle import RankStack
 
 
-class Stacks(NamedTuple):
+class LiveStacks(NamedTuple):
     """Where every thread stands. `silent`: who did not say, and why."""
 
-    stacks: Sequence[Stack]
+    stacks: Sequence[RankStack]
     silent: Mapping[str, str]
 
 
-class Living(Protocol):
+class LiveData(Protocol):
     """A program that runs. Every method may raise RuntimeError or OSError when it is gone, TimeoutError when it is stuck."""
 
     def about(self) -> dict[str, Any]:
@@ -24,10 +24,10 @@ class Living(Protocol):
     def payloads(self) -> list[dict[str, Any]]:
         """The tree now, as the admin API's NodePayloads."""
 
-    def stacks(self) -> Stacks:
+    def stacks(self) -> LiveStacks:
         """Of all threads."""
 
-    def stacks_of(self, reference: str) -> Stacks:
+    def stacks_of(self, reference: str) -> LiveStacks:
         """Of the process of one actor; LookupError when it has ended."""
 
     def capture(self, reference: str) -> dict[str, Any]:

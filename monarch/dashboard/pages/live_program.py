@@ -13,9 +13,9 @@ import msgspec
 
 from monarch._mesh.inspection import stacks_of_program
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
-from monarch.admin.query import Look, LookFailed
-from monarch.dashboard.pages.icicle import Stack
-from monarch.dashboard.pages.live_data import Stacks
+from monarch.admin.query import ProgramQueries, ProgramQueryFailed
+from monarch.dashboard.pages.icicle import RankStack
+from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
 from monarch.trace.profiling import profile_of
 
@@ -27,8 +27,8 @@ logger = logging.getLogger("monarch.dashboard")
 SECONDS = 2.0  # for processes to tell their stacks
 
 
-class LivingProgram:
-    """As `Living`."""
+class LiveProgram:
+    """The program behind a run folder, as `LiveData`."""
 
     def __init__(self, program: Program, store: Store) -> None:
         self._program = program
@@ -46,43 +46,43 @@ class LivingProgram:
 
     def payloads(self) -> list[dict[str, Any]]:
         try:
-            tree = Look(self._program).tree()
-        except LookFailed as exc:
+            tree = ProgramQueries(self._program).tree()
+        except ProgramQueryFailed as exc:
             raise RuntimeError(str(exc)) from exc
         made: list[dict[str, Any]] = msgspec.to_builtins(list(tree.nodes.values()))
         return made
 
-    def stacks(self) -> Stacks:
+    def stacks(self) -> LiveStacks:
         return self._stacks(None)
 
-    def stacks_of(self, reference: str) -> Stacks:
+    def stacks_of(self, reference: str) -> LiveStacks:
         """Of the process of one actor, as the admin API names it."""
         try:
-            address = Look(self._program).tree().addresses.get(reference)
-        except LookFailed as exc:
+            address = ProgramQueries(self._program).tree().addresses.get(reference)
+        except ProgramQueryFailed as exc:
             raise RuntimeError(str(exc)) from exc
         if address is None:
             raise LookupError("its process has ended")
         return self._stacks([address])
 
-    def _stacks(self, only: list[str] | None) -> Stacks:
+    def _stacks(self, only: list[str] | None) -> LiveStacks:
         found = stacks_of_program.gather(self._program.ask, stacks_of_program.StacksQuery(only, SECONDS))
-        return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
+        return LiveStacks([stack for process in found.processes for stack in folded(process)], found.silent)
 
     def capture(self, reference: str) -> dict[str, Any]:
-        look = Look(self._program)
+        queries = ProgramQueries(self._program)
         try:
-            return look.stacks(look.tree(), reference)
-        except LookFailed as exc:
+            return queries.stacks(queries.tree(), reference)
+        except ProgramQueryFailed as exc:
             raise RuntimeError(str(exc)) from exc
 
     def profile(self, seconds: float, path: str) -> None:
-        with profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
+        with profile_of(self._program, lambda: _StoreClient(self._store), say=logger.info) as profile:
             threading.Event().wait(seconds)
         profile.export_perfetto_trace(path)
 
 
-class _Client:
+class _StoreClient:
     """The store, as those who know it over HTTP ask it."""
 
     def __init__(self, store: Store) -> None:
@@ -92,14 +92,14 @@ class _Client:
         return {"rows": self._store.query(sql, timeout=timeout).dicts()}
 
 
-def folded(process: ProcessStacks) -> Iterator[Stack]:
+def folded(process: ProcessStacks) -> Iterator[RankStack]:
     """Each thread, under the mesh whose threads it is compared with."""
     for thread in process.threads:
         group = thread.actor or f"processes of {process.mesh}" if process.mesh else thread.actor or "client"
         rank = thread.rank if thread.key else process.rank
         frames = [(frame.function, frame.file, frame.line) for frame in thread.frames]
         name = (thread.endpoint and f"{thread.endpoint}()") or thread.task or thread.thread
-        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames or is_ours(thread), name)
+        yield RankStack(f"{group} {rank}", group, frames, thread.idle or not frames or is_ours(thread), name)
 
 
 def is_ours(thread: ThreadStack) -> bool:

@@ -1,4 +1,4 @@
-"""Root, hosts, processes and actors as flat nodes, from the living or from a snapshot, and the graph drawn of them. Pure."""
+"""Root, hosts, processes and actors as flat nodes, of a running program or a snapshot, and the graph drawn of them. Pure."""
 
 from __future__ import annotations
 

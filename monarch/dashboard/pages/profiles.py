@@ -17,12 +17,12 @@ MOST_KEPT = 20  # the oldest goes
 Take = Callable[[float, str], None]  # seconds, path
 
 
-class Busy(RuntimeError):
+class TraceUnderWay(RuntimeError):
     """One is being taken."""
 
 
 @dataclass
-class Profile:
+class TraceFile:
     id: str
     seconds: float
     begun_us: int
@@ -31,30 +31,30 @@ class Profile:
     size: int | None = None
 
 
-class Profiles:
+class TraceFiles:
     """Any thread."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
         self._lock = threading.Lock()
-        self._kept: list[Profile] = []
+        self._kept: list[TraceFile] = []
         self._number = 0
         self._files: dict[str, int] = {}  # descriptors, by id
 
-    def start(self, seconds: float) -> Profile:
+    def start(self, seconds: float) -> TraceFile:
         """Begins one. Busy while another is taken."""
         with self._lock:
             if any(profile.state == "recording" for profile in self._kept):
-                raise Busy("a trace is being recorded; wait for its end")
+                raise TraceUnderWay("a trace is being recorded; wait for its end")
             self._number += 1
-            profile = Profile(f"trace-{self._number}", seconds, int(time.time() * 1e6))
+            profile = TraceFile(f"trace-{self._number}", seconds, int(time.time() * 1e6))
             self._kept.append(profile)
             while len(self._kept) > MOST_KEPT:
                 self._close(self._kept.pop(0).id)
         threading.Thread(target=self._run, args=(profile,), name="trace", daemon=True).start()
         return profile
 
-    def _run(self, profile: Profile) -> None:
+    def _run(self, profile: TraceFile) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="monarch-traces-") as folder:
                 path = os.path.join(folder, profile.id)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from monarch.dashboard.pages.icicle import Stack
+from monarch.dashboard.pages.icicle import RankStack
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -281,7 +281,7 @@ class SimulatedJob:
             payloads.append(_payload(reference, "Actor", {"actor_status": said, "is_system": system}, [], process))
         return payloads
 
-    def stacks(self) -> Iterator[Stack]:
+    def stacks(self) -> Iterator[RankStack]:
         """Where the threads stand."""
         loop = [("Trainer.step", "train.py", 88)]
         waits = [*loop, ("all_reduce", "torch/distributed/distributed_c10d.py", 2810)]
@@ -292,10 +292,10 @@ class SimulatedJob:
                 frames = [*loop, ("Loader.read", "data.py", 31), ("decode", "data.py", 57)]
             else:
                 frames = waits if self.failed or rank % 9 else [*loop, ("forward", "model.py", 140 + rank % 3)]
-            yield Stack(f"trainers {rank}", "trainers", frames)
+            yield RankStack(f"trainers {rank}", "trainers", frames)
         for host in range(self._hosts):
-            yield Stack(f"loaders {host}", "loaders", [("wait", "threading.py", 355)], idle=True)
-        yield Stack("client", "client", [("<module>", "train.py", 140), ("get", "monarch/actor.py", 1)])
+            yield RankStack(f"loaders {host}", "loaders", [("wait", "threading.py", 355)], idle=True)
+        yield RankStack("client", "client", [("<module>", "train.py", 140), ("get", "monarch/actor.py", 1)])
 
 
 def _payload(

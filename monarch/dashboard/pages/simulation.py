@@ -6,12 +6,12 @@ import threading
 import time
 from typing import Any
 
-from monarch.dashboard.pages.live_data import Stacks
+from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.dashboard.pages.simulated_job import SimulatedJob
 
 
 class Simulation:
-    """`Living` for the dashboard. `store`: has insert(table, rows), as monarch.telemetry.store.Store."""
+    """`LiveData` for the dashboard. `store`: has insert(table, rows), as monarch.telemetry.store.Store."""
 
     def __init__(
         self, store: Any, *, ranks: int = 64, failure_at: float | None = 60.0, interval: float = 1.0, past: float = 0.0
@@ -44,7 +44,7 @@ class Simulation:
         while not self._ended.wait(self._interval):
             self.catch_up()
 
-    # --- as Living
+    # --- as LiveData
 
     def about(self) -> dict[str, Any]:
         return {
@@ -58,14 +58,14 @@ class Simulation:
         with self._lock:
             return self._job.payloads()
 
-    def stacks(self) -> Stacks:
+    def stacks(self) -> LiveStacks:
         with self._lock:
-            return Stacks(list(self._job.stacks()), {})
+            return LiveStacks(list(self._job.stacks()), {})
 
-    def stacks_of(self, reference: str) -> Stacks:
+    def stacks_of(self, reference: str) -> LiveStacks:
         name, _, rank = reference.partition("<")[0].rpartition("-")
         mine = [stack for stack in self.stacks().stacks if stack.where == f"{name} {rank}"]
-        return Stacks(mine, {} if mine else {reference: "its process does not answer"})
+        return LiveStacks(mine, {} if mine else {reference: "its process does not answer"})
 
     def capture(self, reference: str) -> dict[str, Any]:
         raise RuntimeError("a simulated process has no stacks of its own")

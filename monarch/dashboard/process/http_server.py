@@ -45,7 +45,7 @@ class Site(NamedTuple):
     private_key: str = ""
 
 
-class Served(NamedTuple):
+class OpenSite(NamedTuple):
     url: str
     note: str  # what was not to be had, "" for nothing
     routing: Routing
@@ -75,7 +75,7 @@ class HttpServer:
         self._servers: list[tuple[Any, asyncio.Task[None]]] = []
         self._thread.start()
 
-    def serve(self, site: Site) -> Served:
+    def serve(self, site: Site) -> OpenSite:
         """Serves it from now on. OSError when it cannot listen there."""
         listening, note = listen(site.host, site.port)
         try:
@@ -84,7 +84,7 @@ class HttpServer:
         except BaseException:
             listening.close()
             raise
-        return Served(url_of(site, listening.getsockname()), note, routing)
+        return OpenSite(url_of(site, listening.getsockname()), note, routing)
 
     def close(self) -> None:
         """Ends all servers. May be called again."""

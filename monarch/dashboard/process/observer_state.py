@@ -55,7 +55,7 @@ class ObserverState:
         self._config = ObserverConfig()
         self._servers = http_server.HttpServer()
         self._opening = threading.Lock()
-        self._served: dict[str, http_server.Served] = {}
+        self._served: dict[str, http_server.OpenSite] = {}
 
     def serve(self, wanted: ObserverConfig, token: str) -> Addresses:
         """Opens what is wanted and not served yet."""
@@ -176,7 +176,7 @@ def _answer(observer: ObserverState, end: Callable[[], Any], kind: int, body: by
     elif kind == frames.SERVE:
         return _serve(observer, msgspec.msgpack.decode(body, type=frames.Serve))
     elif kind == frames.PROGRAM:
-        observer.program.use(msgspec.msgpack.decode(body, type=frames.ProgramHere).folder)
+        observer.program.use(msgspec.msgpack.decode(body, type=frames.UseProgram).folder)
     elif kind == frames.MARK:
         if observer.ingest is not None:
             observer.ingest.flush()

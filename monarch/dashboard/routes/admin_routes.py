@@ -16,9 +16,9 @@ import msgspec
 
 from monarch.admin import references
 from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
-from monarch.admin.program_tree import Tree
+from monarch.admin.program_tree import ProgramTree
 from monarch.admin.pyspy import ProfileWanted
-from monarch.admin.query import Asked, Look, LookFailed
+from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import BadReference
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
 from monarch.dashboard.routes.answering import BadRequest, answer, body_of, on_thread
@@ -30,15 +30,15 @@ PROFILES = 2  # flame graphs made at a time; a further one is refused
 _NO_TELEMETRY = "dashboard not configured (no telemetry_url provided): start with monarch.telemetry.start()"
 
 
-def routes(program: Asked, store: Any = None) -> list[Any]:
+def routes(program: Queryable, store: Any = None) -> list[Any]:
     """Starlette routes that answer about `program`. `store`: its telemetry (`monarch.telemetry.store`), for SQL."""
     return _Api(program, store).routes()
 
 
 class _Api:
-    def __init__(self, program: Asked, store: Any) -> None:
+    def __init__(self, program: Queryable, store: Any) -> None:
         self._program = program
-        self._look = Look(program)
+        self._queries = ProgramQueries(program)
         self._store = store
         self._answers = SharedAnswers(FRESH)
         self._profiles = 0
@@ -74,7 +74,7 @@ class _Api:
         async def told(request: Any) -> Any:
             try:
                 return await endpoint(request)
-            except LookFailed as exc:
+            except ProgramQueryFailed as exc:
                 return _error(exc.status, exc.code, str(exc))
             except BadReference as exc:
                 return _error(400, "bad_request", str(exc))
@@ -85,20 +85,20 @@ class _Api:
 
     # --- the tree
 
-    async def _tree(self) -> Tree:
-        return await self._answers.ask("tree", self._look.tree)
+    async def _tree(self) -> ProgramTree:
+        return await self._answers.ask("tree", self._queries.tree)
 
     async def _node(self, request: Any) -> Any:
         reference = _reference(request, "/v1/")
         tree = await self._tree()
-        return answer(await self._answers.ask(("node", reference), lambda: self._look.node(tree, reference)))
+        return answer(await self._answers.ask(("node", reference), lambda: self._queries.node(tree, reference)))
 
     async def _nodes(self, request: Any) -> Any:
         return answer(await self._answers.ask("nodes", self._encoded))
 
     def _encoded(self) -> bytes:
         """Returns the whole tree as JSON: a megabyte for a thousand actors, so once for all who ask."""
-        nodes = self._answers.get("tree", self._look.tree).nodes
+        nodes = self._answers.get("tree", self._queries.tree).nodes
         return msgspec.json.encode(Nodes(list(nodes.values())))
 
     async def _tree_page(self, request: Any) -> Any:
@@ -111,7 +111,7 @@ class _Api:
     async def _config(self, request: Any) -> Any:
         reference = _reference(request, "/v1/config/")
         tree = await self._tree()
-        return answer(await self._answers.ask(("config", reference), lambda: self._look.config(tree, reference)))
+        return answer(await self._answers.ask(("config", reference), lambda: self._queries.config(tree, reference)))
 
     async def _stacks(self, request: Any) -> Any:
         return answer(await self._captured(request, "/v1/pyspy/"))
@@ -122,19 +122,19 @@ class _Api:
         tree = await self._tree()
         return await self._answers.ask(
             ("stacks", reference, native, locals, program),
-            lambda: self._look.stacks(tree, reference, native=native, locals=locals, runtime=not program),
+            lambda: self._queries.stacks(tree, reference, native=native, locals=locals, runtime=not program),
         )
 
     async def _dump(self, request: Any) -> Any:
         if self._store is None:
-            raise LookFailed(404, "not_found", _NO_TELEMETRY)
+            raise ProgramQueryFailed(404, "not_found", _NO_TELEMETRY)
         reference = _reference(request, "/v1/pyspy_dump/")
         captured = await self._captured(request, "/v1/pyspy_dump/")
         dump_id = str(uuid.uuid4())
         try:
             await on_thread(self._store.store_pyspy_dump, dump_id, reference, msgspec.json.encode(captured).decode())
         except Exception as exc:
-            raise LookFailed(500, "proxy_error", f"the stacks could not be stored: {exc}") from None
+            raise ProgramQueryFailed(500, "proxy_error", f"the stacks could not be stored: {exc}") from None
         return answer({"dump_id": dump_id})
 
     async def _profile(self, request: Any) -> Any:
@@ -145,9 +145,9 @@ class _Api:
         try:
             wanted.check()
         except ValueError as exc:
-            raise LookFailed(400, "bad_request", str(exc)) from None
+            raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
         if wanted.native:
-            raise LookFailed(
+            raise ProgramQueryFailed(
                 503,
                 "service_unavailable",
                 "profiles are made in the process itself and have Python frames only: ask without native, or run "
@@ -155,12 +155,14 @@ class _Api:
             )
         tree = await self._tree()
         if self._profiles >= PROFILES:
-            raise LookFailed(503, "service_unavailable", f"{PROFILES} profiles are being made already; ask again later")
+            raise ProgramQueryFailed(
+                503, "service_unavailable", f"{PROFILES} profiles are being made already; ask again later"
+            )
         self._profiles += 1
         try:
-            svg = await on_thread(self._look.flame, tree, reference, wanted)
-        except LookFailed as exc:
-            raise exc if exc.status != 500 else LookFailed(500, "profile_failed", str(exc)) from None
+            svg = await on_thread(self._queries.flame, tree, reference, wanted)
+        except ProgramQueryFailed as exc:
+            raise exc if exc.status != 500 else ProgramQueryFailed(500, "profile_failed", str(exc)) from None
         finally:
             self._profiles -= 1
         return Response(svg, media_type="image/svg+xml")
@@ -175,7 +177,9 @@ class _Api:
         name = request.path_params.get("name", "node_payload")
         schema = admin_schemas.schema(name)
         if schema is None:
-            raise LookFailed(404, "not_found", f"no schema {name!r}: /v1/schema, /v1/schema/admin and /v1/schema/error")
+            raise ProgramQueryFailed(
+                404, "not_found", f"no schema {name!r}: /v1/schema, /v1/schema/admin and /v1/schema/error"
+            )
         return answer(schema)
 
     async def _openapi(self, request: Any) -> Any:
@@ -189,15 +193,15 @@ class _Api:
     async def _query(self, request: Any) -> Any:
         asked = await _body(request, _Query)
         if self._store is None:
-            raise LookFailed(404, "not_found", _NO_TELEMETRY)
+            raise ProgramQueryFailed(404, "not_found", _NO_TELEMETRY)
         try:
             result = await on_thread(self._store.query, asked.sql)
         except QueryTimeout as exc:
-            raise LookFailed(504, "gateway_timeout", str(exc)) from None
+            raise ProgramQueryFailed(504, "gateway_timeout", str(exc)) from None
         except QueryError as exc:
-            raise LookFailed(400, "bad_request", str(exc)) from None
+            raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
         except Exception as exc:
-            raise LookFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
+            raise ProgramQueryFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
         return answer(await on_thread(encode, result))
 
 
@@ -210,11 +214,11 @@ async def _body(request: Any, type: Any) -> Any:
     try:
         return msgspec.json.decode(await body_of(request) or b"{}", type=type)
     except BadRequest as exc:
-        raise LookFailed(400, "bad_request", str(exc)) from None
+        raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
     except msgspec.MsgspecError as exc:
-        raise LookFailed(400, "bad_request", f"the body is not what is expected: {exc}") from None
+        raise ProgramQueryFailed(400, "bad_request", f"the body is not what is expected: {exc}") from None
     except UnicodeDecodeError as exc:
-        raise LookFailed(400, "bad_request", f"the body is no JSON: {exc}") from None
+        raise ProgramQueryFailed(400, "bad_request", f"the body is no JSON: {exc}") from None
 
 
 def _reference(request: Any, prefix: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from monarch.admin.payloads import NodePayload
-from monarch.admin.program_tree import Tree
+from monarch.admin.program_tree import ProgramTree
 from monarch.admin.references import ROOT, encoded
 
 
-def page(tree: Tree, base: str) -> str:
+def page(tree: ProgramTree, base: str) -> str:
     """`base`: the URL of the server."""
     blocks = []
     for host in tree.nodes[ROOT].children:
@@ -19,7 +19,7 @@ def page(tree: Tree, base: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _below(tree: Tree, node: NodePayload, indent: str, base: str) -> list[str]:
+def _below(tree: ProgramTree, node: NodePayload, indent: str, base: str) -> list[str]:
     """Processes below a host, actors below a process, nothing below actors."""
     lines = []
     for position, child in enumerate(node.children):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch.dashboard.pages.api import Api, NotFound, NotThere
+from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from monarch.dashboard.routes import answering
 from monarch.dashboard.routes.answering import BadRequest
-from monarch.dashboard.routes.request import Ask
+from monarch.dashboard.routes.request import PageRequest
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -44,12 +44,12 @@ _TYPES = {
 
 def routes(store: Any, program: Program | None) -> list[Any]:
     """Pages and their JSON, for a store of telemetry and the program that fills it (None: it has ended)."""
-    from monarch.dashboard.pages.live_program import LivingProgram
+    from monarch.dashboard.pages.live_program import LiveProgram
 
-    return routes_of(Api(store, None if program is None else LivingProgram(program, store)))
+    return routes_of(PageData(store, None if program is None else LiveProgram(program, store)))
 
 
-def routes_of(api: Api) -> list[Any]:
+def routes_of(api: PageData) -> list[Any]:
     from starlette.routing import Route
 
     def get(path: str, answer: Callable[..., Any]) -> Any:
@@ -102,18 +102,18 @@ def routes_of(api: Api) -> list[Any]:
     ]
 
 
-def _capture(api: Api, ask: Ask) -> Any:
+def _capture(api: PageData, ask: PageRequest) -> Any:
     reference = ask.body.get("proc_ref")
     if not isinstance(reference, str) or not reference:
         raise BadRequest("missing 'proc_ref' in request body")
     try:
         return api.capture(reference)
-    except NotThere as exc:
+    except Unavailable as exc:
         return _json({"error": str(exc), "admin_url": None}, 502)
 
 
-def _dag(api: Api) -> Callable[[Ask], Any]:
-    def answer(ask: Ask) -> Any:
+def _dag(api: PageData) -> Callable[[PageRequest], Any]:
+    def answer(ask: PageRequest) -> Any:
         try:
             return api.dag(ask.flag("hide_system", True))
         except Exception as exc:  # whoever draws it reads these keys
@@ -126,12 +126,12 @@ def _dag(api: Api) -> Callable[[Ask], Any]:
 # --- a request answered
 
 
-def _answering(answer: Callable[[Ask], Any], body: bool = False) -> Callable[..., Any]:
+def _answering(answer: Callable[[PageRequest], Any], body: bool = False) -> Callable[..., Any]:
     """Returns an endpoint: `answer` on a thread, what it gives as JSON, what it raises as a status and a text."""
 
     async def endpoint(request: Any) -> Any:
         try:
-            ask = Ask(request, await _body(request) if body else {})
+            ask = PageRequest(request, await _body(request) if body else {})
         except BadRequest as exc:
             return _error(400, str(exc))
         return await answering.on_thread(_answered, answer, ask)
@@ -139,7 +139,7 @@ def _answering(answer: Callable[[Ask], Any], body: bool = False) -> Callable[...
     return endpoint
 
 
-def _sql(api: Api) -> Callable[..., Any]:
+def _sql(api: PageData) -> Callable[..., Any]:
     """Returns the endpoint for what people typed; when they go away, their query is cancelled."""
 
     async def endpoint(request: Any) -> Any:
@@ -147,7 +147,7 @@ def _sql(api: Api) -> Callable[..., Any]:
             return _answered(lambda ask: api.sql(sql, ask.number("timeout"), _rows(ask), running), ask)
 
         try:
-            ask = Ask(request, await _body(request))
+            ask = PageRequest(request, await _body(request))
             sql = answering.sql_of(ask.body)
         except BadRequest as exc:
             return _error(400, str(exc))
@@ -156,18 +156,18 @@ def _sql(api: Api) -> Callable[..., Any]:
     return endpoint
 
 
-def _rows(ask: Ask) -> int | None:
+def _rows(ask: PageRequest) -> int | None:
     return int(ask.number("limit") or 0) or None
 
 
-def _answered(answer: Callable[[Ask], Any], ask: Ask) -> Any:
+def _answered(answer: Callable[[PageRequest], Any], ask: PageRequest) -> Any:
     try:
         given = answer(ask)
     except NotFound as exc:
         return _error(404, str(exc))
     except BadRequest as exc:
         return _error(400, str(exc))
-    except NotThere as exc:
+    except Unavailable as exc:
         return _error(503, str(exc))
     except TimeoutError as exc:
         return _error(408, str(exc) or "it took longer than it may")

@@ -12,7 +12,7 @@ _MOST_ID = 2**64 - 1
 _LONGEST_NAME = 200
 
 
-class Ask:
+class PageRequest:
     def __init__(self, request: Any, body: dict[str, Any]) -> None:
         self._request = request
         self.body = body

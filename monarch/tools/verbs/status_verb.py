@@ -12,7 +12,7 @@ from monarch.tools.verbs.current_job import current_job
 from monarch.tools.verbs.stacks_verb import seconds
 
 if TYPE_CHECKING:
-    from monarch.admin.status import Status
+    from monarch.admin.status import StatusReport
     from monarch.job import JobTrait
 
 NAME = "status"
@@ -74,7 +74,7 @@ def of_programs(options: argparse.Namespace, no_job: str) -> int:
     return _shown(status_of(choose(options.pid), options.timeout), options.json)
 
 
-def _shown(status: Status, as_json: bool) -> int:
+def _shown(status: StatusReport, as_json: bool) -> int:
     from monarch.admin.status import page
 
     print(json.dumps(status.plain()) if as_json else page(status), flush=True)

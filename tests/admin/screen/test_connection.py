@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.admin.screen.connection import Connection, Tls, plan
+from monarch.admin.screen.connection import AdminServer, TlsFiles, plan
 
 CERTIFICATES = {"MONARCH_TLS_CA": "ca", "MONARCH_TLS_CERT": "cert", "MONARCH_TLS_KEY": "key"}
 
@@ -12,28 +12,28 @@ CERTIFICATES = {"MONARCH_TLS_CA": "ca", "MONARCH_TLS_CERT": "cert", "MONARCH_TLS
 @pytest.mark.parametrize(
     ("address", "options", "found"),
     [
-        ("http://localhost:1729", {}, Connection("http://localhost:1729", "", None)),
-        ("http://h:1/?token=abc", {}, Connection("http://h:1", "abc", None)),
-        ("h:1", {}, Connection("https://h:1", "", Tls())),
-        ("h:1", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, Connection("https://h:1", "abc", Tls())),
-        ("http://h:1/?token=x", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, Connection("http://h:1", "x", None)),
-        ("h", {}, Connection("https://h:1729", "", Tls())),
-        ("h", {"port": 5}, Connection("https://h:5", "", Tls())),
-        ("h:7", {"port": 5}, Connection("https://h:7", "", Tls())),
-        ("https://h", {}, Connection("https://h", "", Tls())),
-        ("[::1]:1729", {"plaintext": True}, Connection("http://[::1]:1729", "", None)),
-        ("h:1", {"plaintext": True}, Connection("http://h:1", "", None)),
-        ("h:1", {"tls": Tls("a", "b", "c")}, Connection("https://h:1", "", Tls("a", "b", "c"))),
-        ("h:1", {"environ": CERTIFICATES}, Connection("https://h:1", "", Tls("ca", "cert", "key"))),
+        ("http://localhost:1729", {}, AdminServer("http://localhost:1729", "", None)),
+        ("http://h:1/?token=abc", {}, AdminServer("http://h:1", "abc", None)),
+        ("h:1", {}, AdminServer("https://h:1", "", TlsFiles())),
+        ("h:1", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, AdminServer("https://h:1", "abc", TlsFiles())),
+        ("http://h:1/?token=x", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, AdminServer("http://h:1", "x", None)),
+        ("h", {}, AdminServer("https://h:1729", "", TlsFiles())),
+        ("h", {"port": 5}, AdminServer("https://h:5", "", TlsFiles())),
+        ("h:7", {"port": 5}, AdminServer("https://h:7", "", TlsFiles())),
+        ("https://h", {}, AdminServer("https://h", "", TlsFiles())),
+        ("[::1]:1729", {"plaintext": True}, AdminServer("http://[::1]:1729", "", None)),
+        ("h:1", {"plaintext": True}, AdminServer("http://h:1", "", None)),
+        ("h:1", {"tls": TlsFiles("a", "b", "c")}, AdminServer("https://h:1", "", TlsFiles("a", "b", "c"))),
+        ("h:1", {"environ": CERTIFICATES}, AdminServer("https://h:1", "", TlsFiles("ca", "cert", "key"))),
         (
             "h:1",
             {"environ": {"MONARCH_TLS_CA": "ca", "MONARCH_TLS_CERT": "x"}},
-            Connection("https://h:1", "", Tls("ca")),
+            AdminServer("https://h:1", "", TlsFiles("ca")),
         ),
-        ("http://h:1", {"environ": CERTIFICATES}, Connection("http://h:1", "", None)),
+        ("http://h:1", {"environ": CERTIFICATES}, AdminServer("http://h:1", "", None)),
     ],
 )
-def test_how_an_address_is_read(address: str, options: dict[str, object], found: Connection) -> None:
+def test_how_an_address_is_read(address: str, options: dict[str, object], found: AdminServer) -> None:
     assert plan(address, **({"environ": {}} | options)) == found  # type: ignore[arg-type]
 
 
@@ -43,10 +43,10 @@ def test_how_an_address_is_read(address: str, options: dict[str, object], found:
         ("ftp://h", {}, "http:// or https://"),
         ("http://", {}, "host:port or a URL"),
         ("h:99999", {}, "a port is 1 to 65535"),
-        ("http://h", {"tls": Tls("ca")}, "contradict each other"),
-        ("h", {"plaintext": True, "tls": Tls("ca")}, "contradict each other"),
-        ("h", {"tls": Tls("ca", "cert")}, "--tls-cert and --tls-key are given together"),
-        ("h", {"tls": Tls("", "cert", "key")}, "need --tls-ca"),
+        ("http://h", {"tls": TlsFiles("ca")}, "contradict each other"),
+        ("h", {"plaintext": True, "tls": TlsFiles("ca")}, "contradict each other"),
+        ("h", {"tls": TlsFiles("ca", "cert")}, "--tls-cert and --tls-key are given together"),
+        ("h", {"tls": TlsFiles("", "cert", "key")}, "need --tls-ca"),
     ],
 )
 def test_what_contradicts_itself(address: str, options: dict[str, object], said: str) -> None:

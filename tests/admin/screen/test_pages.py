@@ -10,7 +10,7 @@ import pytest
 from monarch.admin.payloads import NodePayload
 from monarch.admin.pyspy import result
 from monarch.admin.screen import details, diagnostics, glossary, labels, once, pages
-from monarch.admin.screen.diagnostics import Report
+from monarch.admin.screen.diagnostics import CheckReport
 from monarch.admin.screen.sources import SocketSource
 from monarch.admin.screen.words import LANGUAGES, Words
 from tests.support import trees
@@ -140,7 +140,7 @@ def test_words_and_glossary_in_each_language() -> None:
 # --- diagnostics
 
 
-def diagnosed(program: FakeProgram, step: float = 0.0) -> Report:
+def diagnosed(program: FakeProgram, step: float = 0.0) -> CheckReport:
     times = itertools.count()
     return diagnostics.run(SocketSource(program), lambda: next(times) * step)
 
