@@ -447,9 +447,8 @@ def fresh_leaves(
 def change_meta(op: OpOverload, args: Args, kwargs: Kwargs, tensor: Tensor, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
-        if (
-            meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes()
-        ):  # a storage that does not exist cannot grow: take a larger one
+        # A storage that does not exist cannot grow: take a larger one.
+        if meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes():
             larger = _wrap(Tensor, *layout(meta))
             torch.Tensor.data.__set__(tensor, larger)
             return

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from monarch.tensor.signature import Runner
     from monarch.tensor.worker.executor import Executor
 
-AT_ONCE = (
-    64 << 20
-)  # bytes that wait for a batch; more leave at once, so that a large model is not copied as a whole first
+# Bytes that wait for a batch; more leave at once, so that a large model is not copied as a whole first.
+AT_ONCE = 64 << 20
 
 
 def replicate(tree: PyTree, mesh: object = None) -> PyTree:

@@ -136,9 +136,8 @@ class _Watching:
         self._before = before
         chained: Any = before if callable(before) else None
         inside: FrameType | None = None
-        collector = {
-            getattr(one, "__code__", None) for one in gc.callbacks
-        }  # comes amid anything, and is not the program's
+        # Comes amid anything, and is not the program's.
+        collector = {getattr(one, "__code__", None) for one in gc.callbacks}
 
         def hook(frame: FrameType, event: str, arg: object) -> None:
             nonlocal inside

@@ -104,9 +104,8 @@ class CommandRecorder(CommandWatcher):
         self.problem = ""
         self.engine: Any = None
         self.made: dict[int, weakref.ref[records.TensorRecord]] = {}
-        self.met: dict[
-            int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Any], Any]
-        ] = {}  # record, tensor, metadata
+        # Record, tensor, metadata.
+        self.met: dict[int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Any], Any]] = {}
         self.storages: dict[int, records.TensorStorage] = {}
         self._events: set[Any] = set()  # that were posted, and not waited for yet
         self._waited: set[Any] = set()

@@ -516,9 +516,8 @@ class _Borrows:
         self._latest = 0  # the borrow that the command before began
         self._origin = ""
         self._users: dict[int, str] = {}  # the stream of each borrow that was used
-        self._events: dict[
-            int, tuple[int, str]
-        ] = {}  # of each event its borrow, and whose memory it is if it begins one
+        # Of each event its borrow, and whose memory it is if it begins one.
+        self._events: dict[int, tuple[int, str]] = {}
         self._told: dict[int, int] = {}
         self._gone = 0  # the borrow whose alias was deleted last
 

@@ -205,9 +205,8 @@ class _Data:
 
 
 def _unpickled(values: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(
-        io.BytesIO(values), weights_only=False
-    )  # the program's own, from its own process
+    # The program's own, from its own process.
+    found: dict[str, Any] = torch.load(io.BytesIO(values), weights_only=False)
     return found
 
 

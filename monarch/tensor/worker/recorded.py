@@ -118,9 +118,8 @@ class RecordedSegment:
     # --- code: one line a step, so that the line of a failure says which it was
 
     def _head(self) -> list[str]:
-        lines = [
-            f"T[{ref}] = None" for _, ref in self.stores
-        ]  # what it held is of no use any more: room for what follows
+        # What it held is of no use any more: room for what follows.
+        lines = [f"T[{ref}] = None" for _, ref in self.stores]
         if self.inputs:
             lines.append(", ".join(f"v{slot}" for slot in range(self.inputs)) + ", = t")
         lines += [f"v{self.inputs + place} = T[{ref}]" for place, ref in enumerate(self.reads)]

@@ -16,9 +16,8 @@ from monarch.tensor.worker.process_groups import groups_of
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
-_registering = (
-    threading.Lock()
-)  # torch's tables are for one thread, and several streams may meet their first groups at once
+# Torch's tables are for one thread, and several streams may meet their first groups at once.
+_registering = threading.Lock()
 
 
 class StreamGroup(dist.ProcessGroup):

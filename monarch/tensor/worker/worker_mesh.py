@@ -31,9 +31,8 @@ class WorkerMesh:
         self.sizes = tuple(sizes)
         self.ranks = tuple(ranks)
         self._places = {rank: place for place, rank in enumerate(self.ranks)}
-        self.groups = (
-            current.opening()
-        )  # process groups made for it, which end when the call that it was passed to fails
+        # Process groups made for it, which end when the call that it was passed to fails.
+        self.groups = current.opening()
 
     def has(self, rank: int) -> bool:
         return rank in self._places
