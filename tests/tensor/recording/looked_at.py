@@ -13,6 +13,12 @@ def local(mesh: Any, tensor: Any) -> Any:
         return mesh.client.local(tensor).detach().clone()
 
 
+def values(mesh: Any, tensor: Any) -> Any:
+    """The same as numbers."""
+    with no_modes():
+        return mesh.client.local(tensor).tolist()
+
+
 def number(mesh: Any, tensor: Any) -> float:
     """The first element of that."""
     with no_modes():

@@ -12,6 +12,7 @@ import torch
 import monarch
 from monarch.common import _coalescing
 from monarch.tensor import RemoteException, Stream, compile, inspect
+from tests.tensor.recording.looked_at import values
 
 
 class Traced:
@@ -28,10 +29,6 @@ class Traced:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
-
-
-def values(mesh: Any, tensor: Any) -> Any:
-    return mesh.client.local(tensor).tolist()
 
 
 def test_the_older_path_is_the_same() -> None:

@@ -16,16 +16,7 @@ import monarch
 from monarch.tensor import RemoteException, Stream, function, inspect
 from monarch.tensor.controller.activation import no_modes
 from monarch.tensor.worker.recorded import RecordedSegment
-
-
-def local(mesh: Any, tensor: Any) -> Any:
-    """A copy of what rank 0 has."""
-    with no_modes():
-        return mesh.client.local(tensor).detach().clone()
-
-
-def values(mesh: Any, tensor: Any) -> Any:
-    return local(mesh, tensor).tolist()
+from tests.tensor.recording.looked_at import local, values
 
 
 def runs(mesh: Any, call: Callable[[], Any]) -> int:

@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from monarch.tensor import RemoteException, Stream, compile, function, inspect
+from tests.tensor.recording.looked_at import values
 
 both = pytest.mark.parametrize("record", [function, compile], ids=["function", "compile"])
-
-
-def values(mesh: Any, tensor: Any) -> Any:
-    return mesh.client.local(tensor).tolist()
 
 
 @both
