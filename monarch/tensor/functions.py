@@ -15,12 +15,15 @@ import types
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from monarch.actor.lowlevel import Sealed, importable
 from monarch.tensor.failures import OneLine
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
 OPENED = 4096  # functions by value that a worker keeps; beyond that it starts over
 
@@ -28,7 +31,7 @@ OPENED = 4096  # functions by value that a worker keeps; beyond that it starts o
 class Resolvable(Protocol):
     """A thing that travels in place of a function."""
 
-    def resolve(self) -> Callable[..., Any]:
+    def resolve(self) -> Callable[..., PyTree]:
         """The function, in the worker. Raises whatever stands in its way."""
 
 
@@ -40,11 +43,12 @@ class TorchOp:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def resolve(self) -> Callable[..., Any]:
+    def resolve(self) -> Callable[..., PyTree]:
         found: Any = torch.ops
         for part in self.path.split("."):
             found = getattr(found, part)
-        return found  # type: ignore[no-any-return]
+        resolved: Callable[..., PyTree] = found
+        return resolved
 
     def __reduce__(self) -> tuple[object, ...]:
         return TorchOp, (self.path,)
@@ -62,7 +66,7 @@ class Named:
         self.module = module
         self.path = path
 
-    def resolve(self) -> Callable[..., Any]:
+    def resolve(self) -> Callable[..., PyTree]:
         found: Any = importlib.import_module(self.module)
         at = self.module
         for part in self.path.split("."):
@@ -97,13 +101,13 @@ class ByValue:
         self._token = token
         self._label = label
 
-    def resolve(self) -> Callable[..., Any]:
+    def resolve(self) -> Callable[..., PyTree]:
         found = _opened.get(self._token)
         if found is None:
             if len(_opened) >= OPENED:
                 _opened.clear()
             found = _opened.setdefault(self._token, undecorated(self._sealed.open()))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def __reduce__(self) -> tuple[object, ...]:
         return ByValue, (self._sealed, self._token, self._label)
@@ -112,7 +116,7 @@ class ByValue:
         return f'<function "{self._label}" by value>'
 
 
-_opened: dict[str, Any] = {}  # in a worker
+_opened: dict[str, Callable[..., PyTree]] = {}  # in a worker
 _numbers = itertools.count(1)
 _here = uuid.uuid4().hex
 
@@ -210,7 +214,7 @@ def label(target: object) -> str:
     return str(getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or target)
 
 
-def resolve(found: Any) -> Callable[..., Any]:
+def resolve(found: Any) -> Callable[..., PyTree]:
     """The function, in a worker. OneLine when that is not possible."""
     try:
         return found.resolve()  # type: ignore[no-any-return]

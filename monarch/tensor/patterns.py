@@ -40,7 +40,7 @@ def nothing() -> Outcome:
 
 
 def propagated(
-    propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[object]
+    propagate: Callable[..., PyTree], fill: Callable[[Sequence[torch.Tensor]], PyTree], inputs: Sequence[object]
 ) -> Outcome:
     """Returns the outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the
     distributed `inputs`."""
@@ -114,7 +114,7 @@ def leaves(values: Sequence[object], inputs: Sequence[torch.Tensor]) -> list[Lea
     return found
 
 
-def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], Any] | None:
+def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], PyTree] | None:
     """Returns what puts the leaves of a result together again; None for a single tensor."""
     if spec.is_leaf():
         return None if found[0].meta is not None else lambda leaves: leaves[0]

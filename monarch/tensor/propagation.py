@@ -80,7 +80,7 @@ class Outcome:
     def __init__(
         self,
         leaves: list[Leaf],
-        structure: Callable[[list[Any]], Any] | None,
+        structure: Callable[[list[Any]], PyTree] | None,
         mutates: tuple[int, ...],
         changed: tuple[tuple[int, Meta], ...],
         moved: tuple[tuple[int, int], ...] = (),
@@ -176,7 +176,7 @@ def written(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> tuple[int
     return tuple(found)
 
 
-def _rebuilder(result: object) -> Callable[[list[Any]], Any]:
+def _rebuilder(result: object) -> Callable[[list[Any]], object]:
     """Returns a function that puts leaves in the place of those of `result`."""
     shape = _skeleton(result)
 
@@ -196,7 +196,7 @@ def _skeleton(result: PyTree) -> object:
     return None
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 

@@ -171,7 +171,7 @@ def with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str | None) -> 
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def same_strides(tensor: torch.Tensor, wanted: Any) -> bool:
+def same_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str) -> bool:
     """True if its elements lie where these strides say."""
     if tensor.stride() == wanted or not tensor.numel():
         return True
@@ -245,7 +245,7 @@ def contiguously(call: str) -> str:
     return f"r if (r := {call}).is_contiguous() else r.contiguous()"
 
 
-def _expression(value: Any, constants: list[Any]) -> str:
+def _expression(value: Any, constants: list[object]) -> str:
     kind = type(value)
     if kind is TensorHole:
         return f"t[{int(value)}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -32,7 +33,7 @@ _modes = torch._C._len_torch_dispatch_stack
 
 class _ActiveMeshes(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Any] = []  # activations, the innermost last; each a mesh's or `no_mesh`'s
+        self.stack: list[Activation[Any]] = []  # activations, the innermost last; each a mesh's or `no_mesh`'s
         self.modes = 0  # dispatch modes of this thread when the innermost began: as many as now if none came after it
 
 
@@ -99,7 +100,7 @@ class Activation(Generic[M]):
         self.mesh = mesh
         self._begin(_MeshMode(mesh))
 
-    def _begin(self, mode: Any) -> None:
+    def _begin(self, mode: contextlib.AbstractContextManager[object]) -> None:
         self._mode = mode
         self._before = _active.modes
         if type(mode) is _MeshMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _orphans: deque[_BorrowLoan] = deque()  # whose Borrow the collector took
 
 
-def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Any, Borrow]:
+def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
     """Returns the memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
 
     On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was
@@ -61,7 +61,7 @@ def borrow(stream: Stream, tensor: Tensor, mutable: bool = False) -> tuple[Any, 
     return made, Borrow(loan)
 
 
-def lend_all(tensors: Sequence[Tensor], stream: Stream, mutable: bool) -> tuple[list[Any], list[_BorrowLoan]]:
+def lend_all(tensors: Sequence[Tensor], stream: Stream, mutable: bool) -> tuple[list[Tensor], list[_BorrowLoan]]:
     """Returns what stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and
     the loans, for `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
     sweep()
@@ -98,7 +98,7 @@ def abandon(loans: Sequence[_BorrowLoan], where: str) -> None:
             _orphans.append(loan)
 
 
-def _lend(record: TensorRecord, stream: Stream, mutable: bool, followed: bool = False) -> tuple[Any, _BorrowLoan]:
+def _lend(record: TensorRecord, stream: Stream, mutable: bool, followed: bool = False) -> tuple[Tensor, _BorrowLoan]:
     """`followed`: the caller lets the stream wait."""
     place, engine = record.place, record.place.engine
     there = place.mesh.place(stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,7 @@ from monarch.tensor.controller.stream_placement import StreamPlacement
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+    from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.signature import Args, Kwargs
 
@@ -27,7 +28,7 @@ def check(
     inputs: list[Tensor],
     mutates: tuple[int, ...],
     place: StreamPlacement,
-    mesh: Any,
+    mesh: DeviceMesh | None,
 ) -> StreamPlacement:
     """Returns where the operation runs. Raises every reason why an input cannot be used."""
     stream = _streams.stream

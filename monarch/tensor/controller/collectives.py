@@ -24,6 +24,8 @@ from monarch.tensor.worker.collectives import ReduceTensor, shape_of
 from monarch.tensor.worker.reductions import REDUCTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.controller.mesh import DeviceMesh
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def reduce(
-    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: object = None,
-    async_op: bool = False, _inplace: bool = False,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False,
+    mesh: DeviceMesh | None = None, async_op: bool = False, _inplace: bool = False,
 ) -> PyTree:  # fmt: skip
     """`tree` with each distributed tensor replaced by its reduction over the ranks along `dims` of its mesh.
 
@@ -75,8 +77,8 @@ def reduce(
 
 
 def reduce_(
-    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: object = None,
-    async_op: bool = False,
+    tree: PyTree, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False,
+    mesh: DeviceMesh | None = None, async_op: bool = False,
 ) -> PyTree:  # fmt: skip
     """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another
     shape: stack without `scatter`, and others with it. With `async_op` nobody may use the tensors until `wait()`."""
@@ -84,7 +86,8 @@ def reduce_(
 
 
 def reduce_tensor(
-    tensor: Tensor, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: object, inplace: bool, out: object,
+    tensor: Tensor, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: DeviceMesh | None,
+    inplace: bool, out: Tensor | None,
     async_op: bool = False,
 ) -> Any:  # fmt: skip
     """`reduce` of one tensor; `out`: a tensor of the result's shape and dtype that becomes the result."""
@@ -95,7 +98,9 @@ def reduce_tensor(
     return _issue([tensor], dims, reduction, scatter, mesh, inplace, out)[0]
 
 
-def _look(tree: PyTree, dims: Any, reduction: str, scatter: bool, mesh: Any, inplace: bool) -> None:
+def _look(
+    tree: PyTree, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: DeviceMesh | None, inplace: bool
+) -> None:
     """Raises what stands in the way of a reduction, before anything is lent for it."""
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     if not tensors:
@@ -108,7 +113,7 @@ def _look(tree: PyTree, dims: Any, reduction: str, scatter: bool, mesh: Any, inp
 
 def _together(tensors: Sequence[Tensor], inplace: bool) -> list[list[int]]:
     """Groups the tensors that go in one command: those of one mesh and device; in place only if no two share memory."""
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     seen: set[int] = set()
     shared = []
     for index, tensor in enumerate(tensors):
@@ -123,7 +128,13 @@ def _together(tensors: Sequence[Tensor], inplace: bool) -> list[list[int]]:
 
 
 def _checked(
-    tensors: list[Tensor], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
+    tensors: list[Tensor],
+    dims: str | Sequence[str],
+    reduction: str,
+    scatter: bool,
+    mesh: DeviceMesh | None,
+    inplace: bool,
+    out: Tensor | None,
 ) -> tuple[StreamPlacement, tuple[str, ...], tuple[int, ...]]:
     """Returns where it runs, along which dimensions, and the shape of its result."""
     if mesh is not None:
@@ -154,8 +165,14 @@ def _checked(
 
 
 def _issue(
-    tensors: list[Tensor], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
-) -> list[Any]:
+    tensors: list[Tensor],
+    dims: str | Sequence[str],
+    reduction: str,
+    scatter: bool,
+    mesh: DeviceMesh | None,
+    inplace: bool,
+    out: Tensor | None,
+) -> list[Tensor]:
     place, wanted, shape = _checked(tensors, dims, reduction, scatter, mesh, inplace, out)
     inputs = tensors if out is None else [*tensors, out]
     engine = place.engine
@@ -179,7 +196,7 @@ def _issue(
     ident = engine.run(place, engine.define(key, call), [tensor._record.ref for tensor in inputs], (), fresh)
     taint = engine.taints.issued(ident, place, [storage.taint for storage in storages])
     if not fresh:
-        written = tensors if inplace else [out]
+        written = [out] if out is not None else tensors
         for tensor in written:
             storage = tensor._record.storage
             storage.taint, storage.known, storage.flags = taint, None, storage.flags & ~KNOWN

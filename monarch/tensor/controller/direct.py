@@ -8,7 +8,7 @@ known call itself. All the rest goes torch's way, calls that were not made befor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -20,6 +20,9 @@ from monarch.tensor.controller.handles import MadeInInference
 from monarch.tensor.controller.records import TensorRecord, TensorStorage, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.tensor import Tensor
 
 _aten = torch.ops.aten
 # Of these, `method(tensor)` or `method(tensor, tensor or number)` is the operation on the same arguments, and nothing else.
@@ -62,7 +65,7 @@ _NEW, _SAME = KnownCall.NEW, KnownCall.SAME
 _NOTHING: Any = object()
 
 
-def direct(name: str, Tensor: Any) -> Callable[..., Any]:
+def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
     """The method `name` of OPERATIONS for Tensor, the class of distributed tensors."""
     plain: Callable[..., Any] = getattr(torch.Tensor, name)
     known = dispatch.known_op(OPERATIONS[name])

@@ -98,7 +98,7 @@ class _KnownOp:
     def __init__(self, op: OpOverload) -> None:
         self.op = op
         self.places, self.names = free_numbers(op)
-        self.special: Callable[..., Any] | None = _special.get(op_name(op))
+        self.special: Callable[..., object] | None = _special.get(op_name(op))
         name = op._schema.name
         random = torch.Tag.nondeterministic_seeded in op.tags
         self.random = random or not name.startswith("aten::") or "empty" in name  # or else of unknown contents
@@ -298,7 +298,7 @@ def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def template(args: Args, kwargs: Kwargs, op: _KnownOp | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
+def template(args: Args, kwargs: Kwargs, op: _KnownOp | None) -> tuple[list[object], dict[str, object], list[Tensor]]:
     """Returns the arguments with TensorHoles for tensors and, where `op` lets them, NumberHoles for numbers; and the
     tensors in the order of `operate`."""
     tensors: list[Tensor] = []
@@ -324,7 +324,9 @@ def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -
     return value
 
 
-def _learn(op: _KnownOp, args: Args, kwargs: Kwargs, inputs: list[Tensor], engine: TensorEngine, key: Any) -> KnownCall:
+def _learn(
+    op: _KnownOp, args: Args, kwargs: Kwargs, inputs: list[Tensor], engine: TensorEngine, key: object
+) -> KnownCall:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     if misuse.compiling():
         raise misuse.not_compiled(str(op.op))
@@ -444,7 +446,7 @@ def fresh_leaves(
     return leaves
 
 
-def change_meta(op: OpOverload, args: Args, kwargs: Kwargs, tensor: Tensor, meta: Any) -> None:
+def change_meta(op: OpOverload, args: Args, kwargs: Kwargs, tensor: Tensor, meta: Meta) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         # A storage that does not exist cannot grow: take a larger one.
@@ -496,13 +498,13 @@ _copy = torch.ops.aten.copy_.default
 # --- operations that are not what they seem ------------------------------------------------------------------
 
 
-def _item(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
+def _item(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     if type(args[0]) is Tensor:
         return known_scalar(args[0])
     return func(*args, **kwargs)
 
 
-def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
+def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     """`torch.tensor([...])` under a mesh: its values go to every rank."""
     if type(args[0]) is Tensor:
         return NotImplemented
@@ -511,14 +513,14 @@ def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     return constant(mesh.place(_streams.stream), args[0])
 
 
-def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
+def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     """Handles operations that stay local for local tensors, also under a mesh."""
     if any(type(arg) is Tensor for arg in args):
         return NotImplemented
     return func(*args, **kwargs)
 
 
-def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
+def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     ours = [arg for arg in args if type(arg) is Tensor]
     known = [value_of(tensor._record) for tensor in ours]
     if len(known) == 2 and all(value is not None for value in known):
@@ -529,7 +531,7 @@ def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
     raise misuse.data_dependent(str(func))
 
 
-def _empty(func: OpOverload, args: Args, kwargs: Kwargs, mesh: Any) -> object:
+def _empty(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     """Torch rebuilds a tensor that it has read (torch.load, a message of its own) as an empty one that it then gives the
     storage it has read: that is in this process (torch._utils._rebuild_tensor)."""
     if mesh is None or list(args[0]) != [0] or not misuse.asked_by(_REBUILDING):
@@ -544,7 +546,7 @@ def _pinned(func: OpOverload, args: Args, kwargs: Kwargs, mesh: object) -> objec
     return False
 
 
-_special: dict[str, Callable[..., Any]] = {
+_special: dict[str, Callable[..., object]] = {
     "aten._local_scalar_dense.default": _item,
     "aten.lift_fresh.default": _lift,
     "aten.lift_fresh_copy.default": _lift,

@@ -53,7 +53,7 @@ def replicate(tree: PyTree, mesh: object = None) -> PyTree:
     done: dict[int, Any] = {}
     sent = _SendLimit(place.engine)
 
-    def one(leaf: object) -> Any:
+    def one(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
             return leaf
         known = done.get(id(leaf))
@@ -84,7 +84,7 @@ def shard(tree: PyTree, dims: str | Placement, dim: int = 0, mesh: object = None
     placement = placements.checked(dims, dim, place.mesh.names)
     sent = _SendLimit(place.engine)
 
-    def one(leaf: object) -> Any:
+    def one(leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or type(leaf) is Tensor:
             return leaf
         made = _like(leaf, _divided(place, leaf, placement))
@@ -117,7 +117,7 @@ def gather(tree: PyTree, dims: str | Placement, dim: int = 0) -> Future[Any]:
     taints = [tensor._record.storage.taint for tensor in tensors]
     asked = [place.engine.fetch(mesh, ranks[each], refs, taints, list, place.stream) for each in first]
 
-    def together(values: list[Any]) -> PyTree:
+    def together(values: list[torch.Tensor]) -> PyTree:
         found = [values, *(future.get() for future in asked[1:])]
         with _disable_current_modes():
             made = [torch.empty(shape, dtype=one.dtype) for shape, one in zip(wholes, values, strict=True)]
@@ -168,7 +168,7 @@ def _divided(place: StreamPlacement, local: torch.Tensor, placement: Mapping[str
     return on_device_of(local, make(TensorRecord(ident, meta, place, TensorStorage())))
 
 
-def _like(local: torch.Tensor, made: Any) -> torch.Tensor:
+def _like(local: torch.Tensor, made: Tensor) -> torch.Tensor:
     if isinstance(local, torch.nn.Parameter):
         return torch.nn.Parameter(made, local.requires_grad)
     return made.requires_grad_() if local.requires_grad else made

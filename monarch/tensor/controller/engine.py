@@ -19,7 +19,7 @@ from monarch.actor.lowlevel import Sealed, follow
 from monarch.tensor import commands
 from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream
-from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant, _gather
+from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant, UnsentBatch, _gather
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
@@ -28,8 +28,10 @@ from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils._pytree import PyTree
 
+    from monarch.tensor.controller.dispatch import KnownCall
     from monarch.tensor.signature import Scalar, WorkerCall
 
 BATCH = 192  # commands in a full batch
@@ -47,7 +49,7 @@ class EngineEnded(SupervisionError):
 class TensorEngine:
     """One for each root ProcMesh. `workers`: its tensor workers, `shape`: the mesh's."""
 
-    def __init__(self, name: str, shape: Shape, workers: Any, stop: Callable[[], Any]) -> None:
+    def __init__(self, name: str, shape: Shape, workers: Any, stop: Callable[[], object]) -> None:
         self.name = name
         self.shape = shape
         self._workers = workers
@@ -55,22 +57,22 @@ class TensorEngine:
         self._lock = threading.Lock()  # numbers and the list of what waits
         self._sending = threading.RLock()  # batches leave in order
         self._next = 1
-        self._waiting: list[Any] = []
-        self._payloads: list[Any] = []
+        self._waiting: list[int | commands.AnyCommand] = []
+        self._payloads: list[object] = []
         self._since = 0.0
-        self._unsent: deque[tuple[int, bytes, list[Any], Any]] = deque()
+        self._unsent: deque[UnsentBatch] = deque()
         self._batches = itertools.count(1)
         self._place: StreamPlacement | None = None
         self.issued = CommandStacks()
         self._unfetched = UnfetchedFailures(self)
         self._note_stack = self.issued.note
-        self.entries: dict[Any, Any] = {}
-        self._signatures: dict[Any, int] = {}
+        self.entries: dict[Hashable, Any] = {}
+        self._signatures: dict[Hashable, int] = {}
         self._retired: list[int] = []  # signatures that nothing here names any more, and the workers still know
-        self.calls: dict[int, Any] = {}  # what signatures do, for recordings
+        self.calls: dict[int, WorkerCall] = {}  # what signatures do, for recordings
         self._forgotten: list[tuple[int, StreamPlacement]] = []
         self._numbers = itertools.count(1)  # of signatures, meshes, streams
-        self._meshes: dict[Any, DeviceMesh] = {}
+        self._meshes: dict[Hashable, DeviceMesh] = {}
         self._streams: dict[Stream, int] = {}
         self._dead: dict[Stream, list[int]] = {}
         self._views: dict[int, Any] = {}  # workers of a mesh, by its number
@@ -180,20 +182,15 @@ class TensorEngine:
             place, call, inputs, results, lambda ident: commands.Do(ident, self._carry(sealed), tuple(inputs))
         )
 
-    def constant(self, place: StreamPlacement, local: Any) -> int:
+    def constant(self, place: StreamPlacement, local: torch.Tensor) -> int:
         """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
-        return self._issue(
-            place, RepeatedConstant(local), (), 1, lambda ident: commands.Constant(ident, self._carry(local))
-        )
+        call = RepeatedConstant(local)
+        return self._issue(place, call, (), 1, lambda ident: commands.Constant(ident, self._carry(local)))
 
     def _issue(
-        self,
-        place: StreamPlacement,
-        call: WorkerCall,
-        inputs: Sequence[int],
-        results: int,
-        command: Callable[[int], Any],
-    ) -> int:
+        self, place: StreamPlacement, call: WorkerCall, inputs: Sequence[int], results: int,
+        command: Callable[[int], commands.AnyCommand],
+    ) -> int:  # fmt: skip
         """Issues `command(ident)` at `place`, unless a recorder keeps it back as `call`. `run` is the same for what comes by
         the thousand."""
         with self._lock:
@@ -266,7 +263,7 @@ class TensorEngine:
         whatever the collector interrupts."""
         self._forgotten.append((signature, place))
 
-    def remember(self, key: object, entry: object) -> None:
+    def remember(self, key: Hashable, entry: KnownCall) -> None:
         """Keeps what a call with `key` gives."""
         if len(self.entries) >= ENTRIES:
             self.entries.clear()
@@ -296,7 +293,7 @@ class TensorEngine:
         self._waiting.extend(dead[:count])
         del dead[:count]
 
-    def _put(self, command: object) -> None:
+    def _put(self, command: commands.AnyCommand) -> None:
         self._waiting.append(command)
         if self._since == 0.0:
             self._since = time.monotonic()
@@ -334,7 +331,9 @@ class TensorEngine:
             self.flush()
         return True
 
-    def _gather_batch(self, last: object = None, place: StreamPlacement | None = None) -> Any:
+    def _gather_batch(
+        self, last: commands.Fetch | commands.Sync | None = None, place: StreamPlacement | None = None
+    ) -> Any:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
@@ -362,9 +361,9 @@ class TensorEngine:
                 self._next += 1
                 self._move(main)
                 self._put(commands.Sync(ack))
-            batch = (number, self._waiting, self._payloads, last if last is not None else ack)
+            batch = UnsentBatch(number, self._waiting, self._payloads, last if last is not None else ack)
             # Interrupted anywhere here, nothing is lost: the lists leave only once they are in the queue.
-            self._unsent.append(batch)  # type: ignore[arg-type]
+            self._unsent.append(batch)
             self._waiting, self._payloads, self._since = [], [], 0.0
             self._place = None
         return ack
@@ -429,7 +428,7 @@ class TensorEngine:
 
     def fetch(
         self, mesh: DeviceMesh, rank: int, refs: Sequence[int], taints: Sequence[Taint | None],
-        convert: Callable[[list[Any]], Any], stream: Stream = MAIN,
+        convert: Callable[[list[torch.Tensor]], PyTree], stream: Stream = MAIN,
     ) -> Future[Any]:  # fmt: skip
         """Fetches the local tensors of rank `rank` of the engine, when every rank on which they depend has them without
         failure.
@@ -460,8 +459,8 @@ class TensorEngine:
                 follow_stream(other, place.stream)
         return self._root.place(place.stream)
 
-    def _fetched(self, values: Any, convert: Callable[[list[Any]], Any]) -> PyTree:
-        result: list[Any] = []
+    def _fetched(self, values: Any, convert: Callable[[list[torch.Tensor]], PyTree]) -> PyTree:
+        result: list[torch.Tensor] = []
         worst: Failed | None = None
         for answer in values.values():
             if answer is None:

@@ -15,6 +15,7 @@ from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.controller.mesh import DeviceMesh
@@ -48,7 +49,7 @@ def fetch_shard(obj: PyTree, shard: Mapping[str, int] | None = None, **coordinat
     rank = rank_at(place.mesh, shard, coordinates)
     records = [tensor._record for tensor in tensors]
 
-    def rebuild(values: list[Any]) -> PyTree:
+    def rebuild(values: list[torch.Tensor]) -> PyTree:
         found = iter(values)
         return pytree.tree_unflatten([next(found) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 

@@ -19,11 +19,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller.activation import active_mesh, no_mesh
-from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream import Stream, get_active_stream
 from monarch.tensor.controller.tensor import Tensor
 
 if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+    from torch.autograd.graph import Node
     from torch.utils._pytree import PyTree, TreeSpec
+
+    from monarch.tensor.controller.mesh import DeviceMesh
 
 Root: TypeAlias = torch.Tensor | GradientEdge
 Restorer: TypeAlias = Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -32,7 +36,7 @@ Restorer: TypeAlias = Callable[[Any], contextlib.AbstractContextManager[Any]]
 class _Edge(NamedTuple):
     """The input of a node for the gradient of the output `number` of the operation that it differentiates."""
 
-    node: Any
+    node: Node
     number: int
 
 
@@ -53,8 +57,8 @@ class _Graph:
     """The nodes that are reached from some edges, in an order in which each comes behind all that feed it."""
 
     def __init__(self, roots: Sequence[_Edge]) -> None:
-        order: list[Any] = []  # each behind all that it feeds
-        seen: set[Any] = set()
+        order: list[Node] = []  # each behind all that it feeds
+        seen: set[Node] = set()
         for root in roots:
             stack = [(root.node, iter(_next(root.node)))] if root.node not in seen else []
             seen.add(root.node)
@@ -69,16 +73,16 @@ class _Graph:
                     order.append(node)
                     stack.pop()
         self.places = {node: place for place, node in enumerate(reversed(order))}
-        self.feeders: dict[_Edge, list[Any]] = {}
-        self.above: dict[Any, list[Any]] = {}  # the nodes that feed a node
+        self.feeders: dict[_Edge, list[Node]] = {}
+        self.above: dict[Node, list[Node]] = {}  # the nodes that feed a node
         for node in self.places:
             for edge in _next(node):
                 self.feeders.setdefault(edge, []).append(node)
                 self.above.setdefault(edge.node, []).append(node)
 
-    def leading_to(self, edge: _Edge, done: set[Any]) -> list[Any]:
+    def leading_to(self, edge: _Edge, done: set[Node]) -> list[Node]:
         """The nodes that have to run, in order, before the gradient at `edge` is complete, but for those in `done`."""
-        wanted: set[Any] = set()
+        wanted: set[Node] = set()
         open_ = [node for node in self.feeders.get(edge, ()) if node not in done]
         while open_:
             node = open_.pop()
@@ -95,7 +99,7 @@ class _Graph:
         return 0.0 if edge.node in self.places else float("inf")
 
 
-def _next(node: Any) -> list[_Edge]:
+def _next(node: Node) -> list[_Edge]:
     return [_Edge(function, number) for function, number in node.next_functions if function is not None]
 
 
@@ -148,7 +152,7 @@ class GradientGenerator:
         self._wanted = [_edge_of(item) for item in with_respect_to]
         self._targets = set(self._wanted)
         self._gradients: dict[_Edge, torch.Tensor] = {}
-        self._done: set[Any] = set()
+        self._done: set[Node] = set()
         starts: list[_Edge] = []
         for index, root in enumerate(roots):
             edge = _edge_of(root)
@@ -188,7 +192,7 @@ class GradientGenerator:
                 gradient = known + gradient
         self._gradients[edge] = gradient
 
-    def _run(self, node: Any) -> None:
+    def _run(self, node: Node) -> None:
         places = self._graph.places
         edges = [_Edge(node, number) for number in range(len(node._input_metadata))]
         gradients = [self._gradients.get(edge) for edge in edges]
@@ -211,7 +215,9 @@ def _ones(root: Root) -> torch.Tensor:
         return torch.ones_like(root)
 
 
-def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any, int]) -> Sequence[Any]:
+def _call(
+    node: Node, gradients: Sequence[torch.Tensor | None], places: dict[Node, int]
+) -> Sequence[torch.Tensor | None]:
     """Returns what the node gives, one for each of its next functions; None where there is no gradient."""
     if callable(node):
         found = node(*gradients)
@@ -283,7 +289,7 @@ class GradGenerator:
     def __init__(self) -> None:
         self._roots: list[Root] = []
         self._grad_roots: list[torch.Tensor | None] = []
-        self._trees: list[tuple[int, Any]] = []
+        self._trees: list[tuple[int, TreeSpec]] = []
         self._wanted: list[Any] = []
 
     def root(self, tensor: Root, grad: torch.Tensor | None = None) -> None:
@@ -309,7 +315,7 @@ class GradGenerator:
 # --- functions with their own derivative ------------------------------------------------------------------------
 
 
-def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+def grad_function(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Makes `fn(*args) -> (result, backward)` a differentiable function of its arguments that returns `result`.
 
     `backward(*gradients of the tensors in result)` returns a gradient, or None, for each argument; one that is not a
@@ -332,14 +338,14 @@ def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 class _GradientCall:
     """One call of a function made by `grad_function`; lives as long as its node."""
 
-    def __init__(self, fn: Callable[..., Any], spec: TreeSpec, count: int) -> None:
+    def __init__(self, fn: Callable[..., PyTree], spec: TreeSpec, count: int) -> None:
         self.fn = fn
         self.spec = spec
         self.count = count
         self.template: list[Any] = []
         self.structure: Any = None
         self.backward: Any = None
-        self.place: tuple[Any, Any] = (active_mesh(), get_active_stream())
+        self.place: tuple[DeviceMesh | None, Stream] = (active_mesh(), get_active_stream())
 
     def result(self, outputs: Sequence[torch.Tensor]) -> PyTree:
         rest = iter(outputs)
@@ -358,7 +364,7 @@ _TENSOR = object()
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _GradientCall, *leaves: Any) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, call: _GradientCall, *leaves: Any) -> tuple[torch.Tensor, ...]:
         args = pytree.tree_unflatten(list(leaves), call.spec)
         made = call.fn(*args)
         if not isinstance(made, tuple) or len(made) != 2 or not callable(made[1]):
@@ -377,7 +383,7 @@ class _Differentiable(torch.autograd.Function):
         return tuple(tensor.view_as(tensor) if id(tensor) in given else tensor for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
         call = ctx.call
         with call.restored():
             found = call.backward(ctx.saved_tensors)(*gradients)
@@ -397,7 +403,7 @@ class _Differentiable(torch.autograd.Function):
         return (None, *flat)
 
 
-def _without_tensors(function: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[Any]], Any]]:
+def _without_tensors(function: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], object]]:
     """The tensors in the cells and defaults of a Python function, and what makes the function again when given them."""
     if not isinstance(function, types.FunctionType):
         return [], lambda _saved: function
@@ -434,7 +440,7 @@ def _without_tensors(function: Any) -> tuple[list[torch.Tensor], Callable[[Seque
     return saved, again
 
 
-def _content(cell: Any, lift: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _content(cell: Any, lift: Callable[[object], object]) -> tuple[Any, Any]:
     """(the cell, None), or (None, its lifted content) when there are tensors in it: then the cell itself is let go."""
     try:
         lifted = lift(cell.cell_contents)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch.tensor.controller import misuse
 from monarch.tensor.worker.groups import DropGroup, arrive
@@ -92,7 +92,7 @@ class RemoteProcessGroup:
         return f"<RemoteProcessGroup(dims={self._dims}, mesh={self._mesh}{', dropped' if self._dropped else ''})>"
 
 
-def dims_of(mesh: Any, dims: str | Sequence[str]) -> tuple[str, ...]:
+def dims_of(mesh: DeviceMesh, dims: str | Sequence[str]) -> tuple[str, ...]:
     """`dims` as a tuple; all of the mesh's for an empty one. KeyError for one it does not have, ValueError for a
     repeated one."""
     wanted = (dims,) if isinstance(dims, str) else tuple(dims)

@@ -6,7 +6,7 @@ when it is there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -42,7 +42,7 @@ def is_distributed(value: object) -> TypeGuard[Tensor]:
     return type(value) is Tensor
 
 
-def layout(meta: Meta) -> tuple[Any, ...]:
+def layout(meta: Meta) -> tuple[object, ...]:
     """The arguments with which torch makes a wrapper of this metadata: quicker where it works out the strides itself."""
     usual = meta.offset == 0 and meta.stride == metadata.steps(meta.shape)
     stride, offset = (None, None) if usual else (meta.stride, meta.offset)

@@ -7,13 +7,14 @@ import linecache
 import traceback
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from monarch.tensor.frames import internal
 
 if TYPE_CHECKING:
+    from monarch.tensor import commands
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.signature import Runner, WorkerCall
     from monarch.tensor.worker.executor import Executor
@@ -30,7 +31,7 @@ class CommandStacks:
     __slots__ = ("_stacks", "note")
 
     def __init__(self) -> None:
-        self._stacks: deque[tuple[int, Any]] = deque(maxlen=KEPT)
+        self._stacks: deque[tuple[int, object]] = deque(maxlen=KEPT)
         self.note = self._stacks.append
 
     def add(self, ident: int) -> None:
@@ -96,3 +97,12 @@ class RepeatedConstant:
 
     def prepare(self, executor: Executor) -> Runner:
         return lambda tensors, numbers: self.value.clone()
+
+
+class UnsentBatch(NamedTuple):
+    """A batch that waits to be sent. `mark`: the Fetch, Sync or ident by which its answers are asked for, if they are."""
+
+    number: int
+    waiting: list[int | commands.AnyCommand]
+    payloads: list[object]
+    mark: commands.Fetch | commands.Sync | int | None

@@ -83,7 +83,7 @@ def _device_mesh(mesh: object) -> DeviceMesh:
     return found
 
 
-def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Tensor:
+def _moved(source: Tensor | MeshSliceTensor, mesh: DeviceMesh, stream: Stream | None) -> Tensor:
     tensor = source.tensor if isinstance(source, MeshSliceTensor) else source
     if not is_distributed(tensor):
         raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [OperandProblem(tensor, "LOCAL_TENSOR")], mesh, stream)

@@ -25,6 +25,8 @@ from monarch.tensor.worker.moves import AdoptTensors
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree, TreeSpec
 
+    from monarch.tensor.controller.borrows import _BorrowLoan
+
 STREAM = Stream("collectives")  # one for all of them: ranks have to come to collectives in the same order
 
 
@@ -37,7 +39,7 @@ class PendingReduce:
     """
 
     def __init__(
-        self, spec: TreeSpec, leaves: list[Any], places: Sequence[int], loans: list[Any], inplace: bool
+        self, spec: TreeSpec, leaves: list[Any], places: Sequence[int], loans: list[_BorrowLoan], inplace: bool
     ) -> None:
         self._spec = spec
         self._leaves = leaves  # with what the reductions gave, on STREAM, at `places`
@@ -54,7 +56,7 @@ class PendingReduce:
         """True if `wait()` was called."""
         return bool(self._waited)
 
-    def wait(self) -> Any:
+    def wait(self) -> PyTree:
         """The results, as tensors of the stream that the inputs are of: what that stream is given from here on runs behind
         the reduction. This process does not wait: values come with `inspect`.
 

@@ -48,7 +48,7 @@ class TensorStorage(msgspec.Struct, eq=False):
     flags: int = 0
     records: list[weakref.ref[TensorRecord]] | None = None
     known: torch.Tensor | None = None
-    why: Any = None
+    why: str = ""
     borrows: Any = None
 
 

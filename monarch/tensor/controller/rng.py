@@ -37,8 +37,8 @@ CPU_BYTES = torch.default_generator.get_state().numel()
 class State(NamedTuple):
     """The states of each process's generators: uint8 tensors, `cpu` and `cuda` (whatever accelerator there is)."""
 
-    cpu: Any
-    cuda: Any
+    cpu: torch.Tensor
+    cuda: torch.Tensor
 
 
 def get_state() -> State:
@@ -102,7 +102,7 @@ def note_seed(seeds: weakref.WeakKeyDictionary[DeviceMesh, int], mesh: DeviceMes
 def issue(
     place: StreamPlacement, what: str, tensors: Sequence[Tensor] = (), numbers: Sequence[int] = (), sizes: Sequence[int] = (),
     mutates: tuple[int, ...] = (),
-) -> list[Any]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """Issues the RandomCall `what` at `place`; the states that it gives, of `sizes` bytes."""
     inputs = list(tensors)
     problems = [

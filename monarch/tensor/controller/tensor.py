@@ -173,7 +173,8 @@ class Tensor(torch.Tensor):
         return slice_mesh(self, **dims)
 
     def reduce(
-        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None,
+        self, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False,
+        mesh: DeviceMesh | None = None, out: Tensor | None = None,
         async_op: bool = False,
     ) -> Any:  # fmt: skip
         """A collective along `dims` (see `monarch.reduce`): a Tensor, or with `async_op` a PendingReduce."""
@@ -182,7 +183,12 @@ class Tensor(torch.Tensor):
         return reduce_tensor(self, dims, reduction, scatter, mesh, False, out, async_op)
 
     def reduce_(
-        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, async_op: bool = False
+        self,
+        dims: str | Sequence[str] = (),
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: DeviceMesh | None = None,
+        async_op: bool = False,
     ) -> Any:
         """A collective along `dims` whose result replaces the input's contents (see `monarch.reduce_`)."""
         from monarch.tensor.controller.collectives import reduce_tensor
@@ -274,7 +280,7 @@ class Tensor(torch.Tensor):
             return _saved(self).__reduce_ex__(protocol)
         raise misuse.not_sendable(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -371,12 +377,12 @@ def _follow_parameters() -> None:
     setattr(torch.optim.Optimizer, _TO_PARAMETER, staticmethod(moved))
 
 
-def _explained(name: str) -> Callable[[Any, Any], Any]:
+def _explained(name: str) -> Callable[[Tensor, object], object]:
     """A binary operator whose TypeError says what was wrong: torch's own turns every TypeError into NotImplemented, and
     Python's message for that says nothing of meshes."""
     plain = getattr(torch.Tensor, name)
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Tensor, other: object) -> Any:
         result = plain(self, other)
         return misuse.explained(plain, self, other) if result is NotImplemented else result
 

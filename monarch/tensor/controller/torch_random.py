@@ -62,7 +62,7 @@ def _generators_are_of_meshes(while_active: bool) -> None:
     torch.Generator = Generator if while_active else torch._C.Generator
 
 
-def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
+def _instead_of(plain: Callable[..., object], stand_in: Callable[..., object]) -> Callable[..., object]:
     """`plain`, but `stand_in(place, plain, ...)` while a mesh is active, or for a state of a mesh."""
 
     @functools.wraps(plain)
@@ -163,25 +163,25 @@ class _DefaultGenerator:
 # A process works on one device, its own: that is meant, whichever device of this process is named.
 
 
-def _seed_device(place: StreamPlacement, plain: Callable[..., Any], seed: int) -> None:
+def _seed_device(place: StreamPlacement, plain: Callable[..., object], seed: int) -> None:
     _seed(place, "manual_seed_device", _DEVICE, seed)
     plain(seed)
 
 
-def _seed_devices(place: StreamPlacement, plain: Callable[..., Any], seed: int) -> None:
+def _seed_devices(place: StreamPlacement, plain: Callable[..., object], seed: int) -> None:
     _seed(place, "manual_seed_devices", _DEVICE, seed)
     plain(seed)
 
 
 def _new_seed(what: str) -> Callable[..., None]:
-    def new_seed(place: StreamPlacement, plain: Callable[..., Any]) -> None:
+    def new_seed(place: StreamPlacement, plain: Callable[..., object]) -> None:
         _seed(place, what, _DEVICE, torch._C.Generator().seed())
         plain()
 
     return new_seed
 
 
-def _set_all(place: StreamPlacement, plain: Callable[..., Any], new_states: Sequence[object]) -> None:
+def _set_all(place: StreamPlacement, plain: Callable[..., object], new_states: Sequence[object]) -> None:
     states = list(new_states)
     if len(states) != 1:
         raise ValueError(
@@ -214,7 +214,7 @@ class _MeshGenerator:
         self.which = which
 
 
-def _fork_rng_instead_of(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _fork_rng_instead_of(plain: Callable[..., Any]) -> Callable[..., object]:
     @functools.wraps(plain)
     @contextlib.contextmanager
     def fork_rng(devices: Any = None, enabled: bool = True, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -260,7 +260,7 @@ class _Arguments(threading.local):
 _arguments = _Arguments()
 
 
-def _infer_device_type(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _infer_device_type(plain: Callable[..., object]) -> Callable[..., object]:
     """The first that a checkpoint does with its arguments."""
 
     def infer_device_type(*args: object) -> Any:
@@ -270,7 +270,7 @@ def _infer_device_type(plain: Callable[..., Any]) -> Callable[..., Any]:
     return infer_device_type
 
 
-def _get_device_module(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _get_device_module(plain: Callable[..., object]) -> Callable[..., object]:
     def get_device_module(device: str = "cuda") -> Any:
         of_meshes = _arguments.distributed or mesh_of_operations() is not None
         return _Initialized(plain(device)) if of_meshes else plain(device)
@@ -290,8 +290,8 @@ class _Initialized:
         return getattr(self._module, name)
 
 
-def _get_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def get_device_states(*args: object) -> tuple[list[Any], list[Any]]:
+def _get_device_states(plain: Callable[..., Any]) -> Callable[..., object]:
+    def get_device_states(*args: object) -> tuple[list[object], list[object]]:
         kept: dict[tuple[StreamPlacement, _Which], _MeshGenerator] = {}
         if (active := _place()) is not None:
             kept[active, _CPU] = _MeshGenerator(active, _CPU)
@@ -306,9 +306,9 @@ def _get_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
     return get_device_states
 
 
-def _set_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _set_device_states(plain: Callable[..., Any]) -> Callable[..., object]:
     def set_device_states(devices: Any, states: Any, *args: Any, **kwargs: Any) -> None:
-        own: list[tuple[Any, Any]] = []
+        own: list[tuple[object, object]] = []
         for device, state in zip(devices, states, strict=False):
             if type(device) is _MeshGenerator:
                 _set(device.place, device.which, state)

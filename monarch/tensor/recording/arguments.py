@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch.utils._pytree import PyTree
 
+    from monarch.tensor.metadata import Meta
     from monarch.tensor.signature import Args, Kwargs
 
 
@@ -35,7 +36,7 @@ class Arguments:
         if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
             self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
         self.tensors: list[Tensor] = []
-        self.before: list[tuple[Any, TensorStorage]] = []  # their metadata and memory
+        self.before: list[tuple[Meta, TensorStorage]] = []  # their metadata and memory
         key: list[Hashable] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
             torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
@@ -59,7 +60,7 @@ class Arguments:
         self.key = tuple(key)
         hash(self.key)
 
-    def call(self, function: Callable[..., Any], stand_ins: Sequence[object]) -> PyTree:
+    def call(self, function: Callable[..., PyTree], stand_ins: Sequence[object]) -> PyTree:
         """Calls `function` with `stand_ins` in place of the distributed tensors."""
         rest = iter(stand_ins)
         leaves = [next(rest) if type(leaf) is Tensor else leaf for leaf in self.leaves]
@@ -80,15 +81,15 @@ def _switches() -> tuple[bool, ...]:
     )  # fmt: skip
 
 
-def _autocast() -> tuple[Any, ...]:
+def _autocast() -> tuple[object, ...]:
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
-def aliased(tensors: Sequence[Tensor]) -> list[Any]:
+def aliased(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a
     variable of its own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
-    found: dict[int, Any] = {}
+    found: dict[int, Tensor] = {}
     for tensor in tensors:
         if id(tensor) not in found:
             plain = not tensor.requires_grad and not tensor._record.storage.flags & ~KNOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import _pytree as pytree
@@ -28,8 +28,8 @@ class RecordedCall:
     __slots__ = ("formals", "made", "plan", "spec")
 
     def __init__(
-        self, noted: CommandRecorder, function: Callable[..., Any], arguments: Arguments, give: bool,
-        check: Callable[[list[Any]], None] | None = None,
+        self, noted: CommandRecorder, function: Callable[..., PyTree], arguments: Arguments, give: bool,
+        check: Callable[[list[Tensor]], None] | None = None,
     ) -> None:  # fmt: skip
         self.formals = aliased(arguments.tensors)
         with noted:
@@ -62,12 +62,14 @@ class Replay:
         return put_together(self.plan, self.spec, arguments.tensors, made)
 
 
-def results_of(value: object, given: Sequence[Tensor], formals: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
+def results_of(
+    value: object, given: Sequence[Tensor], formals: Sequence[Tensor]
+) -> tuple[list[object], TreeSpec, list[Tensor]]:
     """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
     those are `_Made` and arguments `_Given`, by number."""
     leaves, spec = pytree.tree_flatten(value)
     arguments = {id(tensor): at for at, tensor in reversed([*enumerate(given), *enumerate(formals)])}
-    made: dict[int, Any] = {}
+    made: dict[int, Tensor] = {}
     plan: list[object] = []
     for leaf in leaves:
         if type(leaf) is not Tensor:

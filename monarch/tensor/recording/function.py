@@ -56,7 +56,7 @@ VARIANTS = 8  # recordings of calls of one kind, for different states of what th
 _grad = attrgetter("grad")
 
 
-def function(fn: Callable[..., Any]) -> Function:
+def function(fn: Callable[..., PyTree]) -> Function:
     """`fn`, to be recorded and replayed. Also a decorator, of methods too.
 
     Calls are told apart by the values of arguments that are no tensors (they have to be hashable), metadata, aliasing,
@@ -137,7 +137,12 @@ class _Variant(Replay):
     __slots__ = ("guards", "needs", "sets")
 
     def __init__(
-        self, trace: RecordedTrace, run: RecordedCall, needs: list[Any], sets: list[Any], guards: Guards
+        self,
+        trace: RecordedTrace,
+        run: RecordedCall,
+        needs: list[tuple[weakref.ref[Tensor], Tensor | None]],
+        sets: list[tuple[weakref.ref[Tensor], Tensor | None]],
+        guards: Guards,
     ) -> None:
         super().__init__(trace, run)
         self.needs = [weak for weak, _ in needs], [grad for _, grad in needs]
@@ -194,11 +199,11 @@ class _CallKind:
 class Function:
     """A recorded function, called as the function is; see `function`."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., PyTree]) -> None:
         functools.update_wrapper(self, fn)
         self._function = fn
         self._label = label_of(fn)
-        self._kinds: OrderedDict[Any, _CallKind] = OrderedDict()
+        self._kinds: OrderedDict[Hashable, _CallKind] = OrderedDict()
         self._observed = ObservedCalls()
         self._lock = threading.Lock()
         self._given_up = ""
@@ -319,7 +324,7 @@ class Function:
 
     def _variant(self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall) -> _Variant:
         given = {id(tensor) for tensor in run.formals}
-        sets: list[Any] = []
+        sets: list[tuple[weakref.ref[Tensor], Tensor | None]] = []
         for tensor, before in noted.grads.values():
             if tensor.grad is before:
                 continue
@@ -373,7 +378,7 @@ class Function:
 class CompiledFunction(Function):
     """A Function without guards (see `compile`) that records before it runs anything and refuses what it cannot replay."""
 
-    def __init__(self, fn: Callable[..., Any], verify: bool) -> None:
+    def __init__(self, fn: Callable[..., PyTree], verify: bool) -> None:
         super().__init__(fn)
         self._verify = verify
 

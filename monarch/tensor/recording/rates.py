@@ -9,14 +9,17 @@ numbers, and is recorded anew for each rate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.worker.recorded import RecordedRate
 
+if TYPE_CHECKING:
+    from monarch.tensor.signature import Scalar
+
 
 def marked(
-    numbers: Sequence[tuple[Any, ...]], passed_on: Sequence[bool], rates: Sequence[object]
-) -> list[tuple[Any, ...]]:
+    numbers: Sequence[tuple[Scalar, ...]], passed_on: Sequence[bool], rates: Sequence[object]
+) -> list[tuple[Scalar, ...]]:
     """`numbers` of operations, with a Rate for each that may be one of `rates`: those equal to one, or to its negative,
     where `passed_on` says that an optimizer issued the operation."""
     values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]

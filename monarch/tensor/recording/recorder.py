@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.pending import PendingReduce
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.tensor import Tensor
-    from monarch.tensor.signature import WorkerCall
+    from monarch.tensor.signature import Scalar, WorkerCall
 
 HELD = 1 << 16  # commands that are noted in one go, at most
 
@@ -39,7 +39,9 @@ class CommandWatcher:
 
     def __init__(self) -> None:
         self._thread = 0
-        self.grads: dict[int, tuple[Any, Any]] = {}  # leaves of autograd: the tensor, and its gradient when it was met
+        self.grads: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # leaves of autograd: the tensor, and its gradient when it was met
 
     def __enter__(self) -> Any:
         self._thread = threading.get_ident()
@@ -107,9 +109,9 @@ class CommandRecorder(CommandWatcher):
         # Record, tensor, metadata.
         self.met: dict[int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Any], Any]] = {}
         self.storages: dict[int, records.TensorStorage] = {}
-        self._events: set[Any] = set()  # that were posted, and not waited for yet
-        self._waited: set[Any] = set()
-        self._pending: dict[int, Any] = {}  # reductions that were begun, by id
+        self._events: set[tuple[Scalar, ...]] = set()  # that were posted, and not waited for yet
+        self._waited: set[tuple[Scalar, ...]] = set()
+        self._pending: dict[int, PendingReduce] = {}  # reductions that were begun, by id
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -264,13 +266,13 @@ class _Draft:
         self.takes: list[tuple[int, int]] = []
         self.taken: list[int] = []
         self.reads: list[int] = []
-        self.steps: list[tuple[IssuedCommand, str, tuple[Any, ...]]] = []
+        self.steps: list[tuple[IssuedCommand, str, tuple[Scalar, ...]]] = []
         self.gives: dict[int, None] = {}
 
 
 def assemble(
     notes: Sequence[IssuedCommand], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
-    storages: Mapping[int, Any], label: str, where: Sequence[str], numbers: Sequence[tuple[Any, ...]],
+    storages: Mapping[int, object], label: str, where: Sequence[str], numbers: Sequence[tuple[Scalar, ...]],
 ) -> CommandRecording:  # fmt: skip
     """The Recording of `notes`, with these `numbers` of each.
 
@@ -335,7 +337,7 @@ def assemble(
         )  # fmt: skip
         first += len(draft.steps)
         segments.append(RecordingSegment(draft.place, draft.takes, list(draft.gives), call))
-    known: dict[int, Any] = {ref: ("argument", place) for ref, place in formals.items()}
+    known: dict[int, tuple[str, int]] = {ref: ("argument", place) for ref, place in formals.items()}
     for noted, given in zip(notes, numbers, strict=True):
         steps.append(
             (

@@ -29,6 +29,7 @@ from monarch.tensor.recording.recorder import CommandRecorder, assemble
 if TYPE_CHECKING:
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.recording.recorder import RecordingSegment
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
@@ -69,7 +70,7 @@ class RecordedTrace:
             {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, lines, numbers,
         )  # fmt: skip
         self.rates = Rates(groups, self.recording.steps)
-        self._gone: list[Any] = []
+        self._gone: list[object] = []
         self._captured: list[tuple[weakref.ref[TensorRecord], weakref.ref[Any]]] = []
         # Records, their metadata; tensors, whether they require grad.
         self._read: tuple[list[Any], list[Any], list[Any], list[bool]] = ([], [], [], [])
@@ -188,7 +189,7 @@ class RecordedTrace:
 
     # --- replay
 
-    def replay(self, tensors: Sequence[Tensor]) -> list[Any]:
+    def replay(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Issues it with `tensors` as arguments; the tensors it gives.
 
         Raises TypeError when an argument or a captured tensor may not be used now, EngineEnded.
@@ -204,7 +205,7 @@ class RecordedTrace:
         for other in set(map(_taint, self._storages)):
             taint = merge(taint, other)
         idents: list[int] = []
-        issued: dict[int, Any] = {}
+        issued: dict[int, Taint] = {}
         numbers = self.rates.numbers()
         for number, (place, signature, takes, gives, between) in enumerate(self._segments):
             refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
@@ -220,8 +221,8 @@ class RecordedTrace:
         self._write(tensors, given, taint)
         return results
 
-    def _made(self, given: list[TensorRecord], idents: list[int], taint: Taint | None) -> list[Any]:
-        results: list[object] = []
+    def _made(self, given: list[TensorRecord], idents: list[int], taint: Taint | None) -> list[Tensor]:
+        results: list[Tensor] = []
         new: dict[int, TensorRecord] = {}
         for segment, position, meta, place, kind, which in self._results:
             source: Any = new.get(which) if kind == _NEW else given[which] if kind == _ARGUMENT else which()
@@ -268,7 +269,7 @@ class RecordedTrace:
             raise misuse.incorrect(self.label, arguments, {}, wrong, active_mesh(), get_active_stream())
 
 
-def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
+def followed(segments: Sequence[RecordingSegment]) -> dict[int, list[int]]:
     """Returns, for each segment in which the main stream waits for another one, those between ranks of that stream
     that are known to be done when it is. Events are segments of their own, each of a post and a wait of one number."""
     found: dict[int, list[int]] = {}

@@ -36,7 +36,7 @@ LEAVES = NUMBERS | _CONSTANTS | {Tensor}
 
 def template(args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: object) -> tuple[Any, list[Any]]:
     """Returns (args, kwargs) with TensorHoles for tensors and NumberHoles for numbers, and the numbers."""
-    held: list[Any] = []
+    held: list[object] = []
     numbers: list[Scalar] = []
     slots = 0
     for leaf in leaves:
@@ -75,7 +75,7 @@ def travels(leaf: object) -> TypeGuard[Scalar]:
     return kind in NUMBERS and (type(leaf) is not int or -INT < leaf < INT)
 
 
-def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
+def sharing(inputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Returns, for each tensor, the first that lies in the same memory."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(tensor._record.storage), place) for place, tensor in enumerate(inputs))
@@ -117,7 +117,7 @@ def captures_nothing(propagate: object) -> bool:
     return isinstance(propagate, types.FunctionType) and not propagate.__closure__ and not names_in(propagate.__code__)
 
 
-def captured(propagate: object, names: Sequence[str]) -> tuple[Any, ...] | None:
+def captured(propagate: object, names: Sequence[str]) -> tuple[object, ...] | None:
     """Returns the variables that a propagator uses, its captured ones and globals, when they say all; else None.
 
     `names`: those in its code.

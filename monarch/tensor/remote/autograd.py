@@ -8,12 +8,14 @@ from monarch.tensor.remote import graph as remote_graph
 from monarch.tensor.remote.remote_function import Remote
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.signature import Args, Kwargs
 
 
-def forward(cls: Any, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
+def forward(cls: Any, args: Args, kwargs: Kwargs, wanted: Sequence[bool]) -> PyTree:
     """Runs in a worker: `cls.apply(*args)` and its Graph."""
     return remote_graph.forward(cls.apply, args, kwargs, wanted, ())
 

@@ -34,13 +34,14 @@ from monarch.tensor.worker.checkpoint import CheckpointError, FoundCheckpoint, P
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree
 
+
 Placements = Mapping[str, Placement]  # by name, or a pattern of names as fnmatch has them
 
 _numbers = itertools.count(1)
 
 
 def save(
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     path: str | os.PathLike[str],
     placements: Placements | None = None,
     mesh: object = None,
@@ -51,7 +52,7 @@ def save(
 
 
 def save_async(
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     path: str | os.PathLike[str],
     placements: Placements | None = None,
     mesh: object = None,
@@ -205,7 +206,7 @@ class _Wanted:
 class _Layout:
     """The distributed tensors of a state dict, and how they are divided."""
 
-    def __init__(self, flat: Mapping[str, Any], wanted: Placements | None, mesh: object) -> None:
+    def __init__(self, flat: Mapping[str, object], wanted: Placements | None, mesh: object) -> None:
         found = {name: value for name, value in flat.items() if isinstance(value, Tensor)}
         self.names = list(found)
         self.tensors: list[Tensor] = [tensor.detach() for tensor in found.values()]
@@ -324,7 +325,7 @@ _read = Remote(_reading, _changed)
 _there = Remote(_nothing, "inspect")
 
 
-def _saved(values: dict[str, Any]) -> _Saved:
+def _saved(values: dict[str, object]) -> _Saved:
     if not values:
         return _Saved(None)
     with _disable_current_modes():

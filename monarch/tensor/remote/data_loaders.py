@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Future
 from monarch.tensor import patterns
@@ -17,6 +17,9 @@ from monarch.tensor.controller.stream import Stream, get_active_stream
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.remote.remote_function import Remote
 from monarch.tensor.worker import batches
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
 
 _keys = itertools.count(1)
 _beside = Stream("data")  # batches are waited for there, beside what the mesh computes
@@ -41,8 +44,8 @@ class DataLoaders:
     """
 
     def __init__(
-        self, make: Callable[..., Iterable[Any]], *args: object, dims: str | Sequence[str] | None = None, mesh: object = None,
-        ahead: int = 2, **kwargs: object,
+        self, make: Callable[..., Iterable[PyTree]], *args: object, dims: str | Sequence[str] | None = None,
+        mesh: object = None, ahead: int = 2, **kwargs: object,
     ) -> None:  # fmt: skip
         found = get_active_mesh() if mesh is None else mesh
         found = found if isinstance(found, DeviceMesh) else getattr(found, "_device_mesh", None)
@@ -53,10 +56,10 @@ class DataLoaders:
         self._mesh = found
         self._dims = found.names if dims is None else dims_of(found, dims)
         self._make = make
-        self._arguments = batches.FullBatch((args, kwargs))
+        self._arguments = batches.OpaqueValue((args, kwargs))
         self._ahead = ahead
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         _sweep()
         key = next(_keys)
         with self._mesh.activate(), _beside.activate():
@@ -79,7 +82,7 @@ class _Batches(Iterator[Any]):
         with self._mesh.activate(), _beside.activate():
             self._asked.append(_describe.call(self._key, number))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         if not self._open:
             raise StopIteration
         try:

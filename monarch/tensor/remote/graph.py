@@ -17,6 +17,7 @@ from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
 
 if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.signature import Args, Kwargs
@@ -33,7 +34,7 @@ class Graph:
 
 
 def forward(
-    run: Callable[..., Any], args: Args, kwargs: Kwargs, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
+    run: Callable[..., PyTree], args: Args, kwargs: Kwargs, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
 ) -> PyTree:
     """Returns, in a worker, what `run(*args, **kwargs)` gives and a reference to its Graph.
 
@@ -54,7 +55,7 @@ def forward(
     return result, OpaqueRef(Graph([*inputs, *extra], outputs))
 
 
-def backward(ref: OpaqueRef, grads: list[Any]) -> tuple[torch.Tensor, ...]:
+def backward(ref: OpaqueRef, grads: list[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
     """Returns, in a worker, the derivatives of a Graph's inputs; zeros for what the outputs do not depend on."""
     graph: Graph = ref.value
     pairs = [
@@ -84,7 +85,7 @@ class _Like:
     def __init__(self, metas: tuple[Meta, ...]) -> None:
         self._metas = metas
 
-    def __call__(self, ref: Any, grads: Any) -> PyTree:
+    def __call__(self, ref: OpaqueRef, grads: Any) -> PyTree:
         return tuple(
             torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device) for meta in self._metas
         )
@@ -96,7 +97,7 @@ class _Like:
         return hash(self._metas)
 
 
-def apply(run: Callable[..., Any], args: Args, kwargs: Kwargs, parameters: Sequence[Tensor]) -> PyTree:
+def apply(run: Callable[..., PyTree], args: Args, kwargs: Kwargs, parameters: Sequence[Tensor]) -> PyTree:
     """Issues a forward pass and gives its result, with a graph behind it for the arguments and `parameters` that
     require grad.
 
@@ -127,7 +128,7 @@ class _Node(torch.autograd.Function):
     """One node of the program's graph for all of a remote forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, issue: Callable[[], Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, issue: Callable[[], PyTree], *inputs: Tensor) -> tuple[Tensor, ...]:
         values, ref = issue()
         ctx.ref = ref
         ctx.metas = tuple(tensor._record.meta for tensor in inputs)
@@ -139,6 +140,6 @@ class _Node(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: FunctionCtx, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         found = Remote(backward, _Like(ctx.metas))(ctx.ref, list(grads))
         return None, *found

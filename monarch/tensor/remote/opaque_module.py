@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,8 @@ from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.signature import Args, Kwargs
@@ -25,7 +27,7 @@ def parameters_of(ref: OpaqueRef) -> tuple[list[torch.Tensor], list[bool]]:
     return found, [parameter.requires_grad for parameter in found]
 
 
-def forward(ref: OpaqueRef, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
+def forward(ref: OpaqueRef, args: Args, kwargs: Kwargs, wanted: Sequence[bool]) -> PyTree:
     """Returns, in a worker, `module(*args, **kwargs)` and its Graph."""
     module = ref.value
     extra = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -44,7 +46,7 @@ class OpaqueModule:
     def __init__(self, constructor: object, *args: object, **kwargs: object) -> None:
         self._object = OpaqueObject(constructor, *args, **kwargs)
         self._found: list[Tensor] | None = None
-        self._remotes: dict[Any, Remote] = {}
+        self._remotes: dict[Hashable, Remote] = {}
 
     def parameters(self) -> list[Tensor]:
         """The parameters as distributed tensors: the workers' own memory, so that changes in place change the modules.
@@ -56,7 +58,7 @@ class OpaqueModule:
             self._found = [parameter.requires_grad_(want) for parameter, want in zip(found, wanted, strict=True)]
         return list(self._found)
 
-    def __call__(self, *args: object, propagator: Callable[..., Any], **kwargs: object) -> PyTree:
+    def __call__(self, *args: object, propagator: Callable[..., PyTree], **kwargs: object) -> PyTree:
         """Returns what the modules give for these arguments; its derivative runs in the workers as well.
 
         `propagator(*args, **kwargs)`: as `propagate` of `remote`.
@@ -81,8 +83,8 @@ class OpaqueModule:
 class _Forward:
     """A propagator of a module's arguments as one of `forward`'s."""
 
-    def __init__(self, propagator: Callable[..., Any]) -> None:
+    def __init__(self, propagator: Callable[..., PyTree]) -> None:
         self._propagator = propagator
 
-    def __call__(self, ref: Any, args: Args, kwargs: Kwargs, wanted: Any) -> PyTree:
+    def __call__(self, ref: OpaqueRef, args: Args, kwargs: Kwargs, wanted: Sequence[bool]) -> PyTree:
         return self._propagator(*args, **kwargs), OpaqueRef(None)

@@ -13,6 +13,8 @@ from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.signature import Args, Kwargs
@@ -41,7 +43,7 @@ class OpaqueObject:
 
     def __init__(self, constructor: object, *args: object, **kwargs: object) -> None:
         self._object: OpaqueRef = _construct(functions.resolvable(constructor), args, kwargs)
-        self._methods: dict[Any, Remote] = {}
+        self._methods: dict[Hashable, Remote] = {}
 
     def call_method(self, name: str, propagation: object, *args: object, **kwargs: object) -> PyTree:
         """Returns what the objects' method `name` gives, as calling a remote function does.
@@ -89,7 +91,7 @@ def opaque_method(method: Callable[..., Any]) -> Callable[..., Any]:
 class _Propagation:
     """A propagator of a method's arguments as one of `invoke`'s."""
 
-    def __init__(self, propagate: Callable[..., Any]) -> None:
+    def __init__(self, propagate: Callable[..., PyTree]) -> None:
         self._propagate = propagate
 
     def __call__(self, ref: OpaqueRef, name: str, args: Args, kwargs: Kwargs) -> PyTree:

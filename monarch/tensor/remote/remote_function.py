@@ -131,8 +131,8 @@ class Remote(Generic[P, R_co]):
         self._function: Any = function
         self._propagate = propagate
         self._resolvable: Any = None
-        self._once: set[Any] = set()  # signatures that calls had once
-        self._first: dict[Any, _KnownFunctionCall] = {}  # what those gave
+        self._once: set[Hashable] = set()  # signatures that calls had once
+        self._first: dict[Hashable, _KnownFunctionCall] = {}  # what those gave
         self._label = functions.label(function)
         self._pure = not callable(propagate) or arguments.captures_nothing(propagate)
         self._names = arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
@@ -212,7 +212,7 @@ class Remote(Generic[P, R_co]):
             captured = arguments.captured(self._propagate, self._names)
             pure = captured is not None
             key.append(captured)
-        frozen: Any = tuple(key)
+        frozen: Hashable = tuple(key)
         try:
             entry = engine.entries.get(frozen) or self._first.get(frozen) if pure else None
         except TypeError:
@@ -253,7 +253,7 @@ class Remote(Generic[P, R_co]):
 
     def _learn(
         self, args: Args, kwargs: Kwargs, leaves: Sequence[object], shape: Any, inputs: list[Tensor],
-        place: StreamPlacement, key: Any,
+        place: StreamPlacement, key: Hashable,
         pure: bool, loose: bool,
     ) -> _KnownFunctionCall:  # fmt: skip
         """Finds out what a call gives that was not made before."""
@@ -311,7 +311,7 @@ class Remote(Generic[P, R_co]):
         answers = engine.ask(mesh, place.mesh, PatternCall(call), refs, taints, "call", place.stream).get()
         return patterns.received(_values(engine, answers)[0])
 
-    def _seldom(self, entry: _KnownFunctionCall, key: Any, engine: TensorEngine) -> int:
+    def _seldom(self, entry: _KnownFunctionCall, key: Hashable, engine: TensorEngine) -> int:
         """The signature of a call that is made only now and then: defined when it comes again. -1 until then, and for values
         that may change under their name."""
         if entry.key is None:
@@ -411,7 +411,7 @@ class Remote(Generic[P, R_co]):
             _mutated(inputs, call.mutates, None)
         return found
 
-    def _value_call(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs) -> tuple[DeviceMesh, ValueCall, list[Any]]:
+    def _value_call(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs) -> tuple[DeviceMesh, ValueCall, list[Tensor]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
         if arguments.has_tensors(leaves):
@@ -485,7 +485,7 @@ class _KnownFunctionCall(KnownCall):
         super().__init__(-1, outcome)
         self.call = call
         self.between = between
-        self.key: Any = None  # of its signature, if it can have one
+        self.key: Hashable = None  # of its signature, if it can have one
 
     def call_with(self, numbers: Sequence[Scalar]) -> FunctionCall:
         """The call with its numbers filled in, to be sent by itself."""
@@ -527,7 +527,7 @@ def _check(
     return wanted
 
 
-def _mutated(inputs: Sequence[Any], places: Sequence[int], taint: Taint | None) -> None:
+def _mutated(inputs: Sequence[Tensor], places: Sequence[int], taint: Taint | None) -> None:
     """Tells autograd and the storages that the workers write to these inputs."""
     for place in places:
         storage = inputs[place]._record.storage

@@ -218,7 +218,7 @@ class _RrefCall:
 
 _answers: queue.SimpleQueue[tuple[_RrefCall, Future[Any]]] = queue.SimpleQueue()
 _starting = threading.Lock()
-_reader: list[Any] = []
+_reader: list[threading.Thread] = []
 
 
 def _watch(engine: TensorEngine, name: object, addresses: Sequence[str], answers: Sequence[Future[Any]]) -> None:

@@ -151,7 +151,7 @@ class _Snapshot:
         self.storage = storage
 
 
-def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> patterns.SentOutcome:
+def described(call: FunctionCall, inputs: Sequence[tuple[Meta, object]]) -> patterns.SentOutcome:
     """Returns what the function of `call` gives for inputs of (metadata, memory): runs it here, on fake tensors.
 
     Raises what it raises; those of torch's fake tensors where it looks at values.
@@ -162,14 +162,14 @@ def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> pattern
     return found
 
 
-def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> PyTree:
+def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, object]]) -> PyTree:
     """Returns what the function returns, with metadata in place of its tensors. Raises as `described`."""
     return _on_fakes(
         call, inputs, lambda result, fakes, before: pytree.tree_map_only(torch.Tensor, metadata.of, result)
     )
 
 
-def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]], look: Callable[..., Any]) -> PyTree:
+def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, object]], look: Callable[..., object]) -> PyTree:
     caller = call.caller()
     stands = [_Snapshot(meta, storage) for meta, storage in inputs]
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
@@ -33,6 +33,7 @@ from monarch.tensor.worker.actor_transfers import PublishTensors
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils._pytree import PyTree
 
     from monarch.tensor.signature import WorkerCall
@@ -142,7 +143,7 @@ class SimulatedEngine(TensorEngine):
 
     # --- answers
 
-    def _fetched(self, values: Any, convert: Any) -> PyTree:
+    def _fetched(self, values: Any, convert: Callable[[list[torch.Tensor]], PyTree]) -> PyTree:
         metas, _, _, ready = values[0]
         self.machine.wait_until(ready)  # who reads a value has waited for it
         return convert([effects.zeros(meta) for meta in metas])
@@ -166,7 +167,7 @@ class SimulatedEngine(TensorEngine):
             value, ready = self._asked(call, ident, refs, place)
         self._open.pop(ident, None)
         asked = set(mesh.processes)
-        answers: dict[int, Any] = {}
+        answers: dict[int, object] = {}
         for rank in wide.processes:
             answers[rank] = (_filled(value), (), ident, ready) if rank in asked else None
 
@@ -250,13 +251,13 @@ class _DueCalls(threading.local):
     """The calls that this thread is about to hand over, in order."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Any] = deque()
+        self._waiting: deque[object] = deque()
 
     def calls(self, *calls: object) -> _DueCalls:
         self._waiting.extend(calls)
         return self
 
-    def next(self) -> Any:
+    def next(self) -> object:
         return self._waiting.popleft()
 
     def __enter__(self) -> None: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from monarch.tensor.simulator.task import SimulatedCommand, Use
 
 LIMIT = 1 << 20  # commands; later ones are only counted
@@ -14,7 +12,7 @@ class CommandHistory:
     limit."""
 
     def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[dict[str, object]] = []
         self.left_out = 0
 
     def add(self, command: SimulatedCommand) -> None:
@@ -36,12 +34,12 @@ class CommandHistory:
             }
         )
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, object]:
         """Returns the contents of a history file."""
         return {"commands": self.entries, "left_out": self.left_out}
 
 
-def tensor(use: Use) -> dict[str, Any]:
+def tensor(use: Use) -> dict[str, object]:
     """One tensor of a command as plain data."""
     meta = use.meta
     known = {"shape": tuple(meta.shape), "dtype": str(meta.dtype), "nbytes": meta.nbytes} if meta is not None else {}

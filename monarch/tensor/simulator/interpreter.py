@@ -27,6 +27,8 @@ from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from monarch.tensor.signature import Scalar
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
@@ -120,7 +122,7 @@ class Interpreter:
         self._deleted: list[Use] = []  # refs of consecutive deletes
         self._freed: list[int] = []
         self._borrows = _Borrows()
-        self._sent: dict[Any, deque[SimulatedCommand]] = {}
+        self._sent: dict[Hashable, deque[SimulatedCommand]] = {}
 
     # --- commands
 

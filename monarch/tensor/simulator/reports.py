@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -104,9 +103,9 @@ class Reports:
         return path
 
 
-def _frames(commands: Sequence[SimulatedCommand]) -> dict[int, list[dict[str, Any]]]:
+def _frames(commands: Sequence[SimulatedCommand]) -> dict[int, list[dict[str, object]]]:
     """The program's lines behind each command, innermost first, by its order."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    found: dict[int, list[dict[str, object]]] = {}
     captured = [command for command in commands if command.stack is not None and not isinstance(command.stack, str)]
     stacks = torch._C._profiler.symbolize_tracebacks([command.stack for command in captured]) if captured else []
     for command, stack in zip(captured, stacks, strict=True):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any
 
 from monarch.tensor.simulator.machine import SimulatedDevice, StreamSpan
 from monarch.tensor.simulator.task import SimulatedCommand, TaskKind
@@ -30,9 +29,9 @@ def events(
     mode: TraceMode,
     frames: Callable[[SimulatedCommand], list[str]],
     grouped: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The events of a trace. `frames`: the lines of the program that a command came from."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     known = {command.order: command for command in commands}
     if mode is not TraceMode.STREAM_ONLY:
         found += _track(0, 0, "Controller", "Controller")
@@ -48,7 +47,7 @@ def events(
 def trace(
     commands: Sequence[SimulatedCommand], devices: Sequence[SimulatedDevice], streams: dict[int, str], mode: TraceMode,
     frames: Callable[[SimulatedCommand], list[str]], grouped: bool = False, dropped: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """The contents of a trace file. `dropped`: events that were too many to keep."""
     made = events(commands, devices, streams, mode, frames, grouped)
     return {"traceEvents": made, "displayTimeUnit": "ns", "otherData": {"dropped": dropped}}
@@ -69,7 +68,7 @@ def _ranges(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def _track(pid: int, tid: int, process: str, thread: str) -> list[dict[str, Any]]:
+def _track(pid: int, tid: int, process: str, thread: str) -> list[dict[str, object]]:
     return [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": tid, "args": {"name": process}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": pid}},
@@ -77,13 +76,13 @@ def _track(pid: int, tid: int, process: str, thread: str) -> list[dict[str, Any]
     ]
 
 
-def _device(pid: int, device: SimulatedDevice, streams: dict[int, str], grouped: bool) -> list[dict[str, Any]]:
+def _device(pid: int, device: SimulatedDevice, streams: dict[int, str], grouped: bool) -> list[dict[str, object]]:
     name = device_name(device.ranks, grouped)
     used = sorted({span.stream for span in device.spans} | {0})
     return [event for stream in used for event in _track(pid, stream, name, streams[stream])]
 
 
-def _issued(command: SimulatedCommand, frames: Callable[[SimulatedCommand], list[str]]) -> dict[str, Any]:
+def _issued(command: SimulatedCommand, frames: Callable[[SimulatedCommand], list[str]]) -> dict[str, object]:
     name = command.name if command.kind in (TaskKind.CALL, TaskKind.REDUCE) else command.kind.value
     start, duration = command.issued, command.facts.get("launch", 0)
     return _event(name, "controller", start, duration, 0, 0, command, frames)
@@ -91,7 +90,7 @@ def _issued(command: SimulatedCommand, frames: Callable[[SimulatedCommand], list
 
 def _worked(
     pid: int, span: StreamSpan, command: SimulatedCommand | None, frames: Callable[[SimulatedCommand], list[str]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     category = "wait" if span.kind == "wait" else "stream"
     return _event(span.name, category, span.start, span.duration, pid, span.stream, command, frames)
 
@@ -99,8 +98,8 @@ def _worked(
 def _event(
     name: str, category: str, start: int, duration: int, pid: int, tid: int, command: SimulatedCommand | None,
     frames: Callable[[SimulatedCommand], list[str]],
-) -> dict[str, Any]:  # fmt: skip
-    args: dict[str, Any] = {}
+) -> dict[str, object]:  # fmt: skip
+    args: dict[str, object] = {}
     if command is not None:
         args = {"External id": command.ident, "correlation": command.order, "cbid": _NUMBERS[command.kind]}
         args["traceback"] = frames(command)
@@ -112,14 +111,16 @@ def _event(
     }  # fmt: skip
 
 
-def _memory(pid: int, device: SimulatedDevice) -> list[dict[str, Any]]:
+def _memory(pid: int, device: SimulatedDevice) -> list[dict[str, object]]:
     return [
         {"ph": "C", "name": "memory", "pid": pid, "tid": 0, "ts": time / 1000, "args": {"MB": nbytes / MEGABYTE}}
         for time, nbytes in device.ledger.timeline()
     ]
 
 
-def memory_view(devices: Sequence[SimulatedDevice], frames: Callable[[int], list[dict[str, Any]]]) -> dict[str, Any]:
+def memory_view(
+    devices: Sequence[SimulatedDevice], frames: Callable[[int], list[dict[str, object]]]
+) -> dict[str, object]:
     """A snapshot as torch's memory viewer reads them: allocations and frees of each device, in order of time.
 
     `frames`: the lines of the program that a command, by its order, came from, as {filename, line, name}.

@@ -29,7 +29,7 @@ class TensorWorker(Actor):
     Rendezvous, and its name.
     """
 
-    def __init__(self, environments: Sequence[dict[str, str]], services: object) -> None:
+    def __init__(self, environments: Sequence[dict[str, str]], services: tuple[Any, str]) -> None:
         rank = current_rank().rank
         os.environ.update(environments[rank])
         self._cores = 0

@@ -142,7 +142,7 @@ class PublishTensors:
         return f"the arguments of {self.what}"
 
     def prepare(self, executor: Executor) -> Runner:
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[Any]:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[object]:
             if self.ranks is None or executor.rank in self.ranks:
                 now = time.monotonic()
                 for number, value in zip(self.numbers, tensors, strict=True):
@@ -193,7 +193,7 @@ def keep(name: Hashable, result: object, error: BaseException | None) -> None:
     waiting.put(name, [ready_here(leaf) for leaf in leaves], "", now)
 
 
-def kept(name: Hashable, worker: str) -> list[Any]:
+def kept(name: Hashable, worker: str) -> list[object]:
     """Returns, in a stream's thread, the leaves of that result; waits for it. Raises what the endpoint raised."""
     value = waiting.take(name, worker)
     if isinstance(value, Failed):

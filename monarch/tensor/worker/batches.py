@@ -15,8 +15,11 @@ from monarch.tensor import patterns
 from monarch.tensor.worker import current
 
 if TYPE_CHECKING:
+    from torch.utils._pytree import PyTree
+
     from monarch.tensor.signature import Runner, Scalar
     from monarch.tensor.worker.executor import Executor
+    from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 _EXTRA = "loaders"
 _CLOSING = 2.0  # seconds that a worker's end waits for loaders that are making a batch
@@ -25,9 +28,9 @@ _CLOSING = 2.0  # seconds that a worker's end waits for loaders that are making 
 class Loader:
     """Takes batches from what `make()` gives, on a thread, until `ahead` of them wait to be taken."""
 
-    def __init__(self, make: Callable[[], Iterable[Any]], ahead: int) -> None:
+    def __init__(self, make: Callable[[], Iterable[PyTree]], ahead: int) -> None:
         self._changed = threading.Condition()
-        self._batches: dict[int, Any] = {}  # by number, from 0 on
+        self._batches: dict[int, PyTree] = {}  # by number, from 0 on
         self._ahead = ahead
         self._made = 0
         self._ended = False
@@ -36,7 +39,7 @@ class Loader:
         self._thread = threading.Thread(target=self._run, args=(make,), name="monarch-loader", daemon=True)
         self._thread.start()
 
-    def _run(self, make: Callable[[], Iterable[Any]]) -> None:
+    def _run(self, make: Callable[[], Iterable[PyTree]]) -> None:
         error: BaseException | None = None
         try:
             own_device.enter()  # a loader may pin memory, or put batches on the device itself
@@ -76,7 +79,7 @@ class Loader:
                 return None
             return patterns.to_send(batch, (), ())
 
-    def take(self, number: int) -> list[Any]:
+    def take(self, number: int) -> list[object]:
         """The leaves of batch `number`, which was described."""
         with self._changed:
             batch = self._batches.pop(number)
@@ -119,7 +122,14 @@ def _loaders() -> _Loaders:
     return found
 
 
-def start(key: int, make: Callable[..., Iterable[Any]], args: Any, mesh: Any, dims: Sequence[str], ahead: int) -> None:
+def start(
+    key: int,
+    make: Callable[..., Iterable[PyTree]],
+    args: OpaqueValue,
+    mesh: WorkerMesh,
+    dims: Sequence[str],
+    ahead: int,
+) -> None:
     """Starts loader `key` with `make(rank, size, *args, **kwargs)`, where `rank` is this process's place along `dims` of
     `mesh`."""
     worker = current.worker()
@@ -135,10 +145,10 @@ def describe(key: int, number: int) -> patterns.SentOutcome | None:
     return loader.describe(number) if loader is not None else None
 
 
-class FullBatch:
+class OpaqueValue:
     """A value that is handed on as it is, whatever it consists of."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
 
 
@@ -176,7 +186,7 @@ class CloseLoader:
         return "the end of monarch.DataLoaders"
 
     def prepare(self, executor: Executor) -> Runner:
-        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[Any]:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> list[object]:
             loader = _loaders().pop(self.key, None)
             if loader is not None:
                 loader.close()

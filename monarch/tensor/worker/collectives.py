@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from monarch.tensor.failures import Failed, GroupLost, is_echo
 from monarch.tensor.worker import current, reductions
@@ -17,6 +16,7 @@ from monarch.tensor.worker.process_groups import groups_of
 if TYPE_CHECKING:
     from monarch.tensor.signature import Runner, Scalar
     from monarch.tensor.worker.executor import Executor
+    from monarch.tensor.worker.reductions import Backend
 
 
 class ReduceTensor:
@@ -87,7 +87,7 @@ class ReduceTensor:
             problem = problem or RuntimeError(out.text)
         return mine, problem
 
-    def _between(self, backend: dist.Backend, mine: list[torch.Tensor], good: bool, size: int) -> list[torch.Tensor]:
+    def _between(self, backend: Backend, mine: list[torch.Tensor], good: bool, size: int) -> list[torch.Tensor]:
         if self._reduction == "stack":
             if self._scatter:
                 return [reductions.all_to_all(backend, mine[0])]

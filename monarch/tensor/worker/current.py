@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.tensor.worker.actor import TensorWorker
 
 
 class _Thread(threading.local):
-    worker: Any = None  # a TensorWorker
+    worker: TensorWorker | None = None
     stream = 0
     groups: list[Any] | None = None  # process groups among the arguments of the call that is unpickled now
 
@@ -15,7 +18,7 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-def worker() -> Any:
+def worker() -> TensorWorker:
     """The worker whose stream this thread is. RuntimeError anywhere else."""
     if thread.worker is None:
         raise RuntimeError("this is only possible inside a remote function, in a worker of a mesh")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import threading
 import time
 import traceback
 from collections import deque
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from monarch.actor.lowlevel import Sealed
     from monarch.tensor.signature import Scalar
 
-Answer = Callable[[Any], Any]
+Answer = Callable[[Any], object]
+Payloads = Sequence[Any]  # what only pickle can carry, by the places that commands name
 FAILURES = 256  # failures that wait to be told; the ident of a later one is enough to find it on its results
 
 
@@ -61,12 +63,12 @@ class Executor:
         self.unread: deque[tuple[int, Failed]] = deque(maxlen=1024)
         self.poisoned = ""  # why this process cannot use its device any more
         self._poison: Failed | None = None  # that failure; everything later is it too
-        self.end: Callable[[str], Any] = lambda why: None  # ends the worker for it
+        self.end: Callable[[str], object] = lambda why: None  # ends the worker for it
         self.extras: dict[str, Any] = {}  # what parts of the engine keep here: process groups, objects, events
 
     # --- commands
 
-    def run(self, waiting: Sequence[Any], payloads: Sequence[Any], answer: Answer) -> None:
+    def run(self, waiting: Sequence[Any], payloads: Payloads, answer: Answer) -> None:
         """Carries out commands of one stream, in order. Never raises for what the program did wrong."""
         tensors, signatures, poisoned = self.tensors, self.signatures, self.poisoned
         for command in waiting:
@@ -108,19 +110,19 @@ class Executor:
         for place, index in enumerate(keeps):
             self.tensors[ident + place] = leaves[index]
 
-    def define(self, command: Define, payloads: Sequence[Any]) -> None:
+    def define(self, command: Define, payloads: Payloads) -> None:
         """Before any stream meets a Run of it: definitions are read by the thread that hands commands out."""
         self.signatures[command.signature] = _Defined(payloads[command.payload], self)
 
-    def _forget(self, command: Forget, payloads: Sequence[Any], answer: Answer) -> None:
+    def _forget(self, command: Forget, payloads: Payloads, answer: Answer) -> None:
         self.signatures.pop(command.signature, None)
 
-    def _constant(self, command: Constant, payloads: Sequence[Any], answer: Answer) -> None:
+    def _constant(self, command: Constant, payloads: Payloads, answer: Answer) -> None:
         value = payloads[command.payload]
         # In a message's memory it could not grow, as an operation on it may want.
         self.tensors[command.ident] = value if value.untyped_storage().resizable() else value.clone()
 
-    def _do(self, command: Do, payloads: Sequence[Any], answer: Answer) -> None:
+    def _do(self, command: Do, payloads: Payloads, answer: Answer) -> None:
         defined = _Defined(payloads[command.payload], self)
         try:
             if self.poisoned:
@@ -130,7 +132,7 @@ class Executor:
         except Exception as exc:
             self._fail(command, defined, exc)
 
-    def _fetch(self, command: Fetch, payloads: Sequence[Any], answer: Answer) -> None:
+    def _fetch(self, command: Fetch, payloads: Payloads, answer: Answer) -> None:
         failed = _first(self._there(ref) for ref in command.refs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
@@ -146,7 +148,7 @@ class Executor:
                 value = self.failed(command.ident, "fetch", exc)
         answer((value, self.told(), command.ident))
 
-    def _ask(self, command: AskRanks, payloads: Sequence[Any], answer: Answer) -> None:
+    def _ask(self, command: AskRanks, payloads: Payloads, answer: Answer) -> None:
         failed = _first(self._there(ref) for ref in command.inputs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
@@ -166,7 +168,7 @@ class Executor:
             self._abort(defined, failed)
             answer((failed, (), command.ident))
 
-    def _sync(self, command: Sync, payloads: Sequence[Any], answer: Answer) -> None:
+    def _sync(self, command: Sync, payloads: Payloads, answer: Answer) -> None:
         answer((None, self.told(), command.ident))
 
     def _confirm(self) -> None:
@@ -258,7 +260,7 @@ class _Defined:
         self.single = False
         self.run: signature.Runner = self._first
 
-    def _first(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> Any:
+    def _first(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> object:
         if self.call is None:
             thread.groups = self.groups
             try:
@@ -276,7 +278,7 @@ class _Defined:
         return str(self.call.name()) if self.call is not None else "a call that could not be read"
 
 
-_HANDLERS: dict[type, Callable[[Executor, Any, Sequence[Any], Answer], None]] = {
+_HANDLERS: dict[type, Callable[[Executor, Any, Payloads, Answer], None]] = {
     Constant: Executor._constant,
     AskRanks: Executor._ask,
     Do: Executor._do,
@@ -289,16 +291,21 @@ _HANDLERS: dict[type, Callable[[Executor, Any, Sequence[Any], Answer], None]] = 
 class StreamThreads:
     """Hands the commands of a worker to its streams: one thread each, made when first named."""
 
-    def __init__(self, executor: Executor, start: Callable[..., Any], enter: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        start: Callable[..., threading.Thread],
+        enter: Callable[[str], contextlib.AbstractContextManager[object]],
+    ) -> None:
         self.executor = executor
         self._start = start
         self._enter = enter
         self._names = {0: "main"}
         self._queues: dict[int, queue.SimpleQueue[Any]] = {}
-        self._threads: list[Any] = []
+        self._threads: list[threading.Thread] = []
         self._last = 0
 
-    def take(self, number: int, data: bytes, payloads: Sequence[Any], answer: Answer) -> None:
+    def take(self, number: int, data: bytes, payloads: Payloads, answer: Answer) -> None:
         """One batch. Those that came before are passed over: a controller that was interrupted sends one again.
 
         `answer` is called once for a batch whose last command asks for it: by the stream it is on, or at once with None when
@@ -310,7 +317,7 @@ class StreamThreads:
         self._last = number
         executor = self.executor
         stream, here = 0, True
-        part: list[Any] = []
+        part: list[int | commands.AnyCommand] = []
         asked = False
         command: Any
         for command in commands.decode(data):
@@ -343,7 +350,7 @@ class StreamThreads:
         if part:
             self._put(stream, part, payloads, answer)
 
-    def _put(self, stream: int, part: list[Any], payloads: Sequence[Any], answer: Answer) -> None:
+    def _put(self, stream: int, part: list[int | commands.AnyCommand], payloads: Payloads, answer: Answer) -> None:
         waiting = self._queues.get(stream)
         if waiting is None:
             waiting = self._queues[stream] = queue.SimpleQueue()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch.tensor.failures import Failed
 
 if TYPE_CHECKING:
     import torch
 
-Expected = tuple[tuple[int, ...], Any, Any]  # shape, dtype, device
+Expected = tuple[tuple[int, ...], torch.dtype, torch.device]  # shape, dtype, device
 
 
 def problem_with(tensor: torch.Tensor, expected: Expected) -> Exception | None:

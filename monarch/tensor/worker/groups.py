@@ -47,7 +47,9 @@ class DropGroup:
 _arriving = threading.Lock()
 
 
-def arrive(label: str, names: Any, sizes: Any, ranks: Any, dims: Any) -> Any:
+def arrive(
+    label: str, names: tuple[str, ...], sizes: tuple[int, ...], ranks: tuple[int, ...], dims: tuple[str, ...]
+) -> Any:
     """Returns what a RemoteProcessGroup is unpickled as: the same object each time in a worker."""
     worker = current.worker()
     members = WorkerMesh(names, sizes, ranks).along(worker.executor.rank, tuple(dims))

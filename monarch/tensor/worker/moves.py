@@ -11,7 +11,6 @@ from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from monarch.actor.lowlevel import start_thread
 from monarch.tensor.worker import current
@@ -22,6 +21,7 @@ from monarch.tensor.worker.process_groups import ProcessGroups, groups_of
 if TYPE_CHECKING:
     from monarch.tensor.signature import Runner, Scalar
     from monarch.tensor.worker.executor import Executor
+    from monarch.tensor.worker.reductions import Backend
 
 
 class CopyTensor:
@@ -121,9 +121,11 @@ class MoveConnections:
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        self._lines: dict[tuple[Any, ...], _MoveConnection] = {}
+        self._lines: dict[tuple[str, tuple[int, ...]], _MoveConnection] = {}
         self._changed = threading.Condition()
-        self._kept: dict[tuple[Any, ...], deque[Any]] = {}  # several of a number: recordings repeat theirs
+        self._kept: dict[
+            tuple[tuple[int, int], int], deque[object]
+        ] = {}  # several of a number: recordings repeat theirs
         self._closed = False
 
     def send(
@@ -141,7 +143,7 @@ class MoveConnections:
         self._line(sender, receiver, streams).send(receiver, number, tensor, exchange)
 
     def receive(
-        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: object, dtype: torch.dtype,
+        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: tuple[int, ...], dtype: torch.dtype,
         device: torch.device,
         exchange: bool = False,
     ) -> torch.Tensor:  # fmt: skip
@@ -163,7 +165,7 @@ class MoveConnections:
                 line = self._lines[label, members] = _MoveConnection(self._groups, label, members)
         return line
 
-    def _own(self, key: tuple[object, ...]) -> torch.Tensor:
+    def _own(self, key: tuple[tuple[int, int], int]) -> torch.Tensor:
         with self._changed:
             self._changed.wait_for(lambda: key in self._kept or self._closed)
             if key not in self._kept:
@@ -210,11 +212,11 @@ class _MoveConnection:
         self._label = label
         self._members = members
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._offered: deque[Any] = deque()  # of exchanges: sent with the receive that follows in the same stream
-        self._open: set[Future[Any]] = set()  # of receives that somebody waits for
+        self._offered: deque[object] = deque()  # of exchanges: sent with the receive that follows in the same stream
+        self._open: set[Future[object]] = set()  # of receives that somebody waits for
         self._lock = threading.Lock()
         self._closed = False
-        self._stream: Any = None
+        self._stream: torch.Stream | None = None
         start_thread(self._run, f"tensor-move-{'-'.join(map(str, members))}")
 
     def send(self, receiver: int, number: int, tensor: torch.Tensor, exchange: bool) -> None:
@@ -225,9 +227,9 @@ class _MoveConnection:
             self._queue.put(lambda: self._send(receiver, number, handed))
 
     def receive(
-        self, sender: int, number: int, shape: object, dtype: torch.dtype, device: torch.device, exchange: bool
+        self, sender: int, number: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, exchange: bool
     ) -> torch.Tensor:
-        made: Future[Any] = Future()
+        made: Future[object] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the tensor engine has ended")
@@ -268,10 +270,10 @@ class _MoveConnection:
 
     def _receive(
         self,
-        made: Future[Any],
+        made: Future[object],
         sender: int,
         number: int,
-        shape: object,
+        shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
         offered: object,
@@ -293,7 +295,7 @@ class _MoveConnection:
             with contextlib.suppress(InvalidStateError):  # the engine has ended meanwhile
                 made.set_result(handed)
 
-    def _backend(self, device: torch.device) -> Any:
+    def _backend(self, device: torch.device) -> Backend:
         return self._groups.backend(self._label, self._members, 0, device.type)
 
     def _enter(self, device: torch.device) -> None:
@@ -305,7 +307,7 @@ class _MoveConnection:
             torch.accelerator.set_stream(self._stream)
 
 
-def _exchange(backend: dist.Backend, outgoing: torch.Tensor, incoming: torch.Tensor, place: int, tag: int) -> None:
+def _exchange(backend: Backend, outgoing: torch.Tensor, incoming: torch.Tensor, place: int, tag: int) -> None:
     """Sends and receives at once. nccl runs what is in one group side by side, and all else in order: a send that comes
     before its receive would wait for that of the other rank, which does the same."""
     if outgoing.device.type == "cpu":
@@ -319,7 +321,7 @@ def _exchange(backend: dist.Backend, outgoing: torch.Tensor, incoming: torch.Ten
         work.wait()
 
 
-def _fail(made: Future[Any], error: Exception) -> None:
+def _fail(made: Future[object], error: Exception) -> None:
     with contextlib.suppress(InvalidStateError):
         made.set_exception(error)
 

@@ -14,12 +14,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker.rendezvous import MessageStore
+
+if TYPE_CHECKING:
+    from monarch.tensor.worker.actor import TensorWorker
+    from monarch.tensor.worker.reductions import Backend
 
 ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
@@ -34,7 +38,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.backend: Any = None
+        self.backend: Backend | None = None
         self.lost = ""
 
 
@@ -43,7 +47,7 @@ class UnfinishedWorks:
     later, because a rank is late or lost, is aborted, and the stream goes on with what it has. Any thread."""
 
     def __init__(self) -> None:
-        self._works: deque[tuple[Any, str]] = deque()
+        self._works: deque[tuple[dist.Work, str]] = deque()
         self._failed = ""
         self._lock = threading.Lock()
 
@@ -68,7 +72,7 @@ class UnfinishedWorks:
 class TrackedBackend:
     """A Backend whose works are `unfinished` until they are done."""
 
-    def __init__(self, backend: dist.Backend, members: tuple[int, ...], unfinished: UnfinishedWorks) -> None:
+    def __init__(self, backend: Backend, members: tuple[int, ...], unfinished: UnfinishedWorks) -> None:
         self._backend = backend
         self._members = members
         self._unfinished = unfinished
@@ -97,7 +101,7 @@ class ProcessGroups:
         self._address = address
         self._store = MessageStore(call, TIMEOUT)
         self._addresses = MessageStore(call, TIMEOUT, write_once=True)
-        self._slots: dict[tuple[Any, ...], _Slot] = {}
+        self._slots: dict[tuple[str, tuple[int, ...], int, str], _Slot] = {}
         self._lock = threading.Lock()
         self._device: Any = None
         self.unfinished = UnfinishedWorks()
@@ -109,7 +113,7 @@ class ProcessGroups:
         if failed is not None:
             raise GroupLost(failed)
 
-    def backend(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
+    def backend(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Backend:
         """The Backend over the ranks `members`, in this order. All of them have to ask, or to have asked, within TIMEOUT.
 
         GroupLost when it could not be made, or was lost since.
@@ -169,7 +173,7 @@ class ProcessGroups:
                 slot = self._slots.setdefault(key, _Slot())
         return slot
 
-    def _make(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
+    def _make(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Backend:
         name = f"{_name(label, members)}/{stream}/{device}"
         place, size = members.index(self.rank), len(members)
         if device == "cpu":
@@ -216,7 +220,7 @@ def _name(label: str, members: tuple[int, ...]) -> str:
     return f"{label.replace('/', '_')}/{'.'.join(map(str, members))}"
 
 
-def groups_of(worker: Any) -> ProcessGroups:
+def groups_of(worker: TensorWorker) -> ProcessGroups:
     """Returns the groups of a TensorWorker."""
     extras = worker.executor.extras
     with _making:

@@ -96,7 +96,7 @@ class RecordedSegment:
 
     def prepare(self, executor: Executor) -> Runner:
         values: dict[str, Any] = {"T": executor.tensors, "pick": _pick}
-        runners: list[Any] = []
+        runners: list[Runner] = []
         lines = [self._line(number, values, runners, executor) for number in range(len(self.steps))]
         source = "\n    ".join(["def recorded(t, n):", *(head := self._head()), *lines, *self._tail()])
         filename = f"<recording of {self.label}>"
@@ -129,7 +129,7 @@ class RecordedSegment:
         lines = [f"T[{ref}] = v{slot}" for slot, ref in self.stores]
         return [*lines, "return (" + "".join(f"v{slot}, " for slot in self.gives) + ")"]
 
-    def _line(self, number: int, values: dict[str, Any], runners: list[Any], executor: Executor) -> str:
+    def _line(self, number: int, values: dict[str, object], runners: list[Runner], executor: Executor) -> str:
         step = self.steps[number]
         call = step.call
         if type(call) is OpCall and call.plain:
@@ -187,7 +187,7 @@ class RecordedSegment:
                     self._dead[number].append(slot)
         return self._dead
 
-    def _take_part(self, start: int, runners: list[Any], executor: Executor) -> None:
+    def _take_part(self, start: int, runners: list[Runner], executor: Executor) -> None:
         """Others wait for this rank or stream, or have sent it something: it does what is left of that, and with failed
         inputs where there are some."""
         failed = Failed(0, executor.rank, self.name(), "an earlier operation of the recording failed")
@@ -199,7 +199,7 @@ class RecordedSegment:
                     continue  # as expected: the first failure is the one that is told of
 
 
-def add(left: Any, right: Any, ending: int) -> Any:
+def add(left: torch.Tensor, right: torch.Tensor, ending: int) -> Any:
     """`left + right`, in the memory of the one that ends here where nothing else lies in that.
 
     Autograd adds up gradients so for plain tensors; memory that was never touched costs more than the sum.
@@ -217,7 +217,7 @@ def add(left: Any, right: Any, ending: int) -> Any:
     return torch.add(left, right)
 
 
-def _written(value: Any, step: RecordedStep, constants: list[Any], number: int) -> str:
+def _written(value: Any, step: RecordedStep, constants: list[object], number: int) -> str:
     """`value`, an argument of an operation, as code."""
     kind = type(value)
     if kind is TensorHole:
@@ -240,7 +240,7 @@ def _rate(value: RecordedRate) -> str:
     return f"-n[{value.slot}]" if value.negative else f"n[{value.slot}]"
 
 
-def _pick(result: object, keeps: tuple[int, ...]) -> list[Any]:
+def _pick(result: object, keeps: tuple[int, ...]) -> list[torch.Tensor]:
     leaves = flatten(result)
     if keeps[-1] >= len(leaves):
         raise RuntimeError(

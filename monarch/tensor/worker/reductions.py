@@ -25,6 +25,9 @@ import torch
 import torch.distributed as dist
 
 REDUCTIONS = ("stack", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+# A Backend of torch.distributed, whose stubs lack most of its methods, or a process_groups.TrackedBackend.
+Backend = Any
+
 SMALL = 256 << 10  # bytes: smaller tensors are reduced together, larger ones where they are
 BUCKET = 25 << 20  # bytes that are reduced together
 
@@ -92,7 +95,7 @@ class ReductionPlan:
         return total.div_(size / _power_of_two(size))
 
 
-def all_reduce_(backend: dist.Backend, tensors: Sequence[torch.Tensor], reduction: str, size: int) -> None:
+def all_reduce_(backend: Backend, tensors: Sequence[torch.Tensor], reduction: str, size: int) -> None:
     """Reduces each tensor over the group, in its own memory. Small ones of one dtype travel together."""
     waiting = []
     for bucket in buckets(tensors):
@@ -110,7 +113,7 @@ def all_reduce_(backend: dist.Backend, tensors: Sequence[torch.Tensor], reductio
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """The tensors in groups that are reduced together, each of one dtype and device. Empty tensors are left out."""
     found: list[list[torch.Tensor]] = []
-    filling: dict[Any, tuple[list[torch.Tensor], int]] = {}
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
         if not nbytes:
@@ -128,7 +131,7 @@ def buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return found
 
 
-def reduce_scatter(backend: dist.Backend, tensor: torch.Tensor, reduction: str, size: int) -> torch.Tensor:
+def reduce_scatter(backend: Backend, tensor: torch.Tensor, reduction: str, size: int) -> torch.Tensor:
     """Row r of the reduced tensor, on rank r of the group. `tensor` has as many rows as the group has ranks."""
     rows = tensor.contiguous()
     made = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
@@ -151,7 +154,7 @@ def reduce_scatter(backend: dist.Backend, tensor: torch.Tensor, reduction: str, 
     return made.copy_(plan.finish(part, size).view(made.shape))
 
 
-def all_gather(backend: dist.Backend, tensor: torch.Tensor, size: int) -> torch.Tensor:
+def all_gather(backend: Backend, tensor: torch.Tensor, size: int) -> torch.Tensor:
     """All ranks' tensors, stacked in the order of the group."""
     made = torch.empty((size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     if made.numel():
@@ -159,7 +162,7 @@ def all_gather(backend: dist.Backend, tensor: torch.Tensor, size: int) -> torch.
     return made
 
 
-def all_to_all(backend: dist.Backend, tensor: torch.Tensor) -> torch.Tensor:
+def all_to_all(backend: Backend, tensor: torch.Tensor) -> torch.Tensor:
     """Row r of the result on rank s is row s of the tensor of rank r."""
     rows = tensor.contiguous()
     made = torch.empty_like(rows)
@@ -180,7 +183,7 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _start(backend: dist.Backend, flat: torch.Tensor, plan: ReductionPlan, size: int) -> Callable[[], torch.Tensor]:
+def _start(backend: Backend, flat: torch.Tensor, plan: ReductionPlan, size: int) -> Callable[[], torch.Tensor]:
     """Begins to reduce a flat tensor; the function waits and gives the total, in place where it can be."""
     if plan.gather:
         every = torch.empty((size, flat.numel()), dtype=flat.dtype, device=flat.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from torch.distributed import distributed_c10d as c10d
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import groups_of
+
+if TYPE_CHECKING:
+    from monarch.tensor.worker.actor import TensorWorker
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
@@ -27,12 +30,12 @@ class StreamGroup(dist.ProcessGroup):
     the stream which used it first. It is connected by its first call.
     """
 
-    def __init__(self, worker: Any, label: str, members: tuple[int, ...]) -> None:
+    def __init__(self, worker: TensorWorker, label: str, members: tuple[int, ...]) -> None:
         super().__init__(members.index(worker.executor.rank), len(members))
         self._worker = worker
         self._label = label
         self._members = members
-        self._streams: dict[int, Any] = {}
+        self._streams: dict[int, dist.ProcessGroup] = {}
         self._lock = threading.Lock()
         self._lost = ""
         self._on_devices = torch.cuda.is_available()
@@ -187,7 +190,7 @@ class _Stands:
         _unregister(self.group)
 
 
-def _make_room_for_world(worker: Any) -> None:
+def _make_room_for_world(worker: TensorWorker) -> None:
     world = c10d._world
     if type(world) is c10d._World:
         world.__class__ = _World
