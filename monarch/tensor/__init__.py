@@ -9,8 +9,7 @@ from those above them in this list, and never the other way:
                   between streams; `actor_transfers` to actors; `function_call` for functions of the program
     controller/   in the program: `tensor`, `mesh`, `stream` are what it touches. `dispatch` makes a command of an
                   operation, `direct` takes the short way there, `engine` numbers, batches and sends commands and takes
-                  the answers, `engines` has one for each mesh. `place` says what code beneath meshes and engines may ask of
-                  them
+                  the answers, `engines` has one for each mesh; `actor_transfers` hands tensors to actors
     recording/    many commands as one: `function`, `coalescing`
     remote/       functions and objects of the program that live in the workers, and what is built on them
     simulator/    engines without processes

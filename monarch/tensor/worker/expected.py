@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from monarch.tensor.failures import Failed
-
-if TYPE_CHECKING:
-    import torch
 
 Expected = tuple[tuple[int, ...], torch.dtype, torch.device]  # shape, dtype, device
 
