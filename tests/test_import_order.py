@@ -131,22 +131,25 @@ class Import(NamedTuple):
     for_types: bool  # under `if TYPE_CHECKING`: never runs
 
 
+TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
 @functools.cache
 def imported(path: Path, inside: tuple[str, ...]) -> list[Import]:
     """Each import in `path`, which is `inside` of monarch."""
-    tree = ast.parse(path.read_text(), str(path))
-    in_functions: set[int] = set()
-    for_types: set[int] = set()
-    for outer in ast.walk(tree):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            in_functions |= {id(inner) for inner in ast.walk(outer)}
-        elif isinstance(outer, ast.If) and ast.unparse(outer.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for_types |= {id(inner) for statement in outer.body for inner in ast.walk(statement)}
-    return [
-        Import(node.lineno, module, id(node) in in_functions, id(node) in for_types)  # type: ignore[attr-defined]
-        for node in ast.walk(tree)
-        for module in modules(node, ("monarch", *inside))
-    ]
+    source = path.read_text()
+    expressions = "import_module" in source or "__import__" in source  # elsewhere none imports anything
+    found = []
+    nodes: list[tuple[ast.AST, bool, bool]] = [(ast.parse(source, str(path)), False, False)]
+    while nodes:
+        node, deferred, for_types = nodes.pop()
+        found += [Import(node.lineno, module, deferred, for_types) for module in modules(node, ("monarch", *inside))]  # type: ignore[attr-defined]
+        deferred = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        types = node.body if isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING else []
+        for child in ast.iter_child_nodes(node):
+            if expressions or not isinstance(child, ast.expr):
+                nodes.append((child, deferred, for_types or child in types))
+    return sorted(found)
 
 
 def modules(node: ast.AST, here: tuple[str, ...]) -> list[str]:
@@ -293,9 +296,10 @@ def test_outer_functions_are_called_by_their_names_in_the_table_alone() -> None:
 def plugins_named(package: Path, functions: tuple[str, ...]) -> Iterator[str]:
     """Every literal that is given to one of these functions outside of the module that has the table."""
     for path in sorted(package.rglob("*.py")):
-        if path == package / "_mesh" / "plugins.py":
+        source = path.read_text()
+        if path == package / "_mesh" / "plugins.py" or not any(f"{name}(" in source for name in functions):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(source)):
             match node:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="plugins"), attr=called) | ast.Name(id=called),

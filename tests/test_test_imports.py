@@ -5,12 +5,23 @@ tests/support, in helper modules of their folder, and in fixtures.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+
+
+IMPORT = re.compile(r"\bimport\s*(?:\([^)]*\)|[^\n]*)")
+FROM = re.compile(r"^\s*from\s.*", re.MULTILINE)
+
+
+def suspected(source: str) -> list[str]:
+    """`violations`, of which there are none where no import has such a name: that is much quicker to see."""
+    lines = IMPORT.findall(source) + FROM.findall(source)
+    return violations(source) if any("conftest" in line or "test_" in line for line in lines) else []
 
 
 def violations(source: str) -> list[str]:
@@ -38,7 +49,7 @@ def test_tests_import_helpers_only() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{violation}"
         for path in sorted(TESTS.rglob("*.py"))
-        for violation in violations(path.read_text())
+        for violation in suspected(path.read_text())
     ]
     assert not found, "\n".join(found)
 
@@ -57,7 +68,7 @@ def test_tests_import_helpers_only() -> None:
     ],
 )
 def test_imports_of_what_is_collected_are_found(source: str) -> None:
-    assert violations(source)
+    assert violations(source) and suspected(source)
 
 
 @pytest.mark.parametrize(
