@@ -90,9 +90,8 @@ class BlockGather:
         self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
         self._lent = LentBuffers(lent) if lent else None
         self._passing = ThroughPinned(passing, BlockGather) if passing else None
-        self._planned: tuple[list[_Placed], list[batched_reads.GatherRequest]] | None = (
-            None  # where it is the same each time
-        )
+        # Where it is the same each time.
+        self._planned: tuple[list[_Placed], list[batched_reads.GatherRequest]] | None = None
 
     async def read(self, timeout: float, after: Sequence[Any] = ()) -> None:
         """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop.
@@ -152,7 +151,7 @@ class BlockGather:
 
 
 async def _first_error(futures: Sequence[Awaitable[None]]) -> RDMAError | None:
-    """Waits for all of them."""
+    """Waits for all of them, and returns the first error."""
     error: RDMAError | None = None
     for future in futures:
         try:
@@ -194,7 +193,7 @@ class _Spare:
         return bool(self._held)
 
     def placed(self, reads: Sequence[tuple[RDMABuffer, Span]]) -> list[_Placed]:
-        """With the address that each span is to be read to."""
+        """Returns the spans, each with the address that it is to be read to."""
         return [(buffer, span, self._place(span)) for buffer, span in reads]
 
     def _place(self, span: Span) -> int:
@@ -238,13 +237,13 @@ class _Batch:
         self.total = 0
 
     def full(self, handle: BufferHandle) -> bool:
-        """Whether there is no room for a piece of that buffer."""
+        """True if there is no room for a piece of that buffer."""
         if self.handles and self.handles[0].owner != handle.owner:
             return True
         return len(self.pieces) + 2 * len(self.handles) + 3 > VECTORS or self.total >= copying.CHUNK
 
     def add(self, handle: BufferHandle, piece: Piece) -> int:
-        """How many bytes of the piece there was room for."""
+        """Adds a piece, and returns how many bytes of it there was room for."""
         if not self.handles or self.handles[-1] is not handle:
             self.handles.append(handle)
         offset, address, size = piece
@@ -331,7 +330,7 @@ class _OwnBatch:
 
 
 def _own_batches(reads: Sequence[tuple[RDMABuffer, list[Piece]]]) -> list[_OwnBatch]:
-    """Of at most VECTORS pieces and copying.CHUNK bytes each."""
+    """Returns batches of at most VECTORS pieces and copying.CHUNK bytes each."""
     result: list[_OwnBatch] = []
     for buffer, pieces in reads:
         batch = _OwnBatch(buffer._handle)
@@ -380,7 +379,7 @@ def _copy(transfer: Transfer, at: int, count: int) -> None:
 
 
 def _batches(reads: Sequence[tuple[RDMABuffer, list[Piece]]]) -> list[_Batch]:
-    """Of one owner each."""
+    """Returns batches of one owner each."""
     result: list[_Batch] = []
     for buffer, pieces in reads:
         handle = buffer._handle

@@ -23,7 +23,7 @@ TIMEOUT = 60
 
 
 class RDMABuffer:
-    """A handle to memory that this process registers, for itself and whoever gets the handle (it can be sent anywhere).
+    """A handle to memory that this process registers, for itself and all that get the handle (it can be sent anywhere).
 
     `data` is a tensor (on the CPU or a device), a numpy array, or anything with the buffer protocol, of any dtype and
     shape, contiguous in C order. Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
@@ -90,7 +90,7 @@ class RDMABuffer:
         )
 
     def size(self) -> int:
-        """Bytes registered."""
+        """Returns the number of bytes registered."""
         return self._handle.size
 
     @property
@@ -100,8 +100,8 @@ class RDMABuffer:
 
     @property
     def path(self) -> str:
-        """How a transfer that begins in this process now would go: "local", "device_ipc", "segment", "process_vm", "tcp",
-        "actor" and more: see docs/rdma.md.
+        """The path of a transfer that begins in this process now: "local", "device_ipc", "segment", "process_vm",
+        "tcp", "actor" and more: see docs/rdma.md.
 
         RDMAUnavailableError when there is no way.
         """
@@ -153,7 +153,7 @@ class RDMABuffer:
         return shared.map_buffer(self._handle)
 
     def drop(self) -> Future[None]:
-        """The owner forgets the buffer and lets go of its memory; anybody who has the handle may ask for it, more than
+        """Has the owner forget the buffer and release its memory; any process that has the handle may ask for it, more than
         once.
 
         It begins now, whether or not anybody waits. No transfer that begins after the Future is done succeeds; one
@@ -201,7 +201,7 @@ class RDMABuffer:
             if backend.uses_network:
                 paths.warn_once(self._handle, backend, stacklevel=5)
             rerouting.begin(backend, transfer)
-        except Exception as exc:  # begun by whoever: the failure belongs to whoever waits for this transfer
+        except Exception as exc:  # the failure belongs to the code that waits for this transfer
             transfer.finish(exc)
 
     def _one(self, transfer: Transfer) -> Future[None]:

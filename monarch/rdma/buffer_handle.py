@@ -35,7 +35,7 @@ class BufferHandle(NamedTuple):
 
 
 class DevicePlace(NamedTuple):
-    """Where a buffer on a device is: the card, which of its owner's storages (see `lending`), bytes from that one's
+    """The place of a buffer on a device: the card, which of its owner's storages (see `lending`), bytes from that one's
     start.
     """
 

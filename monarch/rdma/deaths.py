@@ -21,7 +21,7 @@ Ended = Callable[[Owner], None]
 
 
 class Deaths:
-    """Any thread."""
+    """The processes whose end is waited for. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Deaths:
         return len(self._told)
 
     def forget(self) -> None:
-        """In a forked child: these are its parent's."""
+        """Forgets all, in a forked child: these are its parent's."""
         files, epoll = list(self._files), self._epoll
         self.__init__()  # type: ignore[misc]
         for file in files:

@@ -32,7 +32,7 @@ class DeviceBatch:
     """Blocks of an owner's buffers on devices, copied by them: to the host, through one piece of pinned memory, or to flat
     tensors on devices.
 
-    `lends` are the buffers, by number: their bytes for a `with` block in which the owner does not let go of them. `handle`
+    `lends` are the buffers, by number: their bytes for a `with` block in which the owner does not release them. `handle`
     is the one that errors name, `device` where all of them are.
     """
 
@@ -47,7 +47,7 @@ class DeviceBatch:
         self.total = 0
 
     def full(self, block: Block) -> bool:
-        """Whether there is no room for one more."""
+        """True if there is no room for one more."""
         limit = PIECE if self._to_host else BETWEEN
         return len(self._blocks) >= COPIES or (bool(self._blocks) and self.total + room([block]) > limit)
 
@@ -62,7 +62,7 @@ class DeviceBatch:
             try:
                 self._read(after)
             except Exception as exc:
-                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
+                traceback.clear_frames(exc.__traceback__)  # an error that is kept keeps no memory of the device
                 raise
 
     def _read(self, after: Sequence[Any]) -> None:
@@ -155,12 +155,12 @@ def bucket(parts: Sequence[tuple[Any, Block, Any]], host: Any, to_device: bool) 
 
 
 def _way(device: Any, host: Any, to_device: bool) -> tuple[Any, Any]:
-    """As (target, source)."""
+    """Returns them as (target, source)."""
     return (device, host) if to_device else (host, device)
 
 
 def packed(blocks: Iterable[Block]) -> list[int]:
-    """Where each begins in a bucket."""
+    """Returns where each begins in a bucket."""
     at, result = 0, []
     for block in blocks:
         result.append(at)
@@ -183,7 +183,7 @@ def room(blocks: Iterable[Block]) -> int:
 
 
 def _once(blocks: Sequence[tuple[int, Block, Any]]) -> list[tuple[int, Block, Any]]:
-    """One of each buffer."""
+    """Returns one of each buffer."""
     return list({one[0]: one for one in blocks}.values())
 
 

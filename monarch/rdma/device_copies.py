@@ -22,14 +22,14 @@ from monarch.rdma.transfer import Transfer
 
 CHUNK = 64 << 20  # bytes between two looks at the clock and the buffer; milliseconds at most
 
-# The buffer's bytes for a `with` block in which its owner does not let go of them. Raises why there are none.
+# The buffer's bytes for a `with` block in which its owner does not release them. Raises why there are none.
 Lend = Callable[[], AbstractContextManager[LocalMemory]]
 
 
 def run(transfer: Transfer, lend: Lend, device: str = "") -> None:
     """Copies all of `transfer` and finishes it, on other threads: a device may have much to do first.
 
-    `device` is where what `lend` keeps is: it is let go of there, before the transfer is finished.
+    `device` is where what `lend` keeps is: it is released there, before the transfer is finished.
     """
     if transfer.late():
         transfer.finish(transfer.timed_out())
@@ -53,7 +53,7 @@ class _DeviceCopyJob(ChunkedTransfer):
             try:
                 self._move()
             except Exception as exc:
-                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
+                traceback.clear_frames(exc.__traceback__)  # an error that is kept keeps no memory of the device
                 self.fail(exc)
             if not self.has_more:
                 self._lend = None

@@ -94,13 +94,13 @@ class LentBuffers:
 
 
 class _Reading(Protocol):
-    """A Gather."""
+    """A BlockGather."""
 
     async def read(self, timeout: float, after: Sequence[Any] = ()) -> None: ...
 
 
 class _Bucket:
-    """What goes to one device together: `fill` reads it into memory of the host, `put` brings it to its places."""
+    """Blocks that go to one device together: `fill` reads them into memory of the host, `put` brings them to their places."""
 
     def __init__(self, fill: _Reading, parts: list[tuple[Any, Block, Any]], host: Any) -> None:
         self.fill = fill

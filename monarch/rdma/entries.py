@@ -47,7 +47,7 @@ class TensorEntry(NamedTuple):
             raise RDMAMemoryError(f"{self.name!r}: {exc}") from None
 
     def at(self, address: int) -> bool:
-        """Whether its memory begins there and is contiguous."""
+        """True if its memory begins there and is contiguous."""
         if self.kind == "torch":
             return bool(self.data.data_ptr() == address and self.data.is_contiguous())
         return self.memory().address == address
@@ -64,7 +64,7 @@ class TensorEntry(NamedTuple):
         return "buffer", self.memory().address
 
     def strided(self) -> bool:
-        """Whether it could be copied element by element though its memory is not contiguous or not the CPU's."""
+        """True if it could be copied element by element though its memory is not contiguous or not the CPU's."""
         if self.kind == "torch":
             return str(self.data.layout) == "torch.strided" and not self.data.is_quantized
         return self.kind == "numpy" and not self.data.dtype.hasobject
@@ -164,7 +164,7 @@ def _distributed(name: str, path: tuple[Any, ...], data: Any) -> TensorEntry:
 
 
 def _ranges(name: str, data: Any) -> tuple[Range, ...] | None:
-    """Which part of a DTensor this rank has, by its placements; None for none."""
+    """Returns which part of a DTensor this rank has, by its placements; None for none."""
     coordinate = data.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -190,7 +190,7 @@ def _ranges(name: str, data: Any) -> tuple[Range, ...] | None:
 
 
 def _is(data: Any, module: str, name: str) -> bool:
-    """Whether it is of a class of a module that may not be imported, or not wholly yet."""
+    """True if it is of a class of a module that may not be imported, or not wholly yet."""
     return isinstance(data, getattr(sys.modules.get(module), name, ()))
 
 
@@ -220,7 +220,7 @@ def shown_on(flat: Any, entry: TensorEntry) -> Any:
 
 @locally
 def copy(kind: str, source: Any, target: Any) -> None:
-    """From one tensor, array or buffer to another of the same dtype and shape."""
+    """Copies from one tensor, array or buffer to another of the same dtype and shape."""
     if kind == "torch":
         import torch
 
@@ -234,7 +234,7 @@ def copy(kind: str, source: Any, target: Any) -> None:
 
 
 def shorten(names: Collection[str], most: int = 10) -> str:
-    """Names for people."""
+    """Returns the first names, for people."""
     first = sorted(names)[:most]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, first)) + more

@@ -17,12 +17,12 @@ Box = tuple[Range, ...]  # of each dimension; () is all of a tensor without dime
 
 
 def size_of(box: Box) -> int:
-    """Elements."""
+    """Returns how many elements it has."""
     return math.prod(stop - start for start, stop in box)
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """What both hold; None if that is nothing."""
+    """Returns what both hold; None if that is nothing."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
@@ -38,7 +38,7 @@ def around(box: Box, part: Box) -> list[Box]:
 
 
 def shown(box: Box) -> str:
-    """As torch would write it: "[0:4, 8:16]"."""
+    """Returns the box as torch would write it: "[0:4, 8:16]"."""
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
@@ -52,7 +52,7 @@ class AssignedBox(NamedTuple):
 def assign(
     wanted: Box, held: Sequence[tuple[int, Box]], pick: Callable[[Sequence[int], int], int]
 ) -> tuple[list[AssignedBox], list[Box]]:
-    """Who gives which part of `wanted`, every element once, and what nobody has.
+    """Decides who gives which part of `wanted`, every element once, and what nobody has.
 
     `held` are owners and the boxes they have, which may overlap. Of those that have the same box, `pick(owners, elements)`
     chooses. Boxes that share more with `wanted` come first, so that little is cut up where boxes overlap.
@@ -109,7 +109,6 @@ class Block(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of all of it."""
         return self.size * math.prod(self.counts)
 
     def moved(self, there: int, here: int) -> Block:
@@ -169,7 +168,7 @@ def block(theirs: Box, mine: Box, part: Box, item: int) -> Block:
 
 
 def _place(held: Box, part: Box, item: int) -> tuple[int, list[int]]:
-    """Where `part` begins in a contiguous tensor that holds `held`, and the steps of its dimensions. Bytes."""
+    """Returns where `part` begins in a contiguous tensor that holds `held`, and the steps of its dimensions. Bytes."""
     steps = [item] * len(held)
     for i in range(len(held) - 2, -1, -1):
         steps[i] = steps[i + 1] * (held[i + 1][1] - held[i + 1][0])

@@ -1,11 +1,11 @@
 """Storages of device memory between processes of one host: those that this process lends, those it has borrowed.
 
 Torch wants a share of a storage for each time that it is opened somewhere, and lets nobody reuse the memory before each
-share has been let go of. So every borrower asks the owner once for each storage, whatever number of buffers lie in it, and
+share has been released. So every borrower asks the owner once for each storage, whatever number of buffers lie in it, and
 keeps it open; after that the owner takes no part. When the last of a storage's buffers has been dropped, the owner tells
 its borrowers, who close it once no copy of theirs uses it any more, and say so.
 
-Nobody is left with what the dead had: the owner lets go of a dead borrower's shares in its name, and a borrower closes what
+Nobody is left with what the dead had: the owner releases a dead borrower's shares in its name, and a borrower closes what
 it has of a dead owner's.
 """
 
@@ -60,7 +60,7 @@ class Lending:
         self._given: dict[Owner, dict[int, list[Share]]] = {}
 
     def place(self, memory: LocalMemory) -> tuple[DevicePlace, Callable[[], None]]:
-        """Where memory of a device that is about to be registered is, and what to call when it has been let go of."""
+        """Returns where memory of a device that is about to be registered is, and what to call when it has been released."""
         assert memory.device is not None
         start = memory.keep.untyped_storage().data_ptr()
         with self._lock:
@@ -81,7 +81,9 @@ class Lending:
                     self._over.append(storage)
 
     def give(self, memory: LocalMemory, borrower: Any, who: Owner) -> Share:
-        """What that process, whose service `borrower` is, opens the storage of registered memory with. NotLentError."""
+        """Returns what that process, whose service `borrower` is, opens the storage of registered memory with.
+        NotLentError.
+        """
         if memory.device is None:
             raise NotLentError("it is not memory of a device")
         if who.host != this_host():
@@ -121,7 +123,7 @@ class Lending:
         return [(storage.number, borrower) for storage in over for borrower in storage.borrowers.values()]
 
     def closed(self, who: Owner, number: int) -> None:
-        """That process says that it has closed a storage: its memory may be this process's again."""
+        """Notes that a process has closed a storage: its memory may be this process's again."""
         with self._lock:
             given = self._given.get(who, {})
             left = [*filter(interface().lent, given.get(number, ()))]  # a copy may be under way there
@@ -132,7 +134,7 @@ class Lending:
         _collect()
 
     def lost(self, who: Owner) -> None:
-        """That process has ended."""
+        """Takes back what a process had that has ended."""
         with self._lock:
             given = self._given.pop(who, {})
             for storage in self._storages.values():

@@ -60,21 +60,22 @@ class Manager(Actor):
 
     @endpoint
     def verbs(self, request: Any) -> Any:
-        """What another process has to know before its devices reach a buffer: see `backends/ibverbs/control_messages.py`."""
+        """Tells another process what its devices need to reach a buffer: see `backends/ibverbs/control_messages.py`."""
         from monarch.rdma.backends.ibverbs import responder
 
         return responder.answer(request)
 
     @endpoint
     def drop(self, number: int, token: int) -> bool:
-        """Whether the memory has been let go of; False while a write is still under way."""
+        """True if the memory has been released; False while a write is still under way."""
         dropped = registry().drop(number, token)
         tell_borrowers()
         return dropped
 
     @endpoint
     def lend_storage(self, number: int, token: int, borrower: Any, who: Owner) -> tuple[Any, ...]:
-        """What the process `who`, whose Manager `borrower` is, opens the storage of a buffer on a device with; once.
+        """Returns what the process `who`, whose Manager `borrower` is, opens the storage of a buffer on a device with;
+        once.
 
         Raises BufferDroppedError, NotLentError.
         """
@@ -83,13 +84,13 @@ class Manager(Actor):
 
     @endpoint
     def close_storage(self, owner: Owner, storage: int, lender: Any) -> None:
-        """That process, whose Manager `lender` is, has dropped everything it had in this storage."""
+        """Closes a storage in which that process, whose Manager `lender` is, has dropped everything."""
         borrowing.close(owner, storage)
         lender.storage_closed.broadcast(registry().owner, storage)
 
     @endpoint
     def storage_closed(self, who: Owner, storage: int) -> None:
-        """That process has closed a storage of this one's."""
+        """Hears that another process has closed a storage of this one's."""
         lending.closed(who, storage)
 
 
@@ -143,7 +144,7 @@ def start(work: Work) -> None:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-    """What `await work()` gives or raises, in this process's Mover. Needs a context, as `start` does."""
+    """Runs `work()` in this process's Mover; the Future has what it gives or raises. Needs a context, as `start` does."""
     promise: Promise[T] = Promise()
 
     async def settle() -> None:

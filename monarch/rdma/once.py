@@ -23,7 +23,7 @@ class OncePerProcess(Generic[T]):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self, make: Callable[[], T]) -> T:
-        """What `make` gave the first time that it did not raise."""
+        """Returns what `make` gave the first time that it did not raise."""
         with self.lock:
             if self.value is None:
                 self.value = make()

@@ -92,7 +92,7 @@ def warn_of_allocator(stacklevel: int) -> None:
 
 
 def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
-    """What transfers to other hosts use: "ibverbs" where a device is there and allowed, else "tcp" if
+    """Returns what transfers to other hosts use: "ibverbs" where a device is there and allowed, else "tcp" if
     `rdma_allow_tcp_fallback`, else "none". As the settings are now, in this process. Transfers within a host take
     neither: `RDMABuffer.path` names what they do take.
     """
@@ -102,7 +102,7 @@ def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether this machine has RDMA devices that can be used from here: their port is up, and the package ibverbs and
+    """True if this machine has RDMA devices that can be used from here: their port is up, and the package ibverbs and
     libibverbs are there. Looked at once; whatever `rdma_disable_ibverbs` says. Raises nothing.
     """
     try:

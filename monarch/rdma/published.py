@@ -40,14 +40,14 @@ class PublishedTensor(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """What the owner has of it."""
+        """The box that the owner has of it."""
         if self.start is None:
             return tuple([(0, size) for size in self.shape])
         return tuple([(low, low + size) for low, size in zip(self.start, self.shape, strict=True)])
 
 
 class Published(NamedTuple):
-    """What a StateDict has registered: the counters, the buffers of each copy, and what lies where in them."""
+    """The weights that a StateDict has registered: the counters, the buffers of each copy, and what lies where in them."""
 
     header: RDMABuffer
     buffers: tuple[tuple[RDMABuffer, ...], ...]
@@ -63,7 +63,7 @@ class Published(NamedTuple):
         return len(self.buffers)
 
     def registered(self) -> list[RDMABuffer]:
-        """All buffers, the counters' first."""
+        """Returns all buffers, the counters' first."""
         return [self.header, *(buffer for copy in self.buffers for buffer in copy)]
 
     def look(self, timeout: float, done: Callable[[Header | None, BaseException | None], None]) -> None:

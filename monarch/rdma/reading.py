@@ -39,7 +39,7 @@ def sources_of(owners: Sequence[Published], name: str) -> list[Any]:
 
 
 class WeightsPlan:
-    """Which bytes are wanted, and what is to be done when they are there."""
+    """A plan: which bytes are wanted, and what is to be done when they are there."""
 
     def __init__(self, owners: Sequence[Published]) -> None:
         self._owners = owners
@@ -67,7 +67,7 @@ class WeightsPlan:
             self._wanted.append(WantedTensor(name, box, entry.item, size, memory.address, flat))
 
     def _memory(self, entry: TensorEntry, size: int, staged: bool) -> LocalMemory:
-        """Where the bytes are to go: the tensor's own memory, or spare memory."""
+        """Returns where the bytes are to go: the tensor's own memory, or spare memory."""
         memory = None
         try:
             memory = entry.memory()
@@ -93,18 +93,18 @@ class WeightsPlan:
         return memory_of(spare)
 
     def marks(self) -> list[Any]:
-        """What this thread has given the devices that are read into to do: the reads come after that."""
+        """Returns marks of what this thread has given the devices that are read into to do: the reads come after that."""
         return [interface().mark(flat) for flat in self._devices.values()]
 
     @property
     def route(self) -> ReadRoute:
-        """Who gives what. StateDictMismatchError, naming the tensors and the parts of them that no owner has."""
+        """Decides who gives what. StateDictMismatchError, naming the tensors and the parts of them that no owner has."""
         if self._route is None:
             self._route = ReadRoute(self._owners, self._wanted, self._gone, self._keep)
         return self._route
 
     def leave_out(self, owner: int) -> None:
-        """From here on nothing is read from that owner: what it has the others have to give, if they can."""
+        """Reads nothing from that owner from here on: what it has the others have to give, if they can."""
         self._gone |= {owner}
         self._route = None
 
@@ -137,9 +137,8 @@ class ReadRoute:
         # The largest first, or what comes last could not be balanced any more.
         for one in sorted(wanted, key=lambda one: -one.size):
             held = self._held(one.name)
-            if (
-                len(held) == 1 and held[0][1].size == one.size and held[0][1].box == one.box
-            ):  # much the most frequent case
+            # Much the most frequent case: one owner has exactly what is wanted.
+            if len(held) == 1 and held[0][1].size == one.size and held[0][1].box == one.box:
                 owner, place = held[0]
                 start = 0 if one.flat is not None else one.address
                 self._add(owner, place, Block(place.offset, start, one.size), one)
@@ -180,6 +179,6 @@ class ReadRoute:
         return known
 
     def bytes_of(self, owner: int) -> int:
-        """How many come from that owner."""
+        """Returns how many come from that owner."""
         every = self._targets.get(owner, {}).values()
         return sum(block.total for targets in every for block, _ in targets)

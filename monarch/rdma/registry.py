@@ -58,7 +58,7 @@ class ControlWordTable:
         return slot, self._addresses[page] + index * WORD.size
 
     def clear(self, slot: int) -> None:
-        """From here on nobody takes the slot's buffer for registered."""
+        """Ends the registration of the slot's buffer, as others see it."""
         page, index = divmod(slot, PAGE_SLOTS)
         WORD.pack_into(self._maps[page], index * WORD.size, 0)
 
@@ -66,7 +66,7 @@ class ControlWordTable:
         self._free.append(slot)
 
     def quiet(self, slot: int) -> bool:
-        """Whether no process is writing under the slot's lock; of a cleared slot that stays so."""
+        """True if no process is writing under the slot's lock; of a cleared slot that stays so."""
         try:
             lock(self.file, fcntl.F_WRLCK, slot)
         except BlockingIOError:
@@ -107,7 +107,7 @@ class RegisteredBuffer:
         self.word = word
         self.users = 0
         self.let_go = let_go
-        # What backends have made of it for devices, by their names; closed before the memory is let go of.
+        # What backends have made of it for devices, by their names; closed before the memory is released.
         self.lent: dict[str, Any] = {}
 
 
@@ -148,12 +148,12 @@ class Registry:
                 region.users -= 1
 
     def on_device(self, number: int) -> bool:
-        """Whether that buffer, if there is one, is memory of a device."""
+        """True if that buffer, if there is one, is memory of a device."""
         region = self._regions.get(number)
         return region is not None and region.memory.device is not None
 
     def drop(self, number: int, token: int) -> bool:
-        """No transfer begins from here on. True once no write is under way any more either and the memory is let go of.
+        """No transfer begins from here on. True once no write is under way any more either and the memory is released.
 
         Call it again until it says so; also for a buffer that nobody knows (any more), which is True at once.
         """
@@ -187,7 +187,7 @@ _making = threading.Lock()
 
 
 def registry() -> Registry:
-    """This process's."""
+    """Returns this process's registry."""
     global _registry
     if _registry is None:
         with _making:

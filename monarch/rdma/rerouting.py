@@ -58,7 +58,9 @@ def reroute(transfer: Transfer, backends: Iterable[Backend], obstacles: Iterable
 
 
 class AvoidedRoutes(Generic[K]):
-    """What a way has failed with (an owner, or some of its memory), why, and until when it is not tried again. Any thread."""
+    """The owners (or some of their memory) that a path has failed with, why, and until when it is not tried again. Any
+    thread.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[K, tuple[str, float]] = OrderedDict()
@@ -75,7 +77,10 @@ class AvoidedRoutes(Generic[K]):
         return why if monotonic() < until else ""
 
     def add(self, key: K, why: str, seconds: float) -> bool:
-        """Whether it was not known before. Each step is atomic by itself: no lock, which a forked child might find taken."""
+        """Adds it, and returns whether it was not known before.
+
+        Each step is atomic by itself: no lock, which a forked child might find taken.
+        """
         first = key not in self._known
         self._known[key] = (why, monotonic() + seconds)
         if len(self._known) > AVOIDED:

@@ -23,7 +23,7 @@ class Shard:
 
 
 def ranges_of(shape: Sequence[int], spec: Any) -> tuple[Range, ...]:
-    """What `spec` takes of each dimension: a Shard, a slice, or a tuple of slices for the leading dimensions.
+    """Returns what `spec` takes of each dimension: a Shard, a slice, or a tuple of slices for the leading dimensions.
 
     Slices mean what they mean to torch: negative positions count from the end, what lies outside is cut off. A step
     other than 1, a dimension too many and anything that is no slice are ValueError.
@@ -64,7 +64,7 @@ def shape_of(ranges: Iterable[Range]) -> tuple[int, ...]:
 
 
 def ranges_after(size: int, splits: Iterable[tuple[int, int, int]]) -> list[Range]:
-    """Which indices of a dimension of `size` are left to one rank, after the splits of a DTensor's placements.
+    """Returns which indices of a dimension of `size` are left to one rank, after the splits of a DTensor's placements.
 
     A split is (parts, which one, factor). The factor is 1, but for the splits that FSDP2 makes of what a tensor-parallel
     plan has split along the same dimension: torch's _StridedShard cuts it into so many parts first, and takes its own

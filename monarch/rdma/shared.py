@@ -1,8 +1,8 @@
 """Memory that is shared from the start: `empty` allocates it, `RDMABuffer.map` shows it to other processes of the host
 uncopied.
 
-A segment is an anonymous file (memfd), mapped by whoever uses it and freed by the kernel when the last one has let go
-of it. Its size is sealed, so nobody who maps it can make another's access fail. It is found from a buffer's handle
+A segment is an anonymous file (memfd), mapped by all that use it and freed by the kernel when the last one has unmapped
+it. Its size is sealed, so nobody who maps it can make another's access fail. It is found from a buffer's handle
 through /proc, which asks for the same permission as process_vm_readv.
 """
 
@@ -32,9 +32,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SegmentLocation(NamedTuple):
-    """Where a buffer stands in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor
-    of.
-    """
+    """The place of a buffer in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor of."""
 
     file: int
     offset: int
@@ -131,13 +129,13 @@ def _shown(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def place_of(memory: LocalMemory) -> SegmentLocation | None:
-    """For a handle: where registered memory can be mapped from; None for memory that is no segment's."""
+    """Returns where registered memory can be mapped from; None for memory that is in no segment."""
     found = _segments.find(memory)
     return None if found is None else SegmentLocation(*found, memory.dtype, memory.shape)
 
 
 def map_buffer(handle: BufferHandle) -> Any:
-    """See `RDMABuffer.map`."""
+    """Maps it: see `RDMABuffer.map`."""
     place = handle.place
     if place is None:
         raise RDMAError(f"{handle} cannot be mapped: its memory was not allocated by monarch.rdma.empty(...)")

@@ -99,7 +99,7 @@ class _Staged:
         return error or await self._copy(lambda: interface().begin(device, host, after))
 
     def _move(self, piece: Piece, at: int, count: int) -> asyncio.Future[BaseException | None]:
-        """The piece, by the backend."""
+        """Moves the piece, by the backend."""
         moved = self._loop.create_future()
         part = _Part(self._transfer, LocalMemory(piece.address, count, True, piece.storage, "pinned memory"), at, count)
         part.ended = lambda error: self._tell(moved, error)
@@ -110,7 +110,7 @@ class _Staged:
         return moved
 
     def _copy(self, begin: Callable[[], Wait]) -> asyncio.Future[BaseException | None]:
-        """To or from the device, on a thread that may wait for it."""
+        """Copies to or from the device, on a thread that may wait for it."""
         copied = self._loop.create_future()
 
         def work() -> None:

@@ -30,7 +30,7 @@ _ALIGNED = 64  # bytes: tensors in a copy begin at multiples, which every dtype 
 class StateDict:
     """The tensors of a model (or of a dict, nested as you like), registered once, for others to read while they change.
 
-        weights = StateDict(model)                  # in the trainer; send weights.handle to whoever reads
+        weights = StateDict(model)                  # in the trainer; send weights.handle to those who read
         with weights.updating():                    # around whatever writes to the tensors
             optimizer.step()
         version = await handle.read_into(model)     # in a reader: all tensors of one version, or an error
@@ -98,7 +98,7 @@ class StateDict:
 
     @property
     def handle(self) -> StateDictHandle:
-        """What readers need. Small; can be sent anywhere, as an argument or a result."""
+        """The handle that readers need. Small; can be sent anywhere, as an argument or a result."""
         return self._handle
 
     @property
@@ -130,7 +130,7 @@ class StateDict:
             self._leave()
 
     def publish(self) -> int:
-        """With `double_buffer`: copies the tensors as they are now and shows the copies. The new version.
+        """Copies the tensors as they are now and shows the copies; needs `double_buffer`. Returns the new version.
 
         Runs in the calling thread. RuntimeError without `double_buffer`, and while an update is under way;
         StateDictMismatchError when names, shapes or dtypes are not those of the beginning.

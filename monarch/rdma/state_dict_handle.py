@@ -28,7 +28,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3  # seconds between two looks at the 
 
 
 class StateDictHandle:
-    """What `StateDict.handle` gives: names, shapes, dtypes and buffers of other processes' weights. Can be sent anywhere.
+    """A handle to weights: names, shapes, dtypes and buffers of other processes' weights. Can be sent anywhere.
 
     It has one owner, or several, each with a part of the weights: see `combine`. Reads need no help from the owners' Python
     code on their own hosts. Every method begins at once and returns a Future: await it, or `get()` it.
@@ -92,7 +92,7 @@ class StateDictHandle:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What was no tensor, by name, as it was when the StateDict was made."""
+        """The values, which are no tensors, by name, as they were when the StateDict was made."""
         return {name: value.value for one in reversed(self._owners) for name, value in one.values.items()}
 
     @property
@@ -117,7 +117,7 @@ class StateDictHandle:
 
     @property
     def path(self) -> str:
-        """How the bytes would go from here, from the first owner: see `RDMABuffer.path`."""
+        """The path that bytes would take from here, from the first owner: see `RDMABuffer.path`."""
         first = self._owners[0]
         return (first.buffers[0][0] if first.buffers[0] else first.header).path
 
@@ -188,7 +188,7 @@ class StateDictHandle:
     def reader(
         self, target: Any, *, shards: Mapping[str, Any] | None = None, strict: bool = True, staged: bool = False
     ) -> Reader:
-        """For reading into the same target again and again: what `read_into` finds out about it is found out once.
+        """Returns a reader into the same target again and again: what `read_into` finds out about it is found out once.
 
             reader = handle.reader(model)
             version = await reader.read(timeout=30)     # as read_into; begins when the read before it has ended
@@ -418,7 +418,7 @@ class Reader:
         self._lock: Any = None
 
     def read(self, *, timeout: float = TIMEOUT) -> Future[int]:
-        """As `StateDictHandle.read_into`. Begins now, or when the read before it has ended."""
+        """Reads as `StateDictHandle.read_into` does. Begins now, or when the read before it has ended."""
         deadline = monotonic() + check_timeout(timeout)
         after = self._plan.marks()
         return manager.run(lambda: self._read(after, deadline, timeout))
@@ -433,7 +433,7 @@ class Reader:
 
 
 class _Attempt:
-    """What came of a read so far: the counters seen last, whether updates were in its way, and how many came into it."""
+    """The state of a read: the counters seen last, whether updates were in its way, and how many came into it."""
 
     def __init__(self, route: ReadRoute) -> None:
         self.route = route
@@ -455,7 +455,7 @@ class _GoneError(Exception):
 
 
 async def _ended(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """What each gave or raised, once all of it has ended."""
+    """Returns what each gave or raised, once all of it has ended."""
     if len(work) == 1:  # a task of its own would cost more than a small read
         try:
             return [await work[0]]
@@ -467,7 +467,7 @@ async def _ended(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _raise_first(owners: Sequence[int], results: Sequence[Any]) -> None:
-    """What went wrong with any; owners that are gone before all else."""
+    """Raises what went wrong with any; owners that are gone before all else."""
     failed = [(owner, one) for owner, one in zip(owners, results, strict=True) if isinstance(one, BaseException)]
     for owner, error in failed:
         if isinstance(error, OwnerEndedError | BufferDroppedError):
@@ -490,7 +490,7 @@ class _Known:
 
 
 def _box(entry: TensorEntry, place: PublishedTensor, part: Any) -> Box | None:
-    """What of the whole belongs into the entry; None if that cannot be."""
+    """Returns what of the whole belongs into the entry; None if that cannot be."""
     if entry.whole is None or entry.start is None:
         return _ranges(entry.name, place, part)
     if part is not None:

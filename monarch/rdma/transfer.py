@@ -54,16 +54,15 @@ class Transfer:
         # Copies to or from a device come after what the thread that asks has given the device to do.
         self.after = None if memory.device is None else interface().mark(memory.keep)
         self.path = "none"
-        self.kept: dict[
-            str, Any
-        ] = {}  # what a backend keeps for the next transfer of the same RDMABuffer object, by its name
+        # What a backend keeps for the next transfer of the same RDMABuffer object, by its name.
+        self.kept: dict[str, Any] = {}
         self.ended: Callable[[BaseException | None], None] = _nobody
 
     def late(self) -> bool:
         return monotonic() >= self.deadline
 
     def left(self) -> float:
-        """Seconds."""
+        """Returns the seconds that are left."""
         return self.deadline - monotonic()
 
     def timed_out(self) -> RDMATimeoutError:

@@ -29,12 +29,12 @@ class Header(NamedTuple):
     published: int
 
     def readable(self, copies: int) -> bool:
-        """Whether the published version stands somewhere untouched."""
+        """True if the published version stands somewhere untouched."""
         return self.published <= self.begun < self.published + copies
 
 
 def whole(version: int, after: Header, copies: int) -> bool:
-    """Whether what was read as `version` is that version and nothing else, by the counters read afterwards."""
+    """True if what was read as `version` is that version and nothing else, by the counters read afterwards."""
     return version <= after.begun < version + copies
 
 

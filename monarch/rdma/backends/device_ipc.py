@@ -76,7 +76,7 @@ class DeviceIpc:
         return why_unreachable(handle) or refused or _unseen(card)
 
     def start(self, transfer: Transfer) -> None:
-        """Where the storage cannot be opened, this transfer and those to come go another way."""
+        """Copies by the card. Where the storage cannot be opened, this transfer and those to come take another path."""
         place = transfer.handle.device
         assert place is not None
         if transfer.late():
@@ -116,7 +116,7 @@ class DeviceIpc:
 
     async def borrow(self, handle: BufferHandle, seconds: float) -> tuple[Any, str]:
         """The bytes of the buffer's storage, open here as long as somebody has them, and what this process calls the card:
-        let go of them there. On the Mover's loop.
+        release them there. On the Mover's loop.
 
         TimeoutError; RDMAError when buffer or owner are gone. Anything else: this way is not to be taken, for some time.
         """
@@ -159,7 +159,7 @@ def _ask_once(handle: BufferHandle) -> asyncio.Task[Borrowed]:
         def asked(done: asyncio.Task[Borrowed]) -> None:
             del _asking[key]
             if not done.cancelled():
-                done.exception()  # whoever still waits hears of it
+                done.exception()  # those that still wait hear of it
 
         task.add_done_callback(asked)
     return task
@@ -196,7 +196,7 @@ def _lend(transfer: Transfer, flat: Any) -> Iterator[LocalMemory]:
 
 
 def _unseen(card: Card) -> str:
-    """Why this process has no way to memory of that card; "" when it has."""
+    """Returns why this process has no way to memory of that card; "" when it has."""
     if "torch" not in sys.modules:
         return "it is memory of a device, and this process has not imported torch"
     if interface().find(card):

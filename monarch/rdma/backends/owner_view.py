@@ -39,7 +39,7 @@ def _call(library: ctypes.CDLL, name: str) -> ctypes._NamedFuncPointer:
 
 
 class _Calls:
-    """The two system calls, with the interpreter lock held (small copies: letting go of it may cost a switch) and
+    """The two system calls, with the interpreter lock held (small copies: releasing it may cost a switch) and
     without.
     """
 
@@ -60,7 +60,7 @@ _let = 0  # the process that has asked
 
 
 def let_peers_read() -> None:
-    """In the owner, before it shows a buffer to anybody: under Yama, the program's other processes may look into it.
+    """Lets the program's other processes look into this one, under Yama. Called in the owner, before it shows a buffer.
 
     Cheap the second time.
     """
@@ -80,7 +80,7 @@ def let_peers_read() -> None:
 def _tracer() -> int:
     """Returns the process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent.
 
-    In the client that is the client itself, which has started the agent: whoever started the client may not look into it.
+    In the client that is the client itself, which has started the agent: its own parent may not look into it.
     """
     agent = agent_pid()
     if not agent:
@@ -177,7 +177,7 @@ def view_of_owner(handle: BufferHandle) -> OwnerView:
 
 
 def _forget_views() -> None:
-    """In a forked child: locks belong to open files, which it would share with its parent."""
+    """Forgets, in a forked child, what was opened: locks belong to open files, which it would share with its parent."""
     global _finding
     _finding = threading.Lock()
     _views.clear()
@@ -187,7 +187,7 @@ os.register_at_fork(after_in_child=_forget_views)
 
 
 def why_unreachable(handle: BufferHandle) -> str:
-    """Why this process cannot look into the buffer's owner; "" when it can, or when that has ended."""
+    """Returns why this process cannot look into the buffer's owner; "" when it can, or when that has ended."""
     here = this_host()
     if not here or handle.owner.host != here:
         return "the owner is on another host, or in another container"

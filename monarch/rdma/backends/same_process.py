@@ -14,7 +14,7 @@ from monarch.rdma.transfer import Transfer
 
 
 class SameProcess:
-    """Copies within the process. A chunk whose buffer is dropped meanwhile is finished before the memory is let go of."""
+    """Copies within the process. A chunk whose buffer is dropped meanwhile is finished before the memory is released."""
 
     name = "local"
     uses_network = False

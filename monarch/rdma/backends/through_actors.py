@@ -99,7 +99,7 @@ def _turns() -> asyncio.Semaphore:
 
 
 def reason(error: BaseException, handle: BufferHandle) -> BaseException:
-    """What went wrong, as whoever asked for the transfer should hear it."""
+    """Returns what went wrong, as the side that asked for the transfer should hear it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ActorError) and isinstance(error.exception, RDMAError):

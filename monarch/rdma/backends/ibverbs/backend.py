@@ -222,7 +222,7 @@ class StripedTransfer:
                 route.link.look()
 
     def ended(self, fault: TransferFault | None) -> None:
-        """A part has."""
+        """Hears that a part has ended."""
         with self._lock:
             if fault is not None:
                 self._faults.append(fault)
@@ -297,7 +297,7 @@ class StripedTransfer:
         self._post(parts)
 
     def _failed(self, fault: TransferFault) -> None:
-        """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""
+        """Does over what was done: that does no harm, for both sides leave the bytes alone meanwhile."""
         transfer = self.transfer
         if fault is TransferFault.FLUSHED:
             self._disturbed += 1
@@ -323,7 +323,7 @@ class StripedTransfer:
 
 
 class StripeJob:
-    """What one link does of a transfer."""
+    """The part of a transfer that one link moves."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class NoVerbsError(Exception):
 
 
 class DeviceLimits(NamedTuple):
-    """What a device allows: requests posted to a queue pair, bytes of a request, reads under way."""
+    """The limits of a device: requests posted to a queue pair, bytes of a request, reads under way."""
 
     work: int = WINDOW
     message: int = MESSAGE
@@ -45,8 +45,8 @@ class DeviceLimits(NamedTuple):
 
 
 class PacketPath(NamedTuple):
-    """How the packets of a queue pair go: its own address, and what they carry. `pkey_index`: a slot of the port's partition
-    table.
+    """The path of a queue pair's packets: its own address, and what they carry. `pkey_index`: a slot of the port's
+    partition table.
 
     A packet that is not acknowledged is sent again after 4.096 us x 2^`timeout`, `retries` times; by the
     specification (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3) a device may wait up to four times as
@@ -65,7 +65,7 @@ class PacketPath(NamedTuple):
 
 
 def packet_path(gid: Gid) -> PacketPath:
-    """As the settings are now."""
+    """Returns the path that the settings ask for now."""
     return PacketPath(
         gid,
         settings.rdma_ib_pkey_index(),
@@ -91,7 +91,7 @@ class QueuePair(Protocol):
     """A queue pair with a completion queue of its own, in state RESET."""
 
     def end(self) -> QueuePairEnd:
-        """What the other side needs to know of it."""
+        """Returns what the other side needs to know of it."""
         ...
 
     def to_init(self, access: int) -> None: ...
@@ -123,8 +123,6 @@ class QueuePair(Protocol):
 
 
 class VerbsDevice(Protocol):
-    """An open device."""
-
     limits: DeviceLimits
 
     def register(self, address: int, size: int, access: int) -> Registration: ...
@@ -138,7 +136,7 @@ class VerbsDevice(Protocol):
 
 class Binding(Protocol):
     def names(self) -> list[str]:
-        """Devices that can be opened."""
+        """Returns the devices that can be opened."""
         ...
 
     def open(self, name: str) -> VerbsDevice: ...

@@ -1,8 +1,8 @@
 """What a process that moves bytes by libibverbs and a buffer's owner tell each other: addresses of queue pairs, and keys.
 
-All of it goes over the actors' messages (`Manager.verbs`) and nowhere else, so only processes of the job learn it. No repr
-here shows a key. The fabric itself asks nobody who he is and encrypts nothing: whoever can put packets on it and guesses a
-queue pair's number, its sequence number and a key of 32 bits reaches what that key is for.
+All of it goes over the actors' messages (`Manager.verbs`) and nowhere else, so only processes of the job learn it. No
+repr here shows a key. The fabric itself authenticates nobody and encrypts nothing: a machine that can put packets on it
+and guesses a queue pair's number, its sequence number and a key of 32 bits reaches what that key is for.
 
     KeyRequest        for a buffer, to read or to write      answered by a KeyReply, or by why not (a str)
     ConnectRequest    a queue pair here, for a device there  answered by the QueuePairEnd there, or by why not (a str)
@@ -38,7 +38,7 @@ class QueuePairEnd(NamedTuple):
 
     @classmethod
     def of(cls, nic: str, number: int, lid: int, gid: bytes, mtu: int, reads: int) -> QueuePairEnd:
-        """Of a new one: where it begins to count is random."""
+        """Describes a new queue pair, which begins to count at a random number."""
         return cls(nic, number, int.from_bytes(os.urandom(3), "little"), lid, gid, mtu, reads)
 
     def check(self) -> QueuePairEnd:
@@ -57,7 +57,7 @@ class QueuePairEnd(NamedTuple):
 
 
 class RemoteKeys(NamedTuple):
-    """How a buffer is reached by one of its owner's devices: the key of its memory, and that of its control word."""
+    """The keys by which one of its owner's devices reaches a buffer: that of its memory, and that of its control word."""
 
     nic: str
     memory: int
@@ -92,7 +92,7 @@ class KeyRequest(NamedTuple):
 
 
 class KeyReply(NamedTuple):
-    """`open`: the numbers of the queue pairs that the owner has for whoever asked; others it had are closed. `ports`: all the
+    """`open`: the numbers of the queue pairs that the owner has for the requester; others it had are closed. `ports`: all the
     devices by which it could be reached, those that have no key yet as well."""
 
     keys: tuple[RemoteKeys, ...]
@@ -109,7 +109,7 @@ class OpenPairsRequest(NamedTuple):
 
 
 class OpenPairsReply(NamedTuple):
-    """The numbers of the queue pairs that the owner has for whoever asked."""
+    """The numbers of the queue pairs that the owner has for the requester."""
 
     open: tuple[int, ...]
 

@@ -96,8 +96,8 @@ class RDMADevices:
         return [nic.name for nic in nearest(nics, place, self._distances, spread, most, self._unusable)]
 
     def ports(self, near: Sequence[str]) -> tuple[NicPort, ...]:
-        """What the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target` names one device.
-        ChoiceError when a near one has not what a setting names; a far one is left out then.
+        """Returns what the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target`
+        names one device. ChoiceError when a near one has not what a setting names; a far one is left out then.
         """
         target = settings.rdma_ibverbs_target()
         name = (tuple(near), target, settings.rdma_ib_gid_index(), settings.rdma_ib_pkey_index())
@@ -213,7 +213,7 @@ def use(devices: RDMADevices | None) -> None:
 
 
 def found() -> RDMADevices:
-    """The same, whatever the setting."""
+    """Returns the same, whatever the setting."""
     known = _made.get(_find)
     if isinstance(known, NoDevicesError):
         raise NoDevicesError(str(known))

@@ -29,7 +29,7 @@ class Nic(NamedTuple):
 
 
 class Locality(NamedTuple):
-    """Where memory is: a NUMA node (-1: anywhere), or a PCI device. `name`: only the device with this name will do."""
+    """The place of memory: a NUMA node (-1: anywhere), or a PCI device. `name`: only the device with this name will do."""
 
     node: int = -1
     pci: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ Distances = dict[int, tuple[int, ...]]  # of NUMA nodes: that of node n to node 
 
 
 def place_of_target(target: str, gpu: Callable[[int], Locality]) -> Locality | None:
-    """What `rdma_ibverbs_target` means: `cpu:<numa>`, `gpu:<ordinal>`, `nic:<name>`; None for "". ChoiceError."""
+    """Returns what `rdma_ibverbs_target` means: `cpu:<numa>`, `gpu:<ordinal>`, `nic:<name>`; None for "". ChoiceError."""
     if not target:
         return None
     kind, _, what = target.partition(":")

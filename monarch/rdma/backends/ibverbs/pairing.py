@@ -69,7 +69,8 @@ Allowed = Callable[[str, str], bool]
 
 
 def affinity(text: str) -> Allowed:
-    """What `rdma_peer_device_affinity` allows: whether a device here may pair with one there, by their names. ChoiceError.
+    """Returns what `rdma_peer_device_affinity` allows: whether a device here may pair with one there, by their names.
+    ChoiceError.
 
     Of `groups:`, a device that is in none pairs with nobody.
     """
@@ -124,7 +125,7 @@ def pairings(here: Sequence[NicPort], there: Sequence[NicPort], allowed: Allowed
 
 
 def _meet(one: NicPort, other: NicPort) -> tuple[Gid, Gid] | None:
-    """How two ports reach each other; None when they cannot."""
+    """Returns how two ports reach each other; None when they cannot."""
     if one.ethernet != other.ethernet or not same_partition(one.pkey, other.pkey):
         return None
     return agree(one.gids, other.gids, one.ethernet)
@@ -148,7 +149,7 @@ def _rated(
 
 
 def why_none(here: Sequence[NicPort], there: Sequence[NicPort], allowed: Allowed) -> str:
-    """Of two ends that have no pairing: what stands in the way, and which setting may help."""
+    """Returns what stands in the way of two ends that have no pairing, and which setting may help."""
     may = [(one, other) for one in here for other in there if allowed(one.nic, other.nic)]
     names = f"no device here ({_names(here)}) may pair with one there ({_names(there)})"
     if not may:
@@ -224,7 +225,8 @@ def stripes(size: int, rates: Sequence[int], least: int) -> list[Stripe]:
 
 
 def offered(name: str, gids: Sequence[Gid], ethernet: bool, index: int | None) -> tuple[Gid, ...]:
-    """What a port offers to others, the best first: routable RoCE v2 before local before RoCE v1; of InfiniBand by slot.
+    """Returns what a port offers to others, the best first: routable RoCE v2 before local before RoCE v1; of InfiniBand
+    by slot.
 
     `index` is `rdma_ib_gid_index`: only that entry. ChoiceError when there is none.
     """
@@ -287,7 +289,7 @@ def _scope(raw: bytes) -> int:
 
 
 def same_partition(here: int, there: int) -> bool:
-    """Whether two partition keys let their ports speak: the same partition, at least one of them a full member.
+    """True if two partition keys let their ports speak: the same partition, at least one of them a full member.
 
     InfiniBand Architecture Specification, volume 1, 10.9.3: the upper bit says full member.
     """

@@ -1,6 +1,6 @@
 """Bytes of a job whose messages go by TLS: RDMA devices do not encrypt, so they move none unless a setting allows it.
 
-Both sides are asked: whoever begins a transfer here, and the owner, who is told so in the request.
+Both sides are asked: the side that begins a transfer, and the owner, who is told so in the request.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from monarch.rdma.buffer_handle import BufferHandle
 
 
 def encrypted(handle: BufferHandle) -> bool:
-    """Whether messages to the owner go by TLS. Asks this host's agent, once a host."""
+    """True if messages to the owner go by TLS. Asks this host's agent, once a host."""
     return stream_encrypted(handle.service)
 
 
 def forbidden() -> str:
-    """Why bytes may not go in plain where messages are encrypted; "" when the setting allows it."""
+    """Returns why bytes may not go in plain where messages are encrypted; "" when the setting allows it."""
     if settings.rdma_allow_plain_bytes():
         return ""
     return (
@@ -26,5 +26,5 @@ def forbidden() -> str:
 
 
 def why_unavailable(handle: BufferHandle) -> str:
-    """Why devices may not move bytes between this process and the owner, as far as networks go; "" when they may."""
+    """Returns why devices may not move bytes between this process and the owner, as far as networks go; "" when they may."""
     return forbidden() if encrypted(handle) else stream_obstacle(handle.service)

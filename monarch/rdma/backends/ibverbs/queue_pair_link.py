@@ -41,7 +41,7 @@ class LinkGoneError(Exception):
 
 
 class LinkJob(Protocol):
-    """What a link moves: requests with the keys of both sides' memory."""
+    """The work of a link: requests with the keys of both sides' memory."""
 
     requests: list[WorkRequest]
     write: bool
@@ -114,7 +114,7 @@ class QueuePairLink:
         _tell(ended)
 
     def woken(self) -> None:
-        """The pair's descriptor is readable."""
+        """Takes what has come; the descriptor is readable."""
         with self._lock:
             if self.closed:
                 return
@@ -239,7 +239,7 @@ class CompletionWatcher:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Of tests: closes all links, and waits for the thread."""
+        """Closes all links, and waits for the thread. For tests."""
         for link in list(self._links.values()):
             link.close()
         with self._lock:

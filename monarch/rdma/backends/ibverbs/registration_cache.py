@@ -28,7 +28,7 @@ Register = Callable[[str, LocalMemory, int, int, int], Registration]
 
 
 class WholeStorage(NamedTuple):
-    """What owns memory, and all of it."""
+    """The owner of memory, and all of that memory."""
 
     owner: Any
     address: int
@@ -36,7 +36,7 @@ class WholeStorage(NamedTuple):
 
 
 def storage_of(memory: LocalMemory) -> WholeStorage | None:
-    """What to register so that later transfers find it; None when nobody would say when the memory is freed."""
+    """Returns what to register so that later transfers find it; None when nobody would say when the memory is freed."""
     keep = memory.keep
     if memory.device is not None:
         return None
@@ -108,7 +108,7 @@ class RegistrationCache:
             self._tidy()
 
     def close(self) -> None:
-        """Of tests: nothing is in use any more."""
+        """Gives all registrations back; nothing is in use any more. For tests."""
         self._evict(0)
 
     def __len__(self) -> int:

@@ -247,7 +247,7 @@ class Requester:
             return ControlWord(page, page.free.pop())
 
     def close(self) -> None:
-        """Of tests."""
+        """Closes all links and gives all memory back. For tests."""
         self._watch.close()
         self.memory.close()
         for pages in self._words.values():
@@ -255,7 +255,7 @@ class Requester:
                 memories.close(page.registration)
 
     async def _lend(self, handle: BufferHandle, request: KeyRequest, ask: Ask, old: KnownKeys | None) -> KnownKeys:
-        """What is known, other than `old`, or what the owner says now."""
+        """Returns what is known, other than `old`, or what the owner says now."""
         name = (handle.owner, handle.token, request.write)
         with self._lock:
             known = self._known.get(name)
@@ -280,7 +280,9 @@ class Requester:
         return known
 
     def _ways(self, transfer: Transfer, known: KnownKeys) -> list[PlannedStripe]:
-        """As many as the transfer is to be spread over. Who pairs with whom is always the same; who comes first is not."""
+        """Returns as many as the transfer is to be spread over. Which devices pair is always the same; which comes
+        first is not.
+        """
         try:
             near = self.devices.near(transfer.memory)
             found = self._plan(near, known)
@@ -409,6 +411,6 @@ _made: OncePerProcess[Requester] = OncePerProcess()
 
 
 def engine() -> Requester:
-    """This process's. NoDevicesError."""
+    """Returns this process's Requester. NoDevicesError."""
     has = devices()
     return _made.get(lambda: Requester(has))

@@ -48,7 +48,7 @@ NAME = "ibverbs"
 
 
 class LentKeys:
-    """What devices may do with a buffer. Changed only by the Responder that made it."""
+    """The keys by which devices reach a buffer. Changed only by the Responder that made it."""
 
     def __init__(self, owner: Responder) -> None:
         self._owner = owner
@@ -67,7 +67,7 @@ class LentKeys:
 
 
 class Responder:
-    """Any thread."""
+    """The owner's side of all transfers by RDMA devices. Any thread."""
 
     def __init__(self, devices: RDMADevices) -> None:
         self._devices = devices
@@ -75,7 +75,7 @@ class Responder:
         self._met: OrderedDict[tuple[bytes, str, str], QueuePair] = OrderedDict()  # reader, device here, device there
 
     def lend(self, region: RegisteredBuffer, reader: bytes, write: bool, nics: tuple[str, ...] = ()) -> KeyReply:
-        """How that process reaches the buffer, by the devices near it and by `nics`. OSError, ChoiceError,
+        """Returns how that process reaches the buffer, by the devices near it and by `nics`. OSError, ChoiceError,
         RDMAReadOnlyError.
         """
         if write and not region.memory.writable:
@@ -131,14 +131,13 @@ class Responder:
         return pair.end()
 
     def part(self, reader: bytes) -> None:
-        """Closes what serves that process."""
         with self._lock:
             gone = [self._met.pop(name) for name in list(self._met) if name[0] == reader]
         for pair in gone:
             _close(pair)
 
     def close(self) -> None:
-        """Of tests."""
+        """Closes all queue pairs. For tests."""
         for reader, _, _ in list(self._met):
             self.part(reader)
 
@@ -152,7 +151,7 @@ class Responder:
         write: bool,
         nics: Sequence[str],
     ) -> None:
-        """With each of these devices; one that cannot is left out, unless none can. OSError, ChoiceError."""
+        """Registers it with each of these devices. One that cannot is left out, unless none can. OSError, ChoiceError."""
         memory, refused, done = region.memory, None, False
         access = REMOTE_READ | REMOTE_WRITE | LOCAL_WRITE if write else REMOTE_READ
         for nic in nics:
@@ -208,6 +207,6 @@ _made: OncePerProcess[Responder] = OncePerProcess()
 
 
 def owner() -> Responder:
-    """This process's. NoDevicesError."""
+    """Returns this process's Responder. NoDevicesError."""
     has = devices()
     return _made.get(lambda: Responder(has))

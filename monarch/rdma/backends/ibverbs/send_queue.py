@@ -34,7 +34,7 @@ _NEXT = {
 
 
 class TransferFault(Enum):
-    """What a failed completion says of whom."""
+    """The ways in which a transfer fails, and whose fault each is."""
 
     REFUSED = "the owner's device refused the access: the key is not valid there (any more)"
     UNREACHABLE = (
@@ -58,7 +58,7 @@ SUCCESS = 0
 
 
 def fault_of(status: int) -> TransferFault:
-    """Of `status`, which is not SUCCESS."""
+    """Returns what `status`, which is not SUCCESS, means."""
     return _FAULTS.get(status, TransferFault.DEVICE)
 
 
@@ -72,7 +72,7 @@ class WorkRequest(NamedTuple):
 
 
 def split(local: int, remote: int, size: int, message: int = MESSAGE) -> list[WorkRequest]:
-    """As few requests as move `size` bytes, none with more than `message`. ValueError when that is not positive."""
+    """Returns as few requests as move `size` bytes, none with more than `message`. ValueError when that is not positive."""
     if message < 1:
         raise ValueError(f"a request of at most {message} bytes moves nothing")
     return [WorkRequest(local + at, remote + at, min(message, size - at)) for at in range(0, size, message)]
@@ -123,7 +123,7 @@ class SendQueue:
         self._waiting.extend((job, request) for request in requests)
 
     def post(self) -> list[PostedRequest]:
-        """What there is room for now; it counts as posted from here on."""
+        """Returns the requests that there is room for now; they count as posted from here on."""
         if self.state is not QueuePairState.RTS:
             return []
         result = []

@@ -56,7 +56,7 @@ def usable(root: Path = ROOT) -> tuple[list[Nic], str]:
 
 
 def port_down(name: str, root: Path = ROOT) -> str:
-    """Why the port of that device carries nothing at the moment; "" when it is up."""
+    """Returns why the port of that device carries nothing at the moment; "" when it is up."""
     state = _text(root / "class/infiniband" / name / "ports" / str(PORT) / "state")
     return (
         "" if state.partition(":")[0] == ACTIVE else f"port {PORT} of {name} is not active ({state or 'state unknown'})"
@@ -64,7 +64,7 @@ def port_down(name: str, root: Path = ROOT) -> str:
 
 
 def pci_place(address: str, root: Path = ROOT) -> Locality:
-    """Of the PCI device with that address, such as 0000:17:00.0."""
+    """Returns the place of the PCI device with that address, such as 0000:17:00.0."""
     device = root / "bus/pci/devices" / address.lower()
     return Locality(node=_number(device / "numa_node"), pci=_pci_of(device))
 
@@ -78,7 +78,7 @@ def distances(root: Path = ROOT) -> Distances:
 
 
 def processors(root: Path = ROOT) -> dict[int, frozenset[int]]:
-    """Which processors each NUMA node has."""
+    """Returns which processors each NUMA node has."""
     return {node: _cpu_list(_text(folder / "cpulist")) for node, folder in _nodes(root)}
 
 

@@ -78,7 +78,7 @@ def _between(transfer: Transfer) -> NixlRoute:
 
 
 def _reroute(transfer: Transfer) -> None:
-    """By NIXL through pinned memory where only this end is a GPU's; else by streams."""
+    """Has NIXL do it through pinned memory where only this end is a GPU's, else streams."""
     handle = transfer.handle
     staged = transfer.memory.device is not None and handle.device is None
     if staged and not unreachable.why(NixlRoute(handle.owner, False)):

@@ -1,8 +1,8 @@
 """This process's NIXL agent: memory it has registered, remote memory it knows, and transfers between the two.
 
-NIXL (https://github.com/ai-dynamo/nixl) moves bytes through UCX, which takes RDMA devices where there are some and else TCP.
-It listens at ports of its own, on every network of the machine, and asks nobody there for a secret: whoever reaches them
-may reach registered memory. So none of this happens unless the setting rdma_nixl allows it.
+NIXL (https://github.com/ai-dynamo/nixl) moves bytes through UCX, which takes RDMA devices where there are some and else
+TCP. It listens at ports of its own, on every network of the machine, and asks nobody there for a secret: a machine that
+reaches them may reach registered memory. So none of this happens unless the setting rdma_nixl allows it.
 
 Memory of a GPU is a segment of kind VRAM with the GPU's number in the process that registers it. Its bytes never pass
 through the host: kernels that are launched after a transfer into it has ended see them (CUDA's GPUDirect RDMA guide,
@@ -51,7 +51,7 @@ class MemoryRefusedError(NixlError):
 
 
 class NixlSegment(NamedTuple):
-    """How NIXL calls memory: "DRAM", or "VRAM" with the number of a GPU in the process that registered it."""
+    """A kind of memory as NIXL calls it: "DRAM", or "VRAM" with the number of a GPU in the process that registered it."""
 
     kind: str
     device: int
@@ -77,7 +77,7 @@ def on(memory: LocalMemory) -> AbstractContextManager[None]:
 
 
 def parsed(shown: bytes) -> tuple[NixlSegment, bytes]:
-    """What an owner says of a buffer: where it is, and how NIXL reaches it. NixlError."""
+    """Returns what an owner says of a buffer: where it is, and how NIXL reaches it. NixlError."""
     if len(shown) < _SEGMENT.size:
         raise NixlError("the owner does not say where its memory is")
     kind, device = _SEGMENT.unpack_from(shown)
@@ -111,7 +111,7 @@ class _ScratchPage:
 
 
 class NixlAgent:
-    """Any thread."""
+    """This process's agent. Any thread."""
 
     def __init__(self) -> None:
         module = _module()
@@ -137,7 +137,7 @@ class NixlAgent:
             raise MemoryRefusedError(f"NIXL cannot register {size} bytes{more}: {exc!r}") from exc
 
     def describe(self, descriptors: Any) -> bytes:
-        """What another agent needs to reach this memory."""
+        """Returns what another agent needs to reach this memory."""
         shown: bytes = self._agent.get_partial_agent_metadata(descriptors, inc_conn_info=True, backends=["UCX"])
         return shown
 
@@ -279,7 +279,7 @@ def _agent() -> NixlAgent | NoAgentError:
 
 
 def lend(region: RegisteredBuffer) -> bytes:
-    """In the owner: how others reach the buffer. It stays registered with NIXL until it is dropped. NoAgentError."""
+    """Returns, in the owner, how others reach the buffer. It stays registered with NIXL until it is dropped. NoAgentError."""
     lender = agent()
     with _made.lock:
         if "nixl" not in region.lent:

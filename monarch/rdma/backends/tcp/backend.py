@@ -3,7 +3,7 @@
 Each owner has up to `rdma_tcp_fallback_parallelism` streams (at most PER_OWNER, all owners together MOST), opened by
 the first transfers and closed after IDLE seconds without one. A stream has a thread here, its lane, and one there
 (`stream_server`). A transfer is cut into chunks that the lanes take one after the other, DEPTH requests ahead of the
-answers. One up to AT_ONCE bytes is done by whoever asks for it, on the stream of a lane that has nothing to do, when
+answers. One up to AT_ONCE bytes is done on the thread that asks for it, on the stream of a lane that has nothing to do, when
 the answer comes within PATIENCE; later, and the lane waits for it: a thread to wake and another to be woken by cost
 more than such a transfer.
 
@@ -108,7 +108,7 @@ class StreamJob(ChunkedTransfer):
 
     @property
     def at_once(self) -> bool:
-        """Whether it may be done by whoever asks for it."""
+        """True if it may be done on the thread that asks for it."""
         return self.transfer.size <= AT_ONCE
 
     def exchange(self) -> Exchange:
@@ -120,11 +120,11 @@ class StreamJob(ChunkedTransfer):
         return Exchange([request, view], None) if self.transfer.write else Exchange([request], view)
 
     def open(self, left: float) -> socket.socket:
-        """A stream, within `left` seconds."""
+        """Opens a stream, within `left` seconds."""
         return self._bound(lambda: open_stream(self.transfer.handle.service, PURPOSE, left))
 
     def _bound(self, fn: Callable[[], T]) -> T:
-        """In the context of whoever began the transfer."""
+        """Calls it in the context in which the transfer was begun."""
         return self._context.copy().run(fn)
 
     def moved(self) -> None:
@@ -132,7 +132,6 @@ class StreamJob(ChunkedTransfer):
             self._done += 1
 
     def answered(self, status: int) -> None:
-        """So was a chunk."""
         if status == OK:
             self.moved()
         else:
@@ -176,7 +175,7 @@ class StreamJob(ChunkedTransfer):
         self._bound(partial(hand_over, self.transfer, through_actors.ThroughActors()))
 
     def _ask_owner(self) -> None:
-        """Why a stream broke, its owner says best."""
+        """Asks the owner, who says best why a stream broke."""
         try:
             manager.start(self._ask)
         except Exception:
@@ -241,7 +240,7 @@ class OwnerLanes:
             job.leave()
 
     def _at_once(self, job: StreamJob) -> bool:
-        """Whether there was a lane with nothing to do. Then its stream has been used, and it sees to what is left."""
+        """True if there was a lane with nothing to do. Then its stream has been used, and it sees to what is left."""
         lane = self._borrow()
         if lane is None:
             return False
@@ -297,7 +296,7 @@ class OwnerLanes:
         return False
 
     def next(self, lane: _Lane) -> StreamJob | None:
-        """What a lane is to work at; None when nothing came for IDLE seconds: then the lane has ended."""
+        """Returns what a lane is to work at; None when nothing came for IDLE seconds: then the lane has ended."""
         with self._condition:
             self._resting.append(lane)
             lane.used = monotonic()
@@ -336,7 +335,7 @@ class OwnerLanes:
             return True
 
     def look(self) -> None:
-        """Those whose time is over wait no longer."""
+        """Ends the wait of transfers whose time is over."""
         if not self._queue:
             return
         with self._condition:
@@ -357,7 +356,7 @@ class _Lane:
     """A thread and its stream."""
 
     def __init__(self, lanes: OwnerLanes) -> None:
-        self.lent = False  # whoever asks for a transfer uses the stream
+        self.lent = False  # the thread that asks for a transfer uses the stream
         self.given: StreamJob | None = None  # the transfer that came of that, to be finished
         self.used = 0.0  # when there was something to do last
         self._lanes = lanes
@@ -371,7 +370,7 @@ class _Lane:
         return self._sock is not None
 
     def at_once(self, job: StreamJob) -> bool:
-        """On the thread of whoever asks. False when it is not done, which the lane's own thread is to see to."""
+        """Does it on the thread that asks. False when it is not done, which the lane's own thread is to see to."""
         sock = self._sock
         assert sock is not None
         try:
@@ -426,7 +425,7 @@ class _Lane:
         return True
 
     def _ready(self, job: StreamJob) -> bool:
-        """Whether there is a stream, an old one or a new one."""
+        """True if there is a stream, an old one or a new one."""
         if self._exchange is not None:
             return True
         if self._sock is not None and self._way.ended():
@@ -442,7 +441,7 @@ class _Lane:
         return True
 
     def _close(self) -> None:
-        """What is not sent yet is not sent any more."""
+        """Closes the stream; what is not sent yet is not sent any more."""
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -495,7 +494,7 @@ _RESET = struct.pack("ii", 1, 0)  # struct linger
 
 
 def streams_for(size: int) -> int:
-    """How many of them a transfer may take."""
+    """Returns how many streams a transfer of so many bytes may take."""
     told = settings.rdma_tcp_fallback_parallelism()
     if told == 1 and size >= WIDE_FROM:
         return WIDE
@@ -503,7 +502,7 @@ def streams_for(size: int) -> int:
 
 
 def error_of(transfer: Transfer, status: int, handle: BufferHandle | None = None) -> Exception:
-    """What a status other than OK says; of the transfer's buffer, or of one of several."""
+    """Returns what a status other than OK says of the transfer's buffer, or of one of several."""
     handle = handle or transfer.handle
     if status == DROPPED:
         return buffer_dropped(handle)
@@ -515,7 +514,7 @@ def error_of(transfer: Transfer, status: int, handle: BufferHandle | None = None
 
 
 class _Room:
-    """How many lanes there may be."""
+    """The number of lanes that may still be started."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -556,7 +555,7 @@ def _forget_some() -> None:
 
 
 def _after_fork() -> None:
-    """The lanes are the parent's."""
+    """Forgets the lanes, which are the parent's."""
     global _threads, _finding
     _threads, _finding = _Room(MOST), threading.Lock()
     _lanes.clear()

@@ -51,8 +51,8 @@ def batches(parts: Sequence[ReadPart]) -> list[GatherRequest]:
 
 
 class StreamedGather(Transfer):
-    """All batches as one transfer. `keep` keeps the memory they go to; `reroute` is called, in the context of whoever
-    made this, when there is no stream or it broke."""
+    """All batches as one transfer. `keep` keeps the memory they go to; `reroute` is called, in the context in which
+    this was made, when there is no stream or it broke."""
 
     __slots__ = ("batches", "reroute")
 

@@ -95,7 +95,7 @@ class DeviceRequest:
                     raise OSError(errno.EFAULT, str(exc)) from exc
 
     def _push(self) -> None:
-        """What the socket takes of the piece before."""
+        """Sends what the socket takes of the piece before."""
         if self._unsent:
             try:
                 sent = self._way.sock.sendmsg(self._unsent, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -104,7 +104,7 @@ class DeviceRequest:
             self._unsent = rest(self._unsent, sent)
 
     def _pull(self, address: int) -> int:
-        """What the socket has of the piece to come: how many bytes."""
+        """Receives what the socket has of the piece to come, and returns how many bytes that was."""
         wanted = min(STEP, self.left)
         if not wanted:
             return 0

@@ -38,7 +38,7 @@ _view.restype = ctypes.py_object
 
 
 def view_of(address: int, size: int) -> memoryview:
-    """Bytes at an address. Keeps nothing alive; whoever uses it sees to it that they stay."""
+    """Bytes at an address. Keeps nothing alive: the caller sees to it that they stay."""
     view: memoryview = _view(address, size, _READ_WRITE)
     return view
 
@@ -69,7 +69,7 @@ class PolledStream:
         return seconds > 0 and bool(poll.poll(seconds * 1000))
 
     def ended(self) -> bool:
-        """Whether it is of no use any more, when nothing is expected on it."""
+        """True if the stream is of no use any more. Only while nothing is expected on it."""
         return bool(self._readable.poll(0))
 
     def send(self, pieces: list[bytes | memoryview]) -> None:
@@ -140,12 +140,12 @@ class Exchange:
 
     @property
     def status(self) -> int:
-        """What the owner said, once it is done."""
+        """Returns what the owner said, once it is done."""
         return self._answer[0] or self._answer[1]
 
 
 def rest(pieces: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
-    """What is left of them behind their first `sent` bytes."""
+    """Returns what is left of them behind their first `sent` bytes."""
     for index, piece in enumerate(pieces):
         if sent < len(piece):
             return [memoryview(piece)[sent:], *pieces[index + 1 :]]

@@ -49,7 +49,7 @@ _STATUS = [bytes([status]) for status in (OK, DROPPED, OUTSIDE, READ_ONLY, UNMAP
 
 
 def listen() -> None:
-    """From here on this process takes streams for its buffers."""
+    """Lets others open streams to this process, for its buffers."""
     serve_streams(PURPOSE, serve)
 
 
@@ -146,7 +146,7 @@ class _StreamServer:
         self._way.send([ENDING.pack(status, failed)])
 
     def _give_up(self, left: list[bytes | memoryview], begun: bool, status: int) -> None:
-        """What was promised is sent as zeros, so that the stream goes on; the status at the end says what they are."""
+        """Sends zeros for what was promised, so that the stream goes on; the status at the end says what they are."""
         if begun:
             self._zeros(sum(map(len, left)) - 1)
         self._way.send([_STATUS[status]])
@@ -224,7 +224,7 @@ def _check(size: int, offset: int, count: int) -> None:
 
 
 def _status(error: Exception) -> int:
-    """What the other side is told. Raises what ends the stream."""
+    """Returns what the other side is told. Raises what ends the stream."""
     if isinstance(error, BufferDroppedError):
         return DROPPED
     if isinstance(error, RDMASizeError):
