@@ -38,7 +38,7 @@ class Reader(Actor):
 
         warnings.simplefilter("ignore")
         configure(rdma_tcp_fallback_parallelism=params["sockets"])
-        paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.far)  # they are on one machine in truth
+        paths.allow("tcp", "actor")  # they are on one machine in truth
         if buffer.path != "tcp":
             raise RuntimeError(f"Error: the bytes would go by {buffer.path}")
         local = bytearray(buffer.size())
