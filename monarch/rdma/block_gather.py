@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -296,7 +296,7 @@ class _Batch:
         return process_vm.unmapped(self.handles[-1])
 
 
-def _joined(vectors: Any) -> list[tuple[int, int]]:
+def _joined(vectors: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Neighbours made one: the kernel is told fewer."""
     result: list[tuple[int, int]] = []
     for address, size in vectors:

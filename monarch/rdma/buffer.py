@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from monarch._devices.memory import interface
@@ -13,7 +14,7 @@ from monarch.rdma.backends import Backend
 from monarch.rdma.backends import through_actors as dropping
 from monarch.rdma.backends.owner_view import let_peers_read
 from monarch.rdma.backends.tcp import stream_server
-from monarch.rdma.buffer_handle import BufferHandle
+from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.lending import lending
 from monarch.rdma.local_memory import LocalMemory, memory_of
 from monarch.rdma.registry import registry
@@ -218,7 +219,7 @@ class RDMABuffer:
                 self._backend = backend
         return backend
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., RDMABuffer], tuple[Any, ...]]:
         return _restore, tuple(self._handle)
 
     def __eq__(self, other: object) -> bool:
@@ -229,7 +230,7 @@ class RDMABuffer:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> Any:
+    def _key(self) -> tuple[Owner, int, int]:
         return self._handle.owner, self._handle.number, self._handle.token
 
     def __repr__(self) -> str:

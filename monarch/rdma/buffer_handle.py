@@ -27,7 +27,7 @@ class BufferHandle(NamedTuple):
     size: int
     writable: bool
     service: Any
-    place: Any
+    place: SegmentLocation | None
     device: DevicePlace | None = None
 
     def __repr__(self) -> str:
@@ -42,6 +42,15 @@ class DevicePlace(NamedTuple):
     card: Card
     storage: int
     offset: int
+
+
+class SegmentLocation(NamedTuple):
+    """The place of a buffer in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor of."""
+
+    file: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class Owner(NamedTuple):

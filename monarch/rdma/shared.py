@@ -19,25 +19,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch._linux import procfs
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
-from monarch.rdma.buffer_handle import BufferHandle, owner_ended
+from monarch.rdma.buffer_handle import BufferHandle, SegmentLocation, owner_ended
 from monarch.rdma.local_memory import LocalMemory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class SegmentLocation(NamedTuple):
-    """The place of a buffer in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor of."""
-
-    file: int
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class _Segments:
@@ -150,11 +141,12 @@ def map_segment(handle: BufferHandle, flags: int = 0) -> mmap.mmap:
     """The whole segment that a reachable buffer stands in. Raises BufferDroppedError, OwnerEndedError,
     RDMAUnavailableError.
     """
-    owner = view_of_owner(handle)
+    owner, place = view_of_owner(handle), handle.place
+    assert place is not None
     owner.enter(handle)  # while we are in, the buffer is registered, so the descriptor is what the handle says
     try:
         mode = os.O_RDWR if handle.writable else os.O_RDONLY
-        file = os.open(f"/proc/{handle.owner.pid}/fd/{handle.place.file}", mode | os.O_CLOEXEC)
+        file = os.open(f"/proc/{handle.owner.pid}/fd/{place.file}", mode | os.O_CLOEXEC)
     except FileNotFoundError:
         raise owner_ended(handle) from None
     except OSError as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._errors import (
     BufferDroppedError,
@@ -23,6 +23,9 @@ from monarch.rdma.reading import ReadRoute, WantedTensor, WeightsPlan, sources_o
 from monarch.rdma.shards import Range, ranges_of, shape_of
 from monarch.rdma.transfer import check_timeout
 from monarch.rdma.versions import Header, agreed, whole
+
+if TYPE_CHECKING:
+    import asyncio
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3  # seconds between two looks at the counters
 
@@ -415,7 +418,7 @@ class Reader:
     def __init__(self, handle: StateDictHandle, plan: WeightsPlan) -> None:
         self._handle = handle
         self._plan = plan
-        self._lock: Any = None
+        self._lock: asyncio.Lock | None = None
 
     def read(self, *, timeout: float = TIMEOUT) -> Future[int]:
         """Reads as `StateDictHandle.read_into` does. Begins now, or when the read before it has ended."""

@@ -6,29 +6,10 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, endpoint, this_host
-from monarch.rdma import RDMABuffer, paths
+from monarch.actor import this_host
+from monarch.rdma import paths
 from monarch.testing import InProcessCluster
-
-TIMEOUT = 30
-
-
-class Owner(Actor):
-    @endpoint
-    def make(self) -> RDMABuffer:
-        self.data = bytearray(b"0123456789" * 1000)
-        return RDMABuffer(self.data)
-
-
-class Reader(Actor):
-    @endpoint
-    async def read(self, buffer: RDMABuffer) -> tuple[str, bytes]:
-        into = bytearray(buffer.size())
-        await buffer.read_into(into)
-        await buffer.write_from(b"abc")
-        path = buffer.path
-        await buffer.drop()
-        return path, bytes(into)
+from tests.rdma.buffers import Owner, Reader, call
 
 
 @pytest.mark.parametrize("path", ["local", "actor"])
@@ -42,5 +23,9 @@ def test_buffers_work_in_a_cluster_in_memory(path: str, monkeypatch: pytest.Monk
             procs: Any = this_host().spawn_procs(per_host={"who": 2})
             owner = procs.slice(who=0).spawn("owner", Owner)
             reader = procs.slice(who=1).spawn("reader", Reader)
-            buffer = owner.make.call_one().get(TIMEOUT)
-            assert reader.read.call_one(buffer).get(TIMEOUT) == (path, b"0123456789" * 1000)
+            number, buffer = call(owner.make, b"0123456789" * 1000)
+            assert call(reader.path, buffer) == path
+            assert call(reader.read_async, buffer, 10_000) == b"0123456789" * 1000
+            assert call(reader.write, buffer, b"abc", {}) == b"abc"
+            assert call(owner.bytes_of, number)[:5] == b"abc34"
+            call(reader.drop, buffer)

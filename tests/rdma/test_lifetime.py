@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
 
 from monarch.actor import Channel, endpoint
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer, RDMAError
-from monarch.rdma.backends import owner_view, process_vm
+from monarch.rdma.backends import owner_view
 from monarch.rdma.buffer import _restore
 from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.registry import registry
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
-from tests.support.tiers import first_of, full
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -41,65 +39,6 @@ def test_a_dead_owner_is_named(fresh: Any, owners: type, reader: Any, seen: bool
         assert kind == "OwnerEndedError"
         assert f"process {pid}" in text
     call(reader.drop, buffer)  # there is nothing left to drop
-
-
-def test_a_dead_owner_is_named_on_the_way_through_actors(fresh: Any, owners: type, reader: Any) -> None:
-    owner = fresh(owners)
-    _, buffer = call(owner.make, b"data")
-    call(reader.use, "actor")
-    assert call(reader.read, buffer, 4, {}) == b"data"
-    kill(call(owner.pid))
-    assert call(reader.read, buffer, 4, {})[0] == "OwnerEndedError"
-    assert call(reader.write, buffer, b"more", {})[0] == "OwnerEndedError"
-
-
-@pytest.mark.parametrize("chunk", first_of([0, 1, 5]))
-@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
-def test_an_owner_that_is_killed_in_the_middle(
-    fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch, chunk: int, write: bool
-) -> None:
-    owner = fresh(owners)
-    _, buffer = call(owner.make, bytes(40 * MIB))
-    pid = call(owner.pid)
-    name = "write" if write else "read"
-    real, killed = getattr(process_vm, name), threading.Event()
-    lock = threading.Lock()
-
-    def copy(transfer: Any, at: int, count: int) -> None:
-        with lock:
-            if at >= chunk * process_vm.copying.CHUNK and not killed.is_set():
-                kill(pid)
-                killed.set()
-        real(transfer, at, count)
-
-    monkeypatch.setattr(process_vm, name, copy)
-    local = bytearray(40 * MIB)
-    future = buffer.write_from(local) if write else buffer.read_into(local)
-    with pytest.raises(OwnerEndedError, match="has ended"):
-        future.get(TIMEOUT)
-    assert killed.is_set()
-
-
-def test_a_reader_that_is_killed_in_the_middle_harms_nobody(fresh: Any, readers: type) -> None:
-    data = bytearray(64 * MIB)
-    buffer = RDMABuffer(data)
-
-    class Busy(readers):  # type: ignore[misc]
-        @endpoint
-        def hammer(self, buffer: RDMABuffer, started: Any) -> None:
-            into = bytearray(buffer.size())
-            buffer.write_from(into).get()
-            started.send(os.getpid())
-            while True:
-                buffer.read_into(into).get()
-                buffer.write_from(into).get()
-
-    port, receiver = Channel[int].open()
-    busy = fresh(Busy)
-    busy.hammer.broadcast(buffer, port)
-    kill(receiver.recv().get(TIMEOUT))
-    buffer.drop().get(TIMEOUT)  # its lock died with it
-    data.append(1)
 
 
 def test_a_stopped_owner_is_read_and_written_all_the_same(fresh: Any, owners: type, reader: Any, held: Any) -> None:
@@ -141,20 +80,6 @@ def test_a_drop_waits_for_the_write_of_another_process(
     call(slow.let_go, buffer)
     dropped.get(TIMEOUT)
     data.append(1)
-
-
-def test_a_drop_in_the_middle_fails_the_read(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, buffer = call(owner.make, bytes(40 * MIB))
-    real = process_vm.read
-
-    def copy(transfer: Any, at: int, count: int) -> None:
-        if at == 2 * process_vm.copying.CHUNK:
-            buffer.drop().get(TIMEOUT)
-        real(transfer, at, count)
-
-    monkeypatch.setattr(process_vm, "read", copy)
-    with pytest.raises(BufferDroppedError, match="not found"):
-        buffer.read_into(bytearray(40 * MIB)).get(TIMEOUT)
 
 
 def test_memory_that_went_away_under_the_buffer() -> None:
@@ -210,25 +135,6 @@ def test_ten_thousand_buffers_leave_nothing(reader: Any) -> None:
     assert len(registry()) == known
     assert resident() < memory + 8 * MIB
     data.append(1)
-
-
-@full
-def test_ten_thousand_transfers_leave_nothing(owner: Any) -> None:
-    _, buffer = call(owner.make, bytes(4096))
-    into = bytearray(4096)
-
-    def some() -> None:
-        for _ in range(5000):
-            buffer.read_into(into).get()
-            buffer.write_from(into).get()
-
-    some()
-    gc.collect()
-    files, memory = open_files(), resident()
-    some()
-    gc.collect()
-    assert open_files() <= files
-    assert resident() < memory + 4 * MIB
 
 
 @full

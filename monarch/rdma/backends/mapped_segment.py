@@ -49,7 +49,7 @@ def copy(mapped: LocalMemory | None, transfer: Transfer, at: int, count: int) ->
         transfer.kept.clear()
         raise
     try:
-        assert mapped is not None  # a transfer that is late copies nothing
+        assert mapped is not None and handle.place is not None  # a transfer that is late copies nothing
         theirs = mapped.address + handle.place.offset + transfer.offset + at
         ours = transfer.memory.address + at
         if transfer.write:
