@@ -95,7 +95,7 @@ def end_client(timeout: float) -> None:
 
 
 def _load_and_start() -> Any:
-    """What runs a client is loaded with the first one. `actor` as well: where something of ours was unpickled, that has
+    """Loads what runs a client, with the first one. `actor` as well: where something of ours was unpickled, that has
     brought its own file only."""
     load("actor")
     load("_mesh.process.client")

@@ -129,7 +129,7 @@ def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
 
 
 def needs_loop(cls: type) -> bool:
-    """Whether an actor of this class has an asyncio loop: an async endpoint or hook, or no endpoint at all."""
+    """True if an actor of this class has an asyncio loop: an async endpoint or hook, or no endpoint at all."""
     methods = [prop._method for prop in endpoints_of(cls).values()]
     hooks = [getattr(cls, hook) for hook in _HOOKS]
     return not methods or any(map(is_async, [*methods, *hooks]))

@@ -14,5 +14,5 @@ HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
 
 def few(adverb: int) -> int:
     """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
-    whoever waits for answers waits for two agents more (docs/scale.md)."""
+    a caller that waits for answers waits for two agents more (docs/scale.md)."""
     return settings.tree_calls_from() if adverb in HOLD else settings.tree_casts_from()

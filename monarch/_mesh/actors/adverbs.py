@@ -12,7 +12,7 @@ ADVERBS = frozenset(["call", "call_one", "choose", "stream", "map", "broadcast",
 
 
 def not_callable(endpoint: str) -> str:
-    """What `mesh.endpoint(...)` says."""
+    """Returns what `mesh.endpoint(...)` raises."""
     return (
         f"endpoint {endpoint!r} is not callable itself: say how, with .call(...), .call_one(...), .broadcast(...), "
         f".choose(...) or .stream(...)"
@@ -20,7 +20,7 @@ def not_callable(endpoint: str) -> str:
 
 
 def no_adverb(endpoint: str, name: str) -> str:
-    """What `mesh.endpoint.NAME` says, where NAME is no adverb."""
+    """Returns what `mesh.endpoint.NAME` raises, where NAME is no adverb."""
     mistake = f"'Endpoint' object has no attribute {name!r}"
     if name.startswith("_"):
         return mistake

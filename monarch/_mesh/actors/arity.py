@@ -37,7 +37,7 @@ _arities: dict[tuple[Any, int], Arity] = {}
 
 
 def arity_of(method: Callable[..., Any], skip: int) -> Arity:
-    """Of `method` without its first `skip` parameters. Kept for 4096 methods; then all are forgotten."""
+    """Returns the Arity of `method` without its first `skip` parameters. Kept for 4096 methods; then all are forgotten."""
     key = (method, skip)
     known = _arities.get(key)
     if known is None:

@@ -65,7 +65,7 @@ def _nothing() -> None:
 
 
 class Debugging(Protocol):
-    """What stops endpoints for people to look at them: see `breakpoints`."""
+    """The tool that stops endpoints for people to look at them: see `breakpoints`."""
 
     def returned(self, instance: Instance, call: Call, error: BaseException | None) -> None:
         """An endpoint has returned, or raised `error`; its caller does not know yet. May take as long as people do."""
@@ -181,7 +181,7 @@ class ActorBehaviour:
             instance.watcher.answered(delivery, body, buffers)
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
-        delivery.answered = True  # before: whoever has the answer may ask at once what runs here
+        delivery.answered = True  # before: the one that has the answer may ask at once what runs here
         self.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
@@ -226,7 +226,7 @@ class ActorBehaviour:
 
     @property
     def supervises(self) -> bool:
-        """Whether the actor has a `__supervise__` of its own, which is asked of every failure."""
+        """True if the actor has a `__supervise__` of its own, which is asked of every failure."""
         return self.cls is not None and getattr(self.cls, "__supervise__", None) is not Actor.__supervise__
 
     def supervise(self, failure: MeshFailure) -> Any:
@@ -307,7 +307,7 @@ class ActorBehaviour:
         return self._failure(cause)
 
     def _while_constructing(self) -> str:
-        """What raised, while there is no actor yet."""
+        """Returns the failure of a constructor, while there is no actor yet."""
         if self.actor is not None:
             return ""
         if self.cls is None:
@@ -321,7 +321,7 @@ class ActorBehaviour:
         return failure
 
     def describe_stale(self) -> Failure:
-        """Of messages for an actor whose place this one has taken."""
+        """Describes the failure of messages for an actor whose place this one has taken."""
         instance = self.instance
         return ledger.stale_failure(self.display, instance.key, self.mesh_name, instance.rank)
 
@@ -337,7 +337,7 @@ class ActorBehaviour:
 
 
 class Aborted(Exception):
-    """`actor_instance.abort(reason)`."""
+    """The end that `actor_instance.abort(reason)` asks for."""
 
 
 def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:

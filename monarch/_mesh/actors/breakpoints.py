@@ -26,8 +26,8 @@ _passed_over = False
 
 
 def install() -> None:
-    """In a process of a mesh, and in the root client when it gets an actor of the program. A hook that the program, or an
-    editor, has set stays."""
+    """Installs the hooks in a process of a mesh, and in the root client when it gets an actor of the program. A hook
+    that the program, or an editor, has set stays."""
     global _installed
     if _installed:
         return
@@ -129,7 +129,7 @@ class _OnException:
 
 
 def stop_on_exceptions(on: bool) -> None:
-    """In this process, from now on."""
+    """Turns that on or off in this process, from now on."""
     ActorBehaviour.debugging = _OnException() if on else None
 
 

@@ -60,10 +60,10 @@ _getframe = sys._getframe
 
 
 class EndpointProperty(Generic[Method_co, Raw_co]):
-    """What `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now.
+    """The attribute that `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now.
 
-    Type checkers see the method and what it returns; on an instance a BoundEndpoint, because they take the mesh that `spawn`
-    returns for an instance. Here the two differ: a mesh gives an Endpoint, an instance its method.
+    Type checkers see the method and what it returns; on an instance a BoundEndpoint, because they take the mesh that
+    `spawn` returns for an instance. Here the two differ: a mesh gives an Endpoint, an instance its method.
     """
 
     _local: Callable[..., Any] | None = None  # the method as instances have it, once one was asked for it
@@ -151,7 +151,7 @@ def endpoint(
 
     `explicit_response_port`: the method's first parameter after `self` is a Port for the answer, and its return value is
     ignored. `propagate`: how `rref` knows what it returns, see `Endpoint.rref`. `instrument`: record a span for each call.
-    TypeError for what is no function.
+    TypeError for what is not a function.
     """
 
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
@@ -313,9 +313,8 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         entry = Queue(self._target or self._make_target(), count)
         caller = _getframe(1)
         entry.code, entry.instruction = caller.f_code, caller.f_lasti
-        answers: ValueStream[R_co] = ValueStream(
-            entry, count
-        )  # first: its end closes the port, also if this is interrupted
+        # First: its end closes the port, also if this is interrupted.
+        answers: ValueStream[R_co] = ValueStream(entry, count)
         self._cast(entry, STREAM, args, kwargs)
         return answers
 
@@ -348,7 +347,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         `propagate` is a function that gets the same arguments, with fake tensors among them, and returns what a call
         returns; or "inspect", for what returns no tensor: then this is None. The actors have to be in the processes of
         the tensors (of the active mesh, without any): ValueError otherwise. NotImplementedError without `propagate`. An
-        exception of the endpoint is raised, as RemoteException, by whoever fetches something that depends on the results.
+        exception of the endpoint is raised, as RemoteException, by any fetch of something that depends on the results.
         """
         propagate = self._property._propagator
         if self._property._user_port:

@@ -12,19 +12,19 @@ from monarch._wire.message import Failure, ProcEnded
 
 
 class ActorMeshSpec(MeshFacts, Protocol):
-    """What all views of an actor mesh share, as far as endpoints need it."""
+    """The facts that all views of an actor mesh share, as far as endpoints need it."""
 
     name: str
     proc_mesh: Any
     cls: type
 
     def failure_of(self, address: str, ended: ProcEnded) -> Failure:
-        """What the end of the process at that address means to the actors."""
+        """Returns what the end of the process at that address means to the actors."""
         ...
 
 
 class EndpointMesh(Protocol):
-    """What an endpoint needs of the mesh of actors that it was found on."""
+    """The mesh of actors that an endpoint was found on, as far as it needs it."""
 
     _plan: ViewReceivers
     _shape: Shape
@@ -33,7 +33,7 @@ class EndpointMesh(Protocol):
     def _spec(self) -> ActorMeshSpec: ...
     def __len__(self) -> int: ...
     def _target(self, method: str) -> Target:
-        """Who answers, for errors to name."""
+        """Returns who answers, for errors to name."""
         ...
 
     def _gathered(self, values: list[Any]) -> Any:

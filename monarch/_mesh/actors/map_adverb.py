@@ -28,7 +28,7 @@ class OneArgument(Protocol[T_contra, S_co]):
 
 
 class MapAdverb:
-    """A part of Endpoint."""
+    """The part of Endpoint that has `map`."""
 
     __slots__ = ()
 

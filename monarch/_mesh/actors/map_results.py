@@ -35,7 +35,7 @@ _ITEM, _PROBE, _TIME = range(3)
 
 
 class MapProgress(NamedTuple):
-    """How far a map has come, in items: taken from the iterable, under way to or in an actor, with a result or an error,
+    """The progress of a map, in items: taken from the iterable, under way to or in an actor, with a result or an error,
     with an error, given to the program; and how often items were sent again."""
 
     pulled: int
@@ -112,14 +112,14 @@ class MapResults(Generic[R]):
 
     @property
     def progress(self) -> MapProgress:
-        """How far it has come. Answers count when the iterator has seen them."""
+        """Returns how far the map has come. Answers count when the iterator has seen them."""
         schedule = self._schedule
         return MapProgress(
             schedule.pulled, schedule.in_flight, schedule.done, schedule.failed, schedule.given, schedule.sent_again
         )
 
     def indexed(self) -> MapResults[tuple[int, R]]:
-        """From here on gives (index of the item, result) in place of results."""
+        """Gives from here on (index of the item, result) in place of results."""
         self._indexed = True
         return cast("MapResults[tuple[int, R]]", self)
 

@@ -16,7 +16,7 @@ _PATIENCE = 10.0  # seconds until a rank is lost, where another process decides 
 
 
 class Assigned(NamedTuple):
-    """That item is for that rank. `fresh`: it is the next one to be pulled."""
+    """An item that a rank is to run. `fresh`: it is the next one to be pulled."""
 
     item: int
     rank: int
@@ -163,7 +163,7 @@ class MapSchedule:
         return min(_FIRST_PROBE * 2.0 ** min(down.probes - 1, 10), _LAST_PROBE)
 
     def give_up(self) -> None:
-        """What was to be sent again has failed: no rank is left for it."""
+        """Gives up an item that was to be sent again: no rank is left for it."""
         while self._again:
             self._settle(self._again.popleft(), failed=True)
 
@@ -189,7 +189,7 @@ class MapSchedule:
         return self._tries.get(index, 0) < self._retries
 
     def tries(self, index: int) -> int:
-        """How often it was sent."""
+        """Returns how often it was sent."""
         return self._tries.get(index, 0) + 1
 
     def _settle(self, index: int, failed: bool) -> None:

@@ -17,11 +17,11 @@ from monarch._wire import codec, culprit
 
 
 class ReceiversUnknown(NotSendableError):
-    """What is being pickled depends on who receives it, and this is no message to actors."""
+    """The error of pickling something that depends on who receives it, and this is no message to actors."""
 
 
 class Receivers:
-    """Those whom a message is for. `key` names their mesh in each process, `name` is for people, `addresses` their
+    """The receivers of a message. `key` names their mesh in each process, `name` is for people, `addresses` their
     processes.
 
     Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a
@@ -81,7 +81,7 @@ def explain(exc: Exception, receivers: Receivers, what: str, values: Mapping[str
 
 
 def lives_here(key: str) -> bool:
-    """Whether an actor of the mesh of that key runs in this process. For optional packages."""
+    """True if an actor of the mesh of that key runs in this process. For optional packages."""
     return key in here().actors
 
 

@@ -33,7 +33,7 @@ def endpoint_doc(method: Callable[..., Any], count: int) -> str:
 
 
 def mesh_doc(cls: type, count: int, endpoints: Iterable[Any]) -> str:
-    """`endpoints`: those of the mesh."""
+    """Returns the docstring of a mesh. `endpoints`: those of the mesh."""
     import inspect
 
     own = vars(cls).get("__doc__")

@@ -147,18 +147,18 @@ class BaseHostAgent:
     # --- what an agent supplies
 
     def prepare(self, starts: Sequence[Start]) -> None:
-        """See `effects.Prepare`."""
+        """Carries out `effects.Prepare`."""
         raise NotImplementedError
 
     def launch(self, starts: Sequence[Start]) -> None:
-        """See `effects.Launch`."""
+        """Carries out `effects.Launch`."""
         raise NotImplementedError
 
     def send_signal(self, pid: int, number: int) -> None:
         raise NotImplementedError
 
     def release(self, ended: ProcEnded) -> None:
-        """See `effects.Ended`."""
+        """Carries out `effects.Ended`."""
         raise NotImplementedError
 
     def mesh_ended(self, mesh: str) -> None:
@@ -172,11 +172,9 @@ class BaseHostAgent:
         """Fits what a process is to start with to this host."""
 
     def begin_link(self, host: str) -> HostLink:
-        """See `routes.RoutingHost`."""
         raise NotImplementedError
 
     def is_near(self, host: str) -> bool:
-        """See `routes.RoutingHost`."""
         return False
 
     def take_link(self, hello: LinkHello) -> HostLink:
@@ -274,7 +272,7 @@ class BaseHostAgent:
     # --- hosts that are replaced
 
     def _on_host_replaced(self, connection: Connection, told: HostReplaced) -> None:
-        """Whoever owns hosts says so, and is answered when the processes here know it."""
+        """The owner of hosts says so, and is answered when the processes here know it."""
         self._host_replaced(connection, told)
         unheard = self._unheard.get((told.host, told.generation))
         if unheard is None or not told.port:
@@ -305,7 +303,7 @@ class BaseHostAgent:
                 self._heard_all((host, generation))
 
     def _heard_all(self, key: tuple[str, int]) -> None:
-        """Or have had their time."""
+        """Tells that all processes have acknowledged, or have had their time."""
         unheard = self._unheard.pop(key, None)
         if unheard is not None:
             unheard.timer.cancel()
@@ -313,19 +311,19 @@ class BaseHostAgent:
                 self.send(connection, Answer(told.port, told.rank, VALUE))
 
     def take_moves(self, connection: Connection, attach: Attach) -> None:
-        """What a client says of replaced hosts when it attaches to this one, which may be such a replacement."""
+        """Takes what a client says of replaced hosts when it attaches to this one, which may be such a replacement."""
         for told in attach.moves:
             self._host_replaced(connection, told)
         if attach.replaces:
             self.act(self.roster.give_up(self.loop.now(), attach.replaces))
 
     def _forget_moves(self, of: Callable[[str], bool]) -> None:
-        """Those owners have ended."""
+        """Forgets the moves of owners that have ended."""
         self.routes.forget_moves(of)
         self.host = self.routes.name
 
     def host_suspected(self, host: str, why: str) -> None:
-        """Whoever is here should know why answers from there do not come."""
+        """The processes here should know why answers from there do not come."""
         limit = settings.channel_reconnect_timeout()
         for connection in self.routes.processes():
             self.send(connection, Suspected(agent_at(host), 0, why, limit))
@@ -371,7 +369,7 @@ class BaseHostAgent:
                     self._disarm(("casts", *key))
 
     def _child(self, host: str) -> Relay:
-        """The agent of another host."""
+        """Returns the agent of another host."""
         relay = self._children.get(host)
         if relay is None:
             relay = self._children[host] = self._relay(agent_at(host), agent_at(self.host))
@@ -458,7 +456,7 @@ class BaseHostAgent:
             pass
 
     def _to_far(self, address: str, msg: Any) -> None:
-        """To a process of another host, or its agent."""
+        """Sends to a process of another host, or its agent."""
         self.send(self._relay(address, agent_at(self.host)), msg)
 
     def _relay(self, address: str, us: str) -> Relay:
@@ -466,7 +464,7 @@ class BaseHostAgent:
         return Relay(lambda: self.routes.way_to(host), route(address, us), address)
 
     def decode_spec(self, frame: Frame) -> LaunchSpec:
-        """What the message's body says of the processes to start."""
+        """Returns what the message's body says of the processes to start."""
         spec = os_text.decode(frame.body, LaunchSpec)
         self.adapt_spec(spec)
         return spec

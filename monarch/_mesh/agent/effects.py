@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._wire.message import LaunchSpec, ProcEnded
 
-Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
+Connection: TypeAlias = Any  # a key; only the one that carries out effects knows more
 
 
 class Limits(NamedTuple):
@@ -32,7 +32,7 @@ class Start(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Which process: the address and the incarnation."""
+        """Returns which process it is: the address and the incarnation."""
         return self.address, self.incarnation
 
 
@@ -45,7 +45,7 @@ class Send(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Send Bye, close."""
+    """The order to send Bye and close."""
 
     connection: Connection
     why: str
@@ -69,7 +69,8 @@ class Signal(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """That process is gone: release what it held, and put its last lines into `ended.tail`, which is sent to others next."""
+    """The end of a process: release what it held, and put its last lines into `ended.tail`, which is sent to others
+    next."""
 
     ended: ProcEnded
 

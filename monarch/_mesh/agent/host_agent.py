@@ -1,4 +1,4 @@
-"""The host agent: starts the processes of a host, tells whoever asks when they end, carries frames to other hosts and back.
+"""The host agent: starts the processes of a host, tells those that ask when they end, carries frames to other hosts and back.
 
 A client's own agent ends with the client; a worker's ends when it is shut down, or with the process that started it.
 Single-threaded but for the looking up of host names, runs no user code, unpickles nothing. It is a subreaper, so every
@@ -69,7 +69,7 @@ _FORK_ATTEMPTS = 2  # fork servers that are asked for a process, should one end 
 
 
 class Prepared:
-    """What a process gets to start with: its listening socket, and what to execute (None: it is forked)."""
+    """The things that a process gets to start with: its listening socket, and what to execute (None: it is forked)."""
 
     def __init__(self, command: Command | None, listening: socket.socket) -> None:
         self.command = command
@@ -117,7 +117,7 @@ class HostAgent(BaseHostAgent):
         self.receivers[SetCredentials] = lambda connection, trust, frame: self._on_trust(trust, frame)
 
     def run(self) -> None:
-        """Serves until whoever started us is gone and every process with it."""
+        """Serves until the process that started us is gone and every process with it."""
         self._wake_write.setblocking(False)
         self._wake_read.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
@@ -202,7 +202,7 @@ class HostAgent(BaseHostAgent):
             self.links.trust(host, credentials)
 
     def _has_room(self, client: str) -> bool:
-        """Whether output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
+        """True if output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
         here = self.client is not None and client in ("", self.client.remote)
         way = self.client if here else self.routes.way_to(host_of(client)) if client else None
         return way is None or way.queued < 2 * settings.outgoing_queue_bytes()
@@ -263,7 +263,8 @@ class HostAgent(BaseHostAgent):
         self.act(self.roster.prepared(self.loop.now(), starts))
 
     def _share_threads(self, start: Start) -> None:
-        """Those that take the place of others of the mesh get what those had."""
+        """Shares the processor's threads among processes. Those that take the place of others of the mesh get what
+        those had."""
         spec = start.spec
         if spec.share_threads and not threads.is_said(spec.env):
             if start.mesh not in self._shares:
@@ -271,7 +272,7 @@ class HostAgent(BaseHostAgent):
             spec.threads = self._shares[start.mesh]
 
     def _share_devices(self, starts: Sequence[Start]) -> None:
-        """As `_share_threads`."""
+        """Shares the devices, as `_share_threads` does."""
         first = starts[0]
         spec = first.spec
         if spec.share_devices and device_slots.driver_here():
@@ -308,7 +309,7 @@ class HostAgent(BaseHostAgent):
         self.servers.serving(spec).fork(_memory_file(os_text.encode(spec)), orders)
 
     def fork_server_ended(self, orders: Sequence[Order], why: str) -> None:
-        """Another one is asked, once."""
+        """Asks another fork server, once."""
         again: dict[int, list[Order]] = {}
         for order in orders:
             if order.tried < _FORK_ATTEMPTS and order.key in self._forking and self.servers.usable():
@@ -534,7 +535,7 @@ _ROUNDING = 1e-6  # seconds that a timer may be early
 
 
 class Lease:
-    """How long a worker waits for a client before it ends by itself: `seconds`, 0 for ever. Pure.
+    """The time that a worker waits for a client before it ends by itself: `seconds`, 0 for ever. Pure.
 
     A client is a process that has attached, or a client's machine that has made a link. The lease runs while there is
     none: from the worker's start, and from the moment that the last one left or was lost.
@@ -551,19 +552,19 @@ class Lease:
         self._clients.add(client)
 
     def left(self, client: str, now: float) -> None:
-        """That process or host is gone; with a host, its processes."""
+        """Notes that a process or host is gone; with a host, its processes."""
         before = len(self._clients)
         self._clients = {known for known in self._clients if known != client and host_of(known) != client}
         if before and not self._clients:
             self._since = now
 
     def due(self) -> float:
-        """When it is over unless a client comes; NEVER while there is one."""
+        """Returns when it is over unless a client comes; NEVER while there is one."""
         return NEVER if self._clients or self.seconds <= 0 else self._since + self.seconds
 
     def is_over(self, now: float) -> bool:
         return now + _ROUNDING >= self.due()
 
     def verdict(self) -> str:
-        """Why it ended."""
+        """Returns why the worker ended."""
         return f"no client for {self.seconds:g} s (setting worker_lease, MONARCH_WORKER_LEASE, --lease)"

@@ -36,7 +36,8 @@ _KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled aga
 
 
 class HostListener:
-    """Where this host listens, from its making on. OSError and ValueError as for TcpListener; `prefix` is its address."""
+    """The socket at which this host listens, from its making on. OSError and ValueError as for TcpListener; `prefix` is
+    its address."""
 
     def __init__(self, options: AgentOptions, loop: Loop) -> None:
         self.links: HostLinks | None = None
@@ -77,7 +78,7 @@ class HostLinks:
         listening.links = self
 
     def trust(self, host: str, credentials: Credentials) -> None:
-        """From now on these prove us to `host`, and the other way round."""
+        """Makes these prove us to `host`, and the other way round, from now on."""
         self._trusted[host] = credentials
 
     def dial(self, host: str) -> LinkConnection:
@@ -184,7 +185,8 @@ class HostLinks:
     # --- links that processes make themselves (see `_runtime.direct`)
 
     def may_dial(self, address: str) -> MayDial:
-        """What a process of this host needs to dial one of another. Only for its eyes: it has the job's secret in it."""
+        """Returns what a process of this host needs to dial one of another. Only for its eyes: it has the job's secret
+        in it."""
         host = host_of(address)
         given = self._trusted.get(host, self._own)
         why = ""

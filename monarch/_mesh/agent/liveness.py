@@ -36,12 +36,12 @@ class Liveness:
         return True
 
     def stopped(self, number: int) -> None:
-        """By that signal. It is suspected."""
+        """Notes that the process was stopped by that signal. It is suspected."""
         self._signal = number
         self.suspicion = f"stopped by signal {_named(number)}"
 
     def continued(self, now: float) -> bool:
-        """Whether it was stopped."""
+        """True if it was stopped."""
         if not self._signal:
             return False
         self._signal = 0
@@ -53,7 +53,7 @@ class Liveness:
             self._asked_at = now
 
     def due(self) -> float:
-        """When it is to be asked, or is suspected when it still has not answered; NEVER when neither."""
+        """Returns when it is to be asked, or is suspected when it still has not answered; NEVER when neither."""
         if self.suspicion or self.after <= 0:
             return NEVER
         if self._asked_at is None:
@@ -61,7 +61,7 @@ class Liveness:
         return max(self._alive_at + self.after, self._asked_at + self.after / 2)
 
     def asks(self, now: float, late: float) -> bool:
-        """Whether it is to be asked for a sign now; again if we are `late` seconds: when we did not run ourselves, its
+        """True if it is to be asked for a sign now; again if we are `late` seconds: when we did not run ourselves, its
         silence says nothing."""
         if self.suspicion or self.after <= 0:
             return False
@@ -73,7 +73,7 @@ class Liveness:
         return True
 
     def falls_silent(self, now: float) -> bool:
-        """Whether it is suspected from now on because it has not answered."""
+        """True if it is suspected from now on because it has not answered."""
         if self._asked_at is None or now + _ROUNDING < self.due():
             return False
         self.suspicion = (
@@ -83,7 +83,7 @@ class Liveness:
         return True
 
     def verdict(self) -> str:
-        """Why it was killed, once it was suspected for `timeout`."""
+        """Returns why it was killed, once it was suspected for `timeout`."""
         if self._signal:
             seen = f"was stopped by signal {_named(self._signal)} for {self.timeout:g} s"
         else:
@@ -92,7 +92,7 @@ class Liveness:
 
 
 def _named(number: int) -> str:
-    """`19 (SIGSTOP)`."""
+    """Returns a signal as `19 (SIGSTOP)`."""
     try:
         return f"{number} ({signal.Signals(number).name})"
     except ValueError:

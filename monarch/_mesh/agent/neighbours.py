@@ -20,7 +20,7 @@ _GONE = (FileNotFoundError, ConnectionRefusedError)  # its agent has ended
 
 
 def is_neighbour(host: str) -> bool:
-    """Whether the agent of that host prefix is, or was a moment ago, one of this machine's."""
+    """True if the agent of that host prefix is, or was a moment ago, one of this machine's."""
     return host.startswith(SCHEME) and os.path.exists(_socket_of(host))
 
 

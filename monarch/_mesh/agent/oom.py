@@ -57,11 +57,11 @@ class OutOfMemory:
             self._log = _open_log(log)
 
     def killed(self, pid: int) -> str:
-        """How the kernel killed `pid` for memory; "" when it did not, as far as anybody can tell.
+        """Returns how the kernel killed `pid` for memory; "" when it did not, as far as anybody can tell.
 
-        To be asked once for each process that ended with SIGKILL and that nobody of ours killed. Where only counts can be
-        read, a kill of an unknown process of the control group may be taken for this one, and the text says "it seems".
-        Never raises, never blocks; reads two small files and at most 5000 records of the log.
+        To be asked once for each process that ended with SIGKILL and that nobody of ours killed. Where only counts can
+        be read, a kill of an unknown process of the control group may be taken for this one, and the text says "it
+        seems". Never raises, never blocks; reads two small files and at most 5000 records of the log.
         """
         kills = self._read_log()
         for named in kills.values():
@@ -120,7 +120,7 @@ class OutOfMemory:
         return f"killed by the kernel{seems}: out of memory ({self._limit(kill)}{held}; see `dmesg`)"
 
     def _limit(self, kill: Kill) -> str:
-        """What there was too little of."""
+        """Returns what there was too little of."""
         if kill.constraint in ("CPUSET", "MEMORY_POLICY"):
             return "the memory of the NUMA nodes it may use"
         limits: dict[str, int] = {}
@@ -181,7 +181,7 @@ def _below(path: str, root: str) -> str:
 
 
 def ancestors(path: str) -> list[str]:
-    """`/a/b`, `/a`, `/`."""
+    """Yields `/a/b`, `/a`, `/`."""
     parts = [part for part in path.split("/") if part]
     return ["/" + "/".join(parts[:length]) for length in range(len(parts), -1, -1)]
 
@@ -236,7 +236,7 @@ def parse_record(record: str) -> Kill | None:
 
 
 def merge(first: Kill, second: Kill) -> Kill:
-    """What two records of one kill say together."""
+    """Returns what two records of one kill say together."""
     return Kill(
         second.pid,
         second.constraint or first.constraint,

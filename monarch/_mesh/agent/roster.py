@@ -57,7 +57,7 @@ from monarch._wire.message import (
     Watch,
 )
 
-ENDED_KEPT = 10_000  # ends of processes remembered, with whoever watches them, for those who ask late; the oldest go
+ENDED_KEPT = 10_000  # ends of processes remembered, with those that watch them, for those who ask late; the oldest go
 DEPARTED_KEPT = 100  # of the last processes that ended what they were is remembered, for those who look
 EARLY_KEPT = 1024  # exits of processes whose pid was not known yet
 ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
@@ -66,8 +66,8 @@ PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its for
 # Seconds that a watcher gets to say that it knows of a new process. Until all have, a restart is not over: somebody might
 # still mean the old process. One that says nothing must not hold it up for longer.
 HEARD_PATIENCE = 1.0
-# Seconds that a process gets to show whoever asks that it lives. The kernel closes the sockets of one that dies before it
-# tells us of its end, so that those at their other ends ask us about a process that is only not known to have ended.
+# Seconds that a process gets to show that it lives, to those that ask. The kernel closes the sockets of one that dies before
+# it tells us of its end, so that those at their other ends ask us about a process that is only not known to have ended.
 ASKED_PATIENCE = 1.0
 # Seconds between the end of a process's connection to us and its own. One that takes longer has closed its descriptors and
 # runs on, where nobody can reach it: it is killed.
@@ -112,7 +112,7 @@ class _Process:
         self.asked = 0  # the Ping whose answer tells them
 
     def state(self) -> tuple[str, str]:
-        """In a word, and what is known of it."""
+        """Returns its state in a word, and what is known of it."""
         if self.stopping:
             return "stopping", self.stopping
         if self.life.suspicion:
@@ -152,7 +152,7 @@ class Roster(Machine):
         return len(self._processes)
 
     def killing(self, pid: int) -> bool:
-        """Whether the process with that pid was sent SIGKILL from here."""
+        """True if the process with that pid was sent SIGKILL from here."""
         process = self._by_pid.get(pid)
         return process is not None and process.killed
 
@@ -240,7 +240,7 @@ class Roster(Machine):
 
     @event
     def prepared(self, starts: Iterable[Start]) -> None:
-        """Prepare was done: whoever sends to them now will reach them."""
+        """Takes the word that Prepare was done: what is sent to them now will reach them."""
         launch = []
         for start in starts:
             process = self._find(start.key)
@@ -259,7 +259,7 @@ class Roster(Machine):
             self._effects.append(Launch(tuple(launch)))
 
     def _tell_listening(self, process: _Process) -> None:
-        """Those who waited for it; of a later incarnation, everybody who may mean the one before."""
+        """Tells those who waited for it; of a later incarnation, everybody who may mean the one before."""
         address, incarnation = process.start.key
         listening = ProcReachable(address, incarnation)
         if incarnation:
@@ -351,7 +351,7 @@ class Roster(Machine):
             self._announce(process)
 
     def _announce(self, process: _Process) -> None:
-        """To its owner, once it runs and nobody means the one before it any more."""
+        """Announces a process to its owner, once it runs and nobody means the one before it any more."""
         if process.announced or process.connection is None or (process.unheard and not process.waited):
             return
         process.announced = True
@@ -398,7 +398,7 @@ class Roster(Machine):
 
     @event
     def shutdown(self, grace: float) -> None:
-        """Everything is to end."""
+        """Ends everything."""
         if not self._closing:
             self._closing = True
             for mesh in list(self._meshes.values()):
@@ -468,7 +468,7 @@ class Roster(Machine):
         self._check_done()
 
     def _orphan(self, owner: str) -> None:
-        """Nothing outlives its owner."""
+        """Ends what an owner leaves: nothing outlives it."""
         for owned in [other for other in self._meshes.values() if other.owner == owner]:
             self._stop_mesh(owned, "the process that spawned it has ended", ABANDONED_GRACE)
 
@@ -486,20 +486,20 @@ class Roster(Machine):
 
     @event
     def give_up(self, host: str) -> None:
-        """Whoever uses this host by that name had taken it for lost, and with it what runs here by that name."""
+        """Those that use this host by that name had taken it for lost, and with it what runs here by that name."""
         for mesh in list(self._meshes.values()):
             if any(host_of(process.start.address) == host for process in mesh.processes.values()):
                 mesh.given_up = True
                 self._stop_mesh(mesh, "its host was taken for lost", ABANDONED_GRACE)
 
     def awaited(self, address: str) -> bool:
-        """Whether a process is to come to that address that has not said hello yet."""
+        """True if a process is to come to that address that has not said hello yet."""
         process = self._processes.get(address)
         return process is not None and process.connection is None and not process.lost
 
     def _tell_end(self, mesh: _Mesh, ended: ProcEnded, last: bool = True) -> None:
-        """Whoever watches; they stay watchers for as long as another process may take its place. `last` of its mesh's
-        stop, if that is being stopped."""
+        """Returns those that watch; they stay watchers for as long as another process may take its place. `last` of its
+        mesh's stop, if that is being stopped."""
         address = ended.address
         self._take_waiting(address)
         for watcher in self._watchers.get(address, ()):
@@ -589,7 +589,7 @@ class Roster(Machine):
         self._arm_once(("unknown", address, connection), self._patience)
 
     def _take_waiting(self, address: str) -> list[Connection]:
-        """They become watchers."""
+        """Makes those who wait watchers."""
         waiting = list(self._waiting.pop(address, ()))
         for connection in waiting:
             self._disarm(("unknown", address, connection))
@@ -603,7 +603,7 @@ class Roster(Machine):
         self._send(connection, ProcEnded(address, 0, 1, False, [], "was never started on this host", incarnation))
 
     def _forget_watchers(self, mesh: str) -> None:
-        """Of the mesh's processes that have ended: no others follow."""
+        """Forgets the watchers of the mesh's processes that have ended: no others follow."""
         first = proc_address("", mesh, 0)[1:-1]
         for address in [address for address in self._watchers if name_of(address).startswith(first)]:
             if address not in self._processes:
@@ -638,7 +638,7 @@ class Roster(Machine):
 
     @event
     def census(self, connection: Connection, census: ListProcs) -> None:
-        """Which processes run."""
+        """Tells which processes run."""
         running = [process.start.address for process in self._processes.values() if process.connection is not None]
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
 
@@ -678,7 +678,7 @@ class Roster(Machine):
 
     @event
     def continued(self, pid: int) -> None:
-        """It runs again."""
+        """Notes that a stopped process runs again."""
         process = self._by_pid.get(pid)
         if process is None:
             self._early.pop(pid, None)

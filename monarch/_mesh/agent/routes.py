@@ -61,7 +61,7 @@ class HostLink(Protocol):
 
 
 class RoutingHost(Protocol):
-    """What an agent supplies."""
+    """The agent, as its routes need it."""
 
     @property
     def loop(self) -> Reactor: ...
@@ -71,7 +71,7 @@ class RoutingHost(Protocol):
         ...
 
     def is_near(self, host: str) -> bool:
-        """Whether it is another program of this machine, to which a link can be begun although it has no address."""
+        """True if it is another program of this machine, to which a link can be begun although it has no address."""
         ...
 
     def take_link(self, hello: LinkHello) -> HostLink:
@@ -83,7 +83,7 @@ class RoutingHost(Protocol):
         ...
 
     def awaited(self, address: str) -> bool:
-        """Whether a process is to come there that has not said hello."""
+        """True if a process is to come there that has not said hello."""
         ...
 
     def host_lost(self, host: str, why: str) -> None: ...
@@ -132,7 +132,7 @@ class Routes:
     # --- hosts that are replaced
 
     def at(self, host: str) -> str:
-        """Where the host of that name is dialled."""
+        """Returns where the host of that name is dialled."""
         move = self._moves.get(host)
         return host if move is None else move.at
 
@@ -174,7 +174,7 @@ class Routes:
             link.close(why)
 
     def forget_moves(self, of: Callable[[str], bool]) -> None:
-        """Those owners have ended, and nobody means these hosts any more."""
+        """Forgets the moves of owners that have ended: nobody means these hosts any more."""
         for host, move in [(host, move) for host, move in self._moves.items() if of(move.owner)]:
             del self._moves[host]
             self._begun.discard(host)
@@ -193,14 +193,14 @@ class Routes:
             self.name = self._home if self._home in self.names else min(self.names, default=self._home)
 
     def _is(self, host: str, agent: str) -> bool:
-        """Whether an agent may speak for that host."""
+        """True if an agent may speak for that host."""
         move = self._moves.get(host)
         return move is None or not move.agent or agent in ("", move.agent)
 
     # --- processes of this host
 
     def joined(self, name: str, connection: Connection) -> None:
-        """A process has said hello."""
+        """Hands a process that has said hello what waited for it."""
         self._local[name] = connection
         for pieces in self._early.pop(name, ()):
             self._early_bytes -= _size(pieces)
@@ -249,7 +249,7 @@ class Routes:
         return link
 
     def has_ended(self, host: str) -> bool:
-        """Whether its end was told, and neither side has begun a link since."""
+        """True if its end was told, and neither side has begun a link since."""
         return host in self._gone and host not in self._links
 
     def may_be_back(self, host: str) -> None:
@@ -308,7 +308,8 @@ class Routes:
             pass
 
     def _give(self, target: Any, pieces: list[Buffer], origin: Any, **how: bool) -> None:
-        """To a link (which may keep what is `owned`) or a process; who sends to one that does not take it is held."""
+        """Gives a frame to a link (which may keep what is `owned`) or a process; who sends to one that does not take it
+        is held."""
         try:
             target.send(pieces, **how)
         except ConnectionLost:
@@ -404,7 +405,7 @@ class Routes:
         connection.close(why)
 
     def connection_received(self, link: Any, received: list[Frame]) -> None:
-        """Data frames of a link."""
+        """Receives data frames of a link."""
         for frame in received:
             msg = message.decode(frame.head)
             if type(msg) is Envelope:
@@ -456,7 +457,7 @@ class Routes:
         self._station.host_lost(host, why)
 
     def _serves_as_gateway(self) -> bool:
-        """Whether some host without an address reaches others through this one."""
+        """True if some host without an address reaches others through this one."""
         return any(not is_dialable(host) for host in self._links)
 
     def close(self, reason: str) -> None:

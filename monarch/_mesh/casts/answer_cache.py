@@ -1,4 +1,4 @@
-"""The answers that gatherings have given, kept within bounds for whoever asks again. Pure; see `relay`."""
+"""The answers that gatherings have given, kept within bounds for those that ask again. Pure; see `relay`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ALONE = 64 * 1024  # bytes of an answer's body from which it travels alone, at o
 GIVEN_GATHERINGS = 1000
 GIVEN_BYTES = 16 * 1024 * 1024
 ANSWER_KEPT = 1024 * 1024
-# Processes whose last port that is not kept is remembered, to know what was; beyond them, whoever asks again for what is not
-# known gets a Failure too.
+# Processes whose last port that is not kept is remembered, to know what was; beyond them, a process that asks again for what
+# is not known gets a Failure too.
 EVICTED = 10_000
 
 Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
@@ -94,7 +94,7 @@ class AnswerCache:
             self._evict(next(iter(self.done.values())))
 
     def used(self, given: CachedAnswers) -> None:
-        """Of use just now; others go before it."""
+        """Marks answers as used just now; others go before it."""
         self.done.move_to_end(given.key)
         if given.key in self._sized:
             self._sized.move_to_end(given.key)
@@ -105,7 +105,7 @@ class AnswerCache:
         self._release(given)
 
     def may_have_answered(self, key: Key) -> bool:
-        """Whether a gathering that is not known may have finished here."""
+        """True if a gathering that is not known may have finished here."""
         back, port = key
         highest = self._evicted.get(back)
         return self._forgot if highest is None else port <= highest

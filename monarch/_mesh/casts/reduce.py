@@ -60,7 +60,7 @@ COMBINERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combiner(combine: Callable[[Any, Any], Any] | str) -> Callable[[Any, Any], Any]:
-    """What a name stands for. ValueError for unknown ones."""
+    """Returns the combiner that a name stands for. ValueError for unknown ones."""
     if not isinstance(combine, str):
         return combine
     try:

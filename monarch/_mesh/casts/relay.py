@@ -75,15 +75,14 @@ from monarch._wire.message import (
 # Plans of one upstream, and ours at one child: the least recently used is forgotten, and registered anew when it is needed.
 PLANS_KEPT = 4096
 GATHERINGS = 65_536  # further calls are delivered, and answered with a Failure
-HELD_BYTES = (
-    1024 * 1024
-)  # of one gathering's answers, held to travel together: then they go (of a reduction: all of its part)
+# Of one gathering's answers, held to travel together: then they go (of a reduction: all of its part).
+HELD_BYTES = 1024 * 1024
 # Casts without a gathering, and bytes of bodies, kept for one child until it has confirmed them. Of what is given up then the
 # receivers are told when the child's host ends (Skip), and a call without its body fails.
 KEPT_CASTS = 1000
 KEPT_BYTES = 16 * 1024 * 1024
 ENDED = 1000  # children remembered that count as ended
-PATIENCE = 300.0  # seconds that an agent waits for whoever takes the place of its parent whose host has ended
+PATIENCE = 300.0  # seconds that an agent waits for the agent that takes the place of its parent whose host has ended
 
 MANY = 8  # answers that came together, from which on the root does not look at each
 CONFIRM_CASTS = 64  # confirmed together at the latest
@@ -102,7 +101,8 @@ class Deliver(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """To the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or later."""
+    """A message to the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or
+    later."""
 
     host: str
     message: CastPlan | ForgetPlan | Cast | CancelGather
@@ -111,7 +111,7 @@ class Forward(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """To whoever sent us the cast; it may be gone."""
+    """A message to the sender of the cast, which may be gone."""
 
     upstream: UpstreamKey
     message: Answers | Delivered | PlanUnknown | HostUnreachable
@@ -141,7 +141,7 @@ Effect: TypeAlias = Deliver | Forward | Reply | DirectReply | Merge | Arm | Disa
 
 
 class Counts(NamedTuple):
-    """How much of everything there is. All but `finished` are 0 when nothing is under way and no plan is registered."""
+    """The number of everything there is. All but `finished` are 0 when nothing is under way and no plan is registered."""
 
     plans: int  # of upstreams
     registered: int  # at children
@@ -224,13 +224,13 @@ class Casts(Machine):
 
     @event
     def upstream_gone(self, upstream_key: UpstreamKey) -> None:
-        """The connection of a process of this host is lost, and with it whoever waits for answers there."""
+        """The connection of a process of this host is lost, and with it all that wait for answers there."""
         self._upstream_gone(self._now, upstream_key)
 
     # --- events: from processes of this host
 
     def gathers(self, back: str, port: int) -> bool:
-        """Whether answers to that port of the process at `back` go up the tree."""
+        """True if answers to that port of the process at `back` go up the tree."""
         return (back, port) in self._gatherings
 
     @event
@@ -285,7 +285,7 @@ class Casts(Machine):
             return
         pending = known[0].pending if len(known) == 1 else set().union(*(in_flight.pending for in_flight in known))
         if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
-            # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
+            # As they came: to look at each would be the most work of all, for the agent at the end of every way up.
             pending.difference_update(answers.ranks)
             as_they_came = msgspec.structs.replace(answers, gone=[]) if answers.gone else answers
             self._effects += [Reply(upstream.key, as_they_came, body, buffers) for upstream in gathering.upstreams]
@@ -335,7 +335,8 @@ class Casts(Machine):
 
     @event
     def host_ended(self, host: str) -> None:
-        """That host has ended, or cannot be reached any more, which is the same. Harmless when it is told again."""
+        """Takes the word that a host has ended, or cannot be reached any more, which is the same. Harmless when it is
+        told again."""
         self._upstream_gone(self._now, host)
         child = self._children.pop(host, None)
         self._apart.pop(host, None)
@@ -365,7 +366,7 @@ class Casts(Machine):
 
     @event
     def host_replaced(self, host: str) -> None:
-        """Another host goes by the name of one that has ended: whoever could not reach that one may reach this."""
+        """Another host goes by the name of one that has ended: agents that could not reach that one may reach this."""
         self._ended.pop(host, None)
         for hosts in self._apart.values():
             hosts.discard(host)
@@ -433,7 +434,7 @@ class Casts(Machine):
         return True
 
     def _is_repeat(self, upstream: Upstream, plan: RegisteredPlan, key: Key, cast: Cast) -> bool:
-        """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
+        """True if the cast is known here. Its sender has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
         if given is None:
@@ -456,7 +457,7 @@ class Casts(Machine):
     def _distribute(
         self, upstream: Upstream, plan: RegisteredPlan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]
     ) -> None:
-        """A cast without a gathering."""
+        """Distributes a cast without a gathering."""
         if cast.gather >= 0:
             cast = msgspec.structs.replace(cast, gather=-1.0)
         if cast.number:
@@ -495,7 +496,7 @@ class Casts(Machine):
         buffers: Sequence[Buffer],
         pending: set[int],
     ) -> None:
-        """To a child, and to those below it that it cannot reach."""
+        """Passes a cast to a child, and to those below it that it cannot reach."""
         apart = self._apart.get(part.host)
         alone = [part.solo(host) for host in sorted(apart & part.names)] if apart else []
         for solo in alone:
@@ -514,7 +515,7 @@ class Casts(Machine):
         buffers: Sequence[Buffer],
         pending: set[int],
     ) -> None:
-        """To a child, which may be new. `cast` has the numbers of the part's positions."""
+        """Passes a cast to a child, which may be new. `cast` has the numbers of the part's positions."""
         child = self._children.get(part.host)
         if child is None:
             child = self._children[part.host] = Downstream(part.host)
@@ -667,7 +668,7 @@ class Casts(Machine):
             self._memory.add(gathering.given, records, gone)
 
     def _send(self, upstream: Upstream, key: Key, records: Sequence[Record], gone: Sequence[int]) -> None:
-        """As few messages as may be."""
+        """Sends as few messages as may be."""
         together: list[Record] = []
         size = 0
         for record in records:
@@ -763,7 +764,7 @@ class Casts(Machine):
         self._passed(unacknowledged)
 
     def _fail_branch(self, gathering: Gathering, in_flight: InFlight) -> UnacknowledgedCast:
-        """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
+        """It cannot be sent again: those below that have not had it never will. They are told to skip it before it fails, for
         should we end meanwhile, the one above us has to do all this again."""
         pending, in_flight.pending = in_flight.pending, set()
         for below in in_flight.part.below():
@@ -772,7 +773,7 @@ class Casts(Machine):
         return self._losing(gathering, in_flight, pending)
 
     def _losing(self, gathering: Gathering, in_flight: InFlight, pending: set[int]) -> UnacknowledgedCast:
-        """Of those who are to skip a call that cannot be sent again, and for whom it fails then."""
+        """Returns the receivers, of those who are to skip a call that cannot be sent again, and for whom it fails then."""
         body = encode(
             Failure(
                 f"the call of {in_flight.cast.method}() was lost on its way through host {in_flight.part.host}, which "

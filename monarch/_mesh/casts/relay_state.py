@@ -15,7 +15,7 @@ BODY_KEPT = 1024 * 1024  # bytes: a larger body of a call is not kept, and it fa
 # (sender, mesh, part) with casts that were given up, remembered for each child; Skips are always kept.
 GIVEN_UP = 1000
 
-UpstreamKey: TypeAlias = Any  # a key; only whoever carries out effects knows more
+UpstreamKey: TypeAlias = Any  # a key; only the one that carries out effects knows more
 
 
 class RegisteredPlan:
@@ -56,7 +56,7 @@ class CastSubtree:
         return self._below
 
     def solo(self, host: str) -> CastSubtree:
-        """That host alone, which the child cannot reach; `host` is one of `names`."""
+        """Returns the subtree of that host alone, which the child cannot reach; `host` is one of `names`."""
         known = self._solos.get(host)
         if known is None:
             start = 0
@@ -126,7 +126,7 @@ class Gap:
         self.later = (self.later[0] if self.later is not None else first), last
 
     def confirmed(self, number: int) -> bool:
-        """By the child, up to that number: whether nothing is left."""
+        """Takes the child's confirmation, up to that number: whether nothing is left."""
         if self.last <= number and self.later is not None:
             self.first, self.last = self.later
             self.later = None
@@ -176,7 +176,7 @@ class Gathering:
 
     def __init__(self, upstream: Upstream, key: Key, cast: Cast) -> None:
         # Who wants the answers. More than one only while hosts end: a cast of one that has ended may come after that of
-        # whoever took its place, and looks the same.
+        # the one that took its place, and looks the same.
         self.upstreams = [upstream]
         self.key = key
         self.hold = cast.gather
@@ -271,7 +271,7 @@ class InFlight:
 
     @property
     def gap(self) -> tuple[str, str, CastSubtree]:
-        """What its receivers are told to skip if it is lost."""
+        """Returns what its receivers are told to skip if it is lost."""
         return self.cast.sender, self.cast.to, self.part
 
     def drop_body(self) -> None:

@@ -28,7 +28,7 @@ _SENDERS = 10_000  # actors whose casts are remembered, to tell the receivers of
 
 
 class Casting:
-    """One a process."""
+    """The casts of one process."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -61,7 +61,7 @@ class Casting:
         proc.post(self._agent, cast, body, buffers, coalesce_within)
 
     def _meant(self, parted: RemoteReceivers) -> Stamp:
-        """Which processes are meant, as far as known; looked up when something was learned since."""
+        """Returns which processes are meant, as far as known; looked up when something was learned since."""
         processes = self._proc.processes
         changes = processes.remote_changes
         known = self._meanings.get(parted)
@@ -123,7 +123,7 @@ class Casting:
 
 
 class _Casts:
-    """What an actor has cast: to which processes, and with which plan the last."""
+    """The casts of an actor: to which processes, and with which plan the last."""
 
     __slots__ = ("addresses", "plan")
 

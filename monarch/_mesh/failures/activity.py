@@ -99,7 +99,7 @@ class RunningHandler(Text, msgspec.Struct, frozen=True):
 
 
 def behind(queued: int, is_async: bool) -> str:
-    """What is said of the messages that wait for an endpoint to return, and of how they need not."""
+    """Returns what is said of the messages that wait for an endpoint to return, and of how they need not."""
     if not queued:
         return ""
     text = f"; {queued} message(s) of this actor wait behind it"
@@ -123,7 +123,7 @@ class Job(NamedTuple):
 
     @property
     def explicit(self) -> bool:
-        """Whether the endpoint answers through a port, which it may have given to others."""
+        """True if the endpoint answers through a port, which it may have given to others."""
         method = self._method
         return method is None or bool(method.explicit)
 
@@ -133,7 +133,7 @@ class Job(NamedTuple):
 
     @property
     def is_debugged(self) -> bool:
-        """Whether it waits for people: its actor stands at a breakpoint (see `actors.breakpoints`), or serves those."""
+        """True if it waits for people: its actor stands at a breakpoint (see `actors.breakpoints`), or serves those."""
         behaviour: Any = self.instance.behaviour
         return "debugging" in vars(behaviour) or getattr(behaviour.cls, "_waits_for_people", False)
 
@@ -173,7 +173,7 @@ class Jobs:
 
 
 def lines_of_job(job: Job, frames: dict[int, FrameType]) -> list[Line]:
-    """Where a message is handled, outermost line first."""
+    """Returns the lines where a message is handled, outermost first."""
     if job.task is None or stacks.is_running(job.task):
         return stacks.of_thread(frames.get(job.instance.thread_ident))
     return stacks.of_task(job.task)
@@ -199,7 +199,7 @@ def _host() -> str:
 
 
 def display(instance: Instance | None) -> str:
-    """The actor's name in reports."""
+    """Returns the actor's name in reports."""
     if instance is None or instance.behaviour is None:
         return "<root>" if instance is not None else "<a thread of no actor>"
     return getattr(instance.behaviour, "display", instance.name)
@@ -259,8 +259,8 @@ class Helpers:
         self._crowded: set[int] = set()
 
     def has(self, job: Job, running: Current) -> bool:
-        """Whether there are timers for the message, or tasks beside the one that handles it. True as well when there are too
-        many tasks to look at."""
+        """True if there are timers for the message, or tasks beside the one that handles it. True as well when there
+        are too many tasks to look at."""
         loop = job.task.get_loop()
         if id(loop) not in self._timers:
             self._look_at(loop)
@@ -292,11 +292,11 @@ def _messages_of(task: Any) -> list[Current | None]:
 
 
 def is_bound(wait: Wait, helpers: Helpers) -> bool:
-    """Whether nothing but its answer ends this wait, and the message it belongs to does not end before it does.
+    """True if nothing but its answer ends this wait, and the message it belongs to does not end before it does.
 
-    Cautious: False where it cannot be seen. A thread of an actor that blocks does nothing else. A task may be cancelled: it
-    counts when it is the one that handles the message, the endpoint awaits the answer itself, and neither a timer nor another
-    task was made on behalf of that message (as timeouts, gather, wait and task groups do).
+    Cautious: False where it cannot be seen. A thread of an actor that blocks does nothing else. A task may be
+    cancelled: it counts when it is the one that handles the message, the endpoint awaits the answer itself, and neither
+    a timer nor another task was made on behalf of that message (as timeouts, gather, wait and task groups do).
     """
     running, target = wait.running, wait.entry.target
     if running is None or target is None or not target.key or wait.limited or not (wait.alone and wait.stands):

@@ -71,8 +71,8 @@ class Detector:
     def sweep(
         self, waits: Iterable[tuple[int, float]], look: Callable[[int], Blocked | None], now: float, after: float
     ) -> list[SendProbe]:
-        """From time to time, with (number, since) of every wait that stands; `look` says what is known of one that is due,
-        None for one that can end by itself."""
+        """Begins probes. Called from time to time, with (number, since) of every wait that stands; `look` says what is
+        known of one that is due, None for one that can end by itself."""
         asked = {}
         effects: list[SendProbe] = []
         begun = 0
@@ -108,7 +108,7 @@ class Detector:
         return effects
 
     def _saw(self, probe: DeadlockProbe, wait: Blocked) -> bool:
-        """Whether the wait was asked this before; remembers that it was."""
+        """True if the wait was asked this before; remembers that it was."""
         key = (probe.origin, probe.number, probe.attempt, probe.again, wait.number)
         if key in self._seen:
             return True

@@ -16,8 +16,8 @@ _LINES = 1_000  # calling lines that are told apart; those beyond are not counte
 
 
 class DroppedErrors:
-    """What was dropped, by the line that called. Of one line the 1st, 10th, 100th, ... error is logged: a loop that never
-    looks at its results is not to fill a disk. On the I/O thread."""
+    """The errors that were dropped, by the line that called. Of one line the 1st, 10th, 100th, ... error is logged: a
+    loop that never looks at its results is not to fill a disk. On the I/O thread."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[CodeType | None, int], int] = {}

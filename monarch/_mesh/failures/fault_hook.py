@@ -8,11 +8,11 @@ from typing import Any
 
 
 def default_fault_hook(failure: Any) -> None:
-    """What happens to a failure that reached the root client and that nobody handled: the program ends with status 1.
+    """Ends the program with status 1, for a failure that reached the root client and that nobody handled.
 
-    A program replaces it by assignment: `monarch.actor.unhandled_fault_hook = mine`. It is called with the MeshFailure, in
-    the client's process, on a thread of the runtime. When it returns, the failure is handled: nothing is printed, and the
-    program goes on. When it raises, whatever that is, the report goes to stderr and the main thread gets an
+    A program replaces it by assignment: `monarch.actor.unhandled_fault_hook = mine`. It is called with the MeshFailure,
+    in the client's process, on a thread of the runtime. When it returns, the failure is handled: nothing is printed,
+    and the program goes on. When it raises, whatever that is, the report goes to stderr and the main thread gets an
     UnhandledFaultError.
     """
     sys.exit(1)

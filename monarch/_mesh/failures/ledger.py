@@ -19,7 +19,8 @@ EXIT_CLEAN = "stopped: process exited cleanly"
 
 
 class MeshFailure:
-    """What `__supervise__` and `unhandled_fault_hook` are given: which mesh failed, at which ranks, and why.
+    """The failure that `__supervise__` and `unhandled_fault_hook` are given: which mesh failed, at which ranks, and
+    why.
 
     `mesh_name` is the unique name of the actor mesh ("<none>" when unknown), `crashed_ranks` its ranks ([]: the whole
     mesh, or unknown). `report()` is the text for people. Stays in its process: it cannot be pickled.
@@ -32,12 +33,12 @@ class MeshFailure:
 
     @property
     def mesh(self) -> str:
-        """The same as `mesh_name`."""
+        """Returns `mesh_name`."""
         return self.mesh_name
 
     @property
     def event(self) -> str:
-        """What happened to the actor or process, without the tree of owners that the report has."""
+        """Returns what happened to the actor or process, without the tree of owners that the report has."""
         return self._failure.event or self._failure.report
 
     def report(self) -> str:
@@ -54,7 +55,7 @@ class MeshFailure:
 
 
 class MeshFacts(Protocol):
-    """What the ledger needs to know of an actor mesh."""
+    """The facts of an actor mesh that the ledger needs."""
 
     key: str
     addresses: Sequence[str]
@@ -92,8 +93,8 @@ class MeshGone:
 
 
 class RankStates:
-    """How some ranks of a mesh stand: `lost`, why one of them (or the mesh) will not come back; `coming`, those that are
-    restarted, and why they ended where that is known."""
+    """The states of some ranks of a mesh: `lost`, why one of them (or the mesh) will not come back; `coming`, those
+    that are restarted, and why they ended where that is known."""
 
     __slots__ = ("coming", "lost")
 
@@ -153,7 +154,7 @@ class Ledger:
             self._by_address.setdefault(address, set()).add(mesh.key)
 
     def failures(self) -> list[tuple[Failure, list[int]]]:
-        """What has failed and is not coming back, each with the ranks that it has ended."""
+        """Returns what has failed and is not coming back, each with the ranks that it has ended."""
         found: dict[int, tuple[Failure, list[int]]] = {}
         for entry in self._entries.values():
             for rank, failure in entry.ended.items():
@@ -251,7 +252,7 @@ class Ledger:
         return entry.whole is None
 
     def not_restarted(self, key: str, ranks: Iterable[int]) -> None:
-        """They stay as they are."""
+        """Leaves these ranks as they are."""
         entry = self._entries.get(key)
         if entry is not None:
             ranks = set(ranks)
@@ -259,8 +260,8 @@ class Ledger:
             entry.given_up.update(ranks.intersection(entry.ended))
 
     def standing(self, key: str, ranks: Iterable[int], policy: bool, asked: Container[int] = ()) -> RankStates:
-        """How these ranks stand. `policy`: the mesh has one, which restarts a rank that fails unless it has given up.
-        `asked`: ranks that the program itself is restarting."""
+        """Returns how these ranks stand. `policy`: the mesh has one, which restarts a rank that fails unless it has
+        given up. `asked`: ranks that the program itself is restarting."""
         entry = self._entries.get(key)
         if entry is None:
             return RankStates(stopped_failure(key, "its mesh was stopped", key))
@@ -275,7 +276,7 @@ class Ledger:
         return found
 
     def restarted_at(self, address: str) -> bool:
-        """Whether a rank that lives in that process is being restarted."""
+        """True if a rank that lives in that process is being restarted."""
         for key in self._by_address.get(address, ()):
             entry = self._entries[key]
             if any(entry.mesh.addresses[rank] == address for rank in entry.restarting):
@@ -283,7 +284,7 @@ class Ledger:
         return False
 
     def is_coming_back(self, key: str, rank: int) -> bool | None:
-        """Whether that rank lives, as far as known, or is to be replaced; None when the mesh is not owned here."""
+        """True if that rank lives, as far as known, or is to be replaced; None when the mesh is not owned here."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -307,7 +308,7 @@ class Ledger:
             self.mesh_stopped(key, reason)
 
     def check(self, key: str, ranks: Iterable[int]) -> Failure | None:
-        """Why a call to these ranks cannot succeed; None when nothing is known against it."""
+        """Returns why a call to these ranks cannot succeed; None when nothing is known against it."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -322,6 +323,7 @@ class Ledger:
 
 
 _CRASHED = "a crash in native code (an extension module, or memory that was misused through one)"
+# What users ask first; SIGKILL tells no more than its number.
 _SIGNALS: dict[int, str] = {
     signal.SIGSEGV: f", SIGSEGV: {_CRASHED}",
     signal.SIGBUS: f", SIGBUS: {_CRASHED}, or shared memory that the machine did not have",
@@ -329,7 +331,7 @@ _SIGNALS: dict[int, str] = {
     signal.SIGILL: f", SIGILL: {_CRASHED}, perhaps built for another CPU",
     signal.SIGABRT: ", SIGABRT: native code gave up (abort(), a failed assertion, an exception of C++)",
     signal.SIGTERM: ", SIGTERM: something asked it to end",
-}  # what users ask first; SIGKILL tells no more than its number
+}
 
 
 def describe_exit(ended: ProcEnded) -> str:
@@ -349,7 +351,7 @@ def _whereabouts(ended: ProcEnded) -> str:
 
 
 def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
-    """What becomes of the ranks of `mesh` that lived in the process that ended."""
+    """Returns what becomes of the ranks of `mesh` that lived in the process that ended."""
     shown = mesh.display(ranks[0]) if ranks else mesh.mesh_name
     if ended.stopped or (ended.code == 0 and not ended.detail):
         status = EXIT_CLEAN
@@ -402,7 +404,7 @@ def unhandled_child(
 
 
 def stale_failure(display: str, key: str, mesh_name: str, rank: int) -> Failure:
-    """Of a message whose receiver has ended and been replaced since it was sent."""
+    """Returns the failure of a message whose receiver has ended and been replaced since it was sent."""
     text = (
         f"the actor {display} was restarted after this message was sent: it was meant for the one before, which has ended, "
         f"and was not handled. Call again to reach the new one"

@@ -86,11 +86,11 @@ class Frontend(Protocol):
 
 
 class Raised:
-    """When a fault last reached the main thread. Pure.
+    """The moment at which a fault last reached the main thread. Pure.
 
-    Faults come in groups: one host dies, and each of its meshes fails. Those that come while the first is handled are shown
-    and no more. Where that is over, but its exception still exists, somebody may be about to end the program because of it
-    (pytest prints its summary), or may just keep it: the next fault waits a little.
+    Faults come in groups: one host dies, and each of its meshes fails. Those that come while the first is handled are
+    shown and no more. Where that is over, but its exception still exists, somebody may be about to end the program
+    because of it (pytest prints its summary), or may just keep it: the next fault waits a little.
     """
 
     def __init__(self) -> None:
@@ -103,11 +103,11 @@ class Raised:
         self._error = None if error is None else weakref.ref(error)
 
     def as_interrupt(self, time: float) -> bool:
-        """Whether a SIGINT was sent a short while ago."""
+        """True if a SIGINT was sent a short while ago."""
         return time < self._until and self._error is None
 
     def exists(self, time: float) -> bool:
-        """Whether an exception was raised a short while ago and still exists."""
+        """True if an exception was raised a short while ago and still exists."""
         return time < self._until and self._error is not None and self._error() is not None
 
     def over(self) -> None:
@@ -131,7 +131,7 @@ class Repeats:
 
 
 class Faults:
-    """What becomes of the failures that reach the root client of this process."""
+    """The failures that reach the root client of this process, and what becomes of them."""
 
     def __init__(self) -> None:
         self.front: Frontend | None = None
@@ -159,7 +159,8 @@ class Faults:
         self._thread = start_thread(self._run, "monarch-fault")
 
     def stop(self, timeout: float) -> None:
-        """When the client is closed. A thread that waits for ever would keep alive what the program's end is to free."""
+        """Ends it, when the client is closed. A thread that waits for ever would keep alive what the program's end is
+        to free."""
         self._stopped = True
         self._queue.put(None)
         if self._thread is not None:
@@ -180,7 +181,7 @@ class Faults:
         self._raised.over()
 
     def is_interrupting(self) -> bool:
-        """Whether a KeyboardInterrupt that comes now is a fault that was handed over as a Ctrl-C."""
+        """True if a KeyboardInterrupt that comes now is a fault that was handed over as a Ctrl-C."""
         return self._raised.as_interrupt(time.monotonic())
 
     # --- our thread
@@ -267,7 +268,7 @@ class Faults:
                 del error  # the traceback would keep it, and it the traceback
 
     def _error_for(self, frame: FrameType | None) -> UnhandledFaultError | None:
-        """What is to be raised at `frame`. None when nothing is, or it comes in another way, or later."""
+        """Returns what is to be raised at `frame`. None when nothing is, or it comes in another way, or later."""
         fault, front = self._pending, self.front
         if fault is None or _in_destructor(frame):
             return None
@@ -291,7 +292,7 @@ class Faults:
         return None
 
     def _disturbs(self, frame: FrameType | None) -> bool:
-        """Whether the main thread is busy with an earlier fault, or with its end."""
+        """True if the main thread is busy with an earlier fault, or with its end."""
         kinds: tuple[type[BaseException], ...] = (UnhandledFaultError,)
         if self.front is not None:
             kinds += self.front.kinds
@@ -380,7 +381,7 @@ def _kill_main(number: int) -> None:
 
 
 def _in_sigwait(thread: int | None) -> bool:
-    """Whether the thread sits in `signal.sigwait`, which no handler interrupts: such a program takes SIGINT by waiting
+    """True if the thread sits in `signal.sigwait`, which no handler interrupts: such a program takes SIGINT by waiting
     for it. The kernel says where a thread sleeps, where it may be asked."""
     try:
         with open(f"/proc/self/task/{thread}/wchan") as file:
@@ -396,7 +397,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def inside(code: CodeType, frame: FrameType | None) -> bool:
-    """Whether the function of `code` runs, and what it called is at `frame` now."""
+    """True if the function of `code` runs, and what it called is at `frame` now."""
     return any(each.f_code is code for each in _outwards(frame))
 
 
@@ -409,19 +410,19 @@ def _of_asyncio(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Whether an exception raised here would be printed as "ignored", and lost."""
+    """True if an exception raised here would be printed as "ignored", and lost."""
     finalize = weakref.finalize.__call__.__code__
     return any(each.f_code.co_name == "__del__" or each.f_code is finalize for each in _outwards(frame))
 
 
 def _in_wire(frame: FrameType | None) -> bool:
-    """Whether a message is just being written: half of one on a connection would spoil the rest. It takes no time, unless
-    the other side takes nothing; so this is a reason to come back once."""
+    """True if a message is just being written: half of one on a connection would spoil the rest. It takes no time,
+    unless the other side takes nothing; so this is a reason to come back once."""
     return any(_module(each).startswith("monarch._wire.") for each in _outwards(frame))
 
 
 def _has_part(exc: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether this is one of `kinds`, or was raised while one was handled."""
+    """True if this is one of `kinds`, or was raised while one was handled."""
     seen: set[int] = set()
     found = [exc]
     while found:
@@ -441,7 +442,7 @@ def current_task(loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any] | None:
 
 
 def _runs_program(frame: FrameType | None, loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a task or a callback runs in this thread's loop, and is not itself in asyncio's code."""
+    """True if a task or a callback runs in this thread's loop, and is not itself in asyncio's code."""
     if frame is None or _of_asyncio(frame):
         return False
     if current_task(loop) is not None:
@@ -451,7 +452,7 @@ def _runs_program(frame: FrameType | None, loop: asyncio.AbstractEventLoop) -> b
 
 
 def has_own_handler() -> bool:
-    """Whether the program says itself what SIGINT does. Ignoring it, or leaving it to the system, says nothing."""
+    """True if the program says itself what SIGINT does. Ignoring it, or leaving it to the system, says nothing."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or handler is signal.default_int_handler:
         return False

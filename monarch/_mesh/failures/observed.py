@@ -80,7 +80,7 @@ class OwnersCall:
         self.issued = issued
 
     def covers(self, failure: MeshFailure) -> bool:
-        """Whether it waited for a rank that has failed. No ranks are the whole mesh."""
+        """True if it waited for a rank that has failed. No ranks are the whole mesh."""
         given = failure._failure
         return given.mesh == self.key and (not given.ranks or not self.ranks.isdisjoint(given.ranks))
 
@@ -116,7 +116,7 @@ class Observed:
         return [held] if calls or self._grace else self.lapse(held)
 
     def lapse(self, held: UnretrievedFailure) -> list[Effect]:
-        """Its moment is over."""
+        """Ends the time that a failure is held."""
         if not held.open or held.calls:
             return []
         return self._close(held, [Notify(held.owner, failure) for failure in held.failures])
@@ -159,7 +159,7 @@ class Observed:
         return untold
 
     def give_up(self, held: UnretrievedFailure | None = None) -> list[Effect]:
-        """What is entrusted to Futures that nobody will observe is told after all: all of it, when the program ends."""
+        """Tells after all what is entrusted to Futures that nobody will observe: all of it, when the program ends."""
         effects: list[Effect] = []
         for each in [held] if held is not None else list(self._held):
             if each.open:

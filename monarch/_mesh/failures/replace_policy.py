@@ -8,7 +8,7 @@ from monarch._mesh.failures.restart_policy import Intensity, checked_count, chec
 class ReplacePolicy:
     """Replaces hosts that have died, without the program: `attach_to_workers(..., spares=[...], replace=ReplacePolicy())`.
 
-    A lost host is replaced as by `HostMesh.replace(failed=True)`: by whoever the job finds, by a spare, by a worker that
+    A lost host is replaced as by `HostMesh.replace(failed=True)`: by a host that the job finds, by a spare, by a worker that
     listens at the same address again. Processes and actors come back there when they are restarted: those under a
     RestartPolicy by themselves, which waits for the host, others by `restart(failed=True)`.
 
@@ -35,5 +35,5 @@ class ReplacePolicy:
         )
 
     def begin(self) -> Intensity:
-        """The count of one mesh."""
+        """Returns the count of one mesh."""
         return Intensity(self.max_replacements, self.within, self.backoff, self.max_backoff)

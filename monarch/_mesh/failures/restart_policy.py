@@ -96,8 +96,8 @@ def checked_seconds(name: str, value: Any) -> float:
 
 
 class Intensity:
-    """How often something may be done within a time, and the pauses before it, each twice as long as the one before. Times
-    are seconds of any one clock."""
+    """A limit on how often something may be done within a time, and the pauses before it, each twice as long as the one
+    before. Times are seconds of any one clock."""
 
     def __init__(self, most: int, within: float, backoff: float, max_backoff: float) -> None:
         self._most = most
@@ -122,7 +122,7 @@ Children = dict[str, list[int]]  # mesh key -> ranks
 
 
 class RestartAttempt:
-    """What to restart, and after how many seconds."""
+    """The actors to restart, and after how many seconds."""
 
     __slots__ = ("children", "delay")
 
@@ -150,7 +150,7 @@ class RestartGroup:
         self._meshes[key] = count
 
     def remove(self, key: str) -> None:
-        """It was stopped."""
+        """Removes a mesh that was stopped."""
         self._meshes.pop(key, None)
 
     def failed(self, key: str, ranks: Iterable[int], now: float) -> RestartAttempt | None:

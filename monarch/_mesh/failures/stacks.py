@@ -25,7 +25,7 @@ _DEEPEST = 1000  # frames looked at; of a deeper stack the innermost
 
 
 def frames() -> dict[int, FrameType]:
-    """What every thread of this interpreter runs now, for `of_thread`."""
+    """Returns what every thread of this interpreter runs now, for `of_thread`."""
     return sys._current_frames()
 
 
@@ -69,7 +69,7 @@ def frames_of_task(task: Any) -> list[FrameType]:
 
 
 def is_running(task: Any) -> bool:
-    """Whether a thread executes the task at this moment: then its lines are the thread's."""
+    """True if a thread executes the task at this moment: then its lines are the thread's."""
     return bool(getattr(task.get_coro(), "cr_running", False))
 
 
@@ -82,19 +82,19 @@ def _suspended(awaitable: Any) -> tuple[FrameType | None, Any]:
 
 
 def line_of(frame: FrameType) -> Line:
-    """Where a frame is."""
+    """Returns where a frame is."""
     code = frame.f_code
     return code.co_filename, frame.f_lineno or 0, code.co_qualname  # between two lines it has none
 
 
 def is_hidden(file: str) -> bool:
-    """Whether a file is the runtime's, or of the machinery for threads and tasks."""
+    """True if a file is the runtime's, or of the machinery for threads and tasks."""
     return file.startswith(_HIDDEN)
 
 
 def of_program(files: Sequence[str]) -> list[int]:
-    """Which of the frames of a stack, outermost first, are the program's, by their files. `<string>` above the runtime is the
-    command with which a process of ours begins."""
+    """Returns which of the frames of a stack, outermost first, are the program's, by their files. `<string>` above the
+    runtime is the command with which a process of ours begins."""
     found = [index for index, file in enumerate(files) if not is_hidden(file)]
     if found[:1] == [0] and files[0] == "<string>" and len(files) > 1 and is_hidden(files[1]):
         del found[0]
@@ -107,7 +107,7 @@ def _shown(lines: Iterable[Line]) -> list[Line]:
 
 
 def formatted(lines: Iterable[Line]) -> str:
-    """As in a traceback, with the text of the source lines where it can be read. Reads files."""
+    """Formats lines as in a traceback, with the text of the source lines where it can be read. Reads files."""
     import linecache
 
     shown = []

@@ -16,11 +16,11 @@ class UndeliverableMessageEnvelope:
         return self._bounced.sender
 
     def dest(self) -> str:
-        """Where it was to go, as an address."""
+        """Returns where it was to go, as an address."""
         return self._bounced.dest
 
     def error_msg(self) -> str:
-        """Why it could not be delivered."""
+        """Returns why it could not be delivered."""
         return self._bounced.error
 
     def report(self) -> str:

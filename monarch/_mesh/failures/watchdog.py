@@ -56,7 +56,8 @@ logger = logging.getLogger("monarch")
 
 
 class Watchdog:
-    """Of one Proc. `on_slow` is called with the stacks of endpoints that were logged, by the thread that logs."""
+    """The watchdog of one Proc. `on_slow` is called with the stacks of endpoints that were logged, by the thread that
+    logs."""
 
     def __init__(
         self, proc: Proc, on_slow: Callable[[Sequence[list[stacks.Line]]], None] = lambda stacks: None
@@ -208,7 +209,7 @@ def _blocked(wait: Wait) -> Blocked:
 
 
 def _period(waiting: bool) -> float:
-    """Seconds between two sweeps."""
+    """Returns the seconds between two sweeps."""
     deadlock = settings.deadlock_after() / 2 if waiting else 0.0
     slow = settings.slow_handler_after() / 4
     return min((seconds for seconds in (deadlock, slow) if seconds), default=_IDLE)

@@ -254,7 +254,7 @@ class _AdminConnection:
             self._read()
 
     def close(self) -> None:
-        """Any thread, but a stream's."""
+        """Closes the connection. Any thread, but a stream's."""
         self._owner.closed(self)
         if self._slow is not None:
             self._slow.cancel()

@@ -40,7 +40,7 @@ def answer_by_signal(agent: Any, argument: bytes) -> bytes:
 
 
 def by_signal(folder: str, wanted: StacksByAgent) -> AgentStacks:
-    """Of processes whose run folder that is."""
+    """Collects the stacks of processes whose run folder that is, by a signal."""
     names = {name_of(address): address for address in wanted.addresses}
     dumps, silent = fault_signal.ask_by_signal(folder, list(names), min(wanted.seconds, _LONGEST))
     found = []
@@ -55,14 +55,14 @@ def answer_native(agent: Any, argument: bytes) -> bytes:
 
 
 def _own(agent: Any, argument: bytes) -> StacksByAgent:
-    """What concerns this host: whoever asks several agents asks them all the same."""
+    """Returns what concerns this host: a caller asks all agents the same."""
     wanted = _decode(argument)
     own = [address for address in wanted.addresses if host_of(address) in agent.routes.names]
     return msgspec.structs.replace(wanted, addresses=own)
 
 
 def by_pyspy(folder: str, wanted: StacksByAgent) -> AgentStacks:
-    """With the frames of native code. Needs the right to trace the processes."""
+    """Collects stacks with the frames of native code. Needs the right to trace the processes."""
     program, missing = find_pyspy(wanted.pyspy)
     if missing:
         return AgentStacks([], dict.fromkeys(wanted.addresses, missing))
@@ -101,7 +101,7 @@ def find_pyspy(given: str = "") -> tuple[str, str]:
 
 
 def _dump(program: str, pid: int, seconds: float) -> str:
-    """What py-spy says of a process. RuntimeErrors become ValueError, with the way out."""
+    """Returns what py-spy says of a process. RuntimeErrors become ValueError, with the way out."""
     if fault_signal.status_of(pid).get("State", "?")[0] in "Tt":
         raise ValueError("it is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT` lets it run again")
     command = [program, "dump", "--pid", str(pid), "--json", "--native"]

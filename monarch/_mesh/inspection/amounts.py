@@ -13,7 +13,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: `512 MiB`, `1.5 GiB`."""
+    """Returns bytes for people: `512 MiB`, `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

@@ -59,7 +59,7 @@ decode_groups = msgspec.msgpack.Decoder(list[GroupState]).decode
 
 
 def groups() -> Iterator[GroupState]:
-    """Of this process; nothing where torch.distributed is not in use."""
+    """Yields the groups of this process; nothing where torch.distributed is not in use."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(c10d, "_world", None)
     if world is None:
@@ -86,7 +86,7 @@ def groups() -> Iterator[GroupState]:
 
 
 def _begun(group: Any) -> int:
-    """How many collectives torch has counted; 0 when it counts none."""
+    """Returns how many collectives torch has counted; 0 when it counts none."""
     try:
         if type(group).__module__.startswith("monarch."):  # made when first used: to ask it must not make it
             return int(group.begun())
@@ -96,7 +96,7 @@ def _begun(group: Any) -> int:
 
 
 def _recordings() -> Iterator[bytes]:
-    """What torch's recorders have; each is there or not, by version and build."""
+    """Returns what torch's recorders have; each is there or not, by version and build."""
     bindings = sys.modules.get("torch._C._distributed_c10d")
     for name in _RECORDERS:
         dump = getattr(bindings, name, None)
@@ -108,7 +108,8 @@ def _recordings() -> Iterator[bytes]:
 
 
 def last_recorded(*recordings: bytes) -> dict[str, RecordedCollective]:
-    """Of each group, by its name, the collective that was begun last. Pure; what is not understood is passed over."""
+    """Returns, for each group by its name, the collective that was begun last. Pure; what is not understood is passed
+    over."""
     found: dict[str, RecordedCollective] = {}
     for text in recordings:
         try:

@@ -60,7 +60,7 @@ class WaitingFacts(Facts):
 
 
 class FailureFacts(Facts):
-    """Why an actor failed. `cause`: (mesh key, rank, process, name) of another actor that failed first."""
+    """The failure of an actor. `cause`: (mesh key, rank, process, name) of another actor that failed first."""
 
     report: str
     at: float
@@ -143,13 +143,13 @@ class SettingFacts(Facts):
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """Question "tree"."""
+    """Answers the question "tree"."""
     ask = msgspec.msgpack.decode(argument, type=TreeRequest) if argument else TreeRequest()
     return msgspec.msgpack.encode(describe(proc, ask))
 
 
 def answer_config(proc: Proc, argument: bytes) -> bytes:
-    """Question "config"."""
+    """Answers the question "config"."""
     rows = [
         SettingFacts(row.name, value, row.kind.write(row.kind.check(row.default)), origin, row.env or "", row.inert)
         for row, value, origin in settings.LAYERS.origins()
@@ -234,7 +234,7 @@ class _Clock:
 
 
 def _waits(standing: Iterable[Wait], root: Instance | None) -> dict[int, list[Wait]]:
-    """By the identity of the actor that waits, longest first."""
+    """Returns the waits by the identity of the actor that waits, longest first."""
     found: dict[int, list[Wait]] = {}
     for wait in sorted(standing, key=lambda wait: wait.since):
         instance = root if wait.running is None else wait.running.instance
@@ -371,13 +371,13 @@ def _departed(departed: Departed, named: Named, proc: Proc, ask: TreeRequest) ->
 
 
 def _reason(failure: Failure) -> str:
-    """Of an ordinary stop, without the words around it."""
+    """Returns the reason of an ordinary stop, without the words around it."""
     text = failure.event or failure.report
     return _clip(text.rpartition("stopped: ")[2].strip() or text)
 
 
 def _cause(failure: Failure) -> str:
-    """Of a failure, without the words around it."""
+    """Returns the cause of a failure, without the words around it."""
     text = failure.event or failure.report
     begins, failed, cause = text.partition(" failed: ")
     return _clip(cause if failed and begins.startswith("Supervision event: actor ") else text)

@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What is wrong with a program: see `diagnose`. Picklable. `str()` is a page for people.
+    """The findings of what is wrong with a program: see `diagnose`. Picklable. `str()` is a page for people.
 
     - `findings`: the likeliest cause first. Each has `kind`: "circle", "collective", "device", "failed", "memory", "silent",
       "stopped", "straggler", "unreachable" or "wedged"; `title`, a line for people; `evidence`, lines of what was seen;
@@ -62,7 +62,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 class ProgramSample(NamedTuple):
-    """What was seen at one moment. `groups`: process groups of torch, by the address of the process."""
+    """The program as it was seen at one moment. `groups`: process groups of torch, by the address of the process."""
 
     stacks: Stacks
     groups: Mapping[str, Sequence[GroupState]]
@@ -99,7 +99,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def page(diagnosis: Diagnosis) -> str:
-    """For people."""
+    """Returns the diagnosis for people."""
     count = len(diagnosis.findings)
     looked = f"{diagnosis.looked_at} process{'es' if diagnosis.looked_at != 1 else ''} looked at"
     if count == 0:
@@ -227,7 +227,8 @@ def _memory(hosts: Iterable[HostUsage]) -> Iterator[Finding]:
 
 
 def principal(process: ProcessStacks) -> ThreadStack | None:
-    """What a process is about: the endpoint that has run longest, else any thread of the program, else an idle actor."""
+    """Returns what a process is about: the endpoint that has run longest, else any thread of the program, else an idle
+    actor."""
     stacks = process.threads
     running = [stack for stack in stacks if stack.endpoint and not stack.idle]
     if running:
@@ -316,7 +317,7 @@ def _by_group(look: ProgramSample) -> dict[tuple[object, ...], dict[int, tuple[s
 
 
 def _waits_inside(process: ProcessStacks | None, state: GroupState) -> bool:
-    """Whether a rank that has begun the last collective is still in it."""
+    """True if a rank that has begun the last collective is still in it."""
     if state.running is not None:
         return state.running
     return process is not None and any("/torch/distributed/" in f.file for s in process.threads for f in s.frames)
@@ -373,7 +374,7 @@ def _identified(look: ProgramSample) -> Iterator[tuple[tuple[str, int], ThreadSt
 
 
 def same_place(before: ThreadStack | None, now: ThreadStack) -> bool:
-    """Whether a thread has not moved between two looks, in the same call of an endpoint."""
+    """True if a thread has not moved between two looks, in the same call of an endpoint."""
     if before is None or before.endpoint != now.endpoint or before.seconds > now.seconds:
         return False
     return [(f.file, f.line, f.function) for f in before.frames] == [(f.file, f.line, f.function) for f in now.frames]

@@ -29,7 +29,7 @@ def examine(ask: AskProgram, seconds: float = 2.0, apart: float = APART) -> Diag
 
 
 def collect(ask: AskProgram, seconds: float, apart: float) -> Evidence:
-    """Who does not answer the first question is not waited for again."""
+    """Collects the evidence. Processes that do not answer the first question are not waited for again."""
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
     awake = list(waits.replies)
     silent = {address: why for address, why in waits.silent.items() if name_of(address) != AGENT}
@@ -50,7 +50,7 @@ def _groups(ask: AskProgram, seconds: float, awake: Sequence[str]) -> dict[str, 
 
 
 def wait_graph_of(answers: SurveyAnswers) -> WaitGraph:
-    """Of the answers to "waits"."""
+    """Returns the wait graph of the answers to "waits"."""
     reports = [msgspec.msgpack.decode(reply, type=Report) for reply in answers.replies.values()]
     return combined(reports, answers.silent)
 
@@ -63,7 +63,7 @@ def usage_of_hosts(ask: AskProgram, addresses: Iterable[str], seconds: float) ->
 
 
 def failures_of(ask: AskProgram, seconds: float, awake: Sequence[str] | None = None) -> list[FailureNote]:
-    """What has failed of what any process owns."""
+    """Returns what has failed of what any process owns."""
     answers = ask("failures", b"", timeout=seconds, only=awake, agents=False)
     return [note for reply in answers.replies.values() for note in decode_failures(reply)]
 

@@ -1,7 +1,7 @@
 """The last resort: the stacks of a process that does not answer, because native code holds its interpreter lock.
 
 Each process lets Python's faulthandler listen for a signal (setting `stack_signal`), with a file in the run folder to
-write to, whose first line is a note: who listens, and how. Whoever may see that folder, the host agent or a program of the
+write to, whose first line is a note: who listens, and how. Any that may see that folder, the host agent or a program of the
 same user, sends the signal and reads the file.
 
 That must harm no process:
@@ -40,7 +40,7 @@ _TURN = (
 
 
 class CannotSignal(RuntimeError):
-    """Why a process was not asked by a signal."""
+    """The reason that a process was not asked by a signal."""
 
 
 def listen(folder: str, address: str, thread: int) -> None:
@@ -85,8 +85,8 @@ def listening(folder: str) -> list[str]:
 
 
 class Note(NamedTuple):
-    """What a process has said: its pid, the signal it listens for, its descriptor of the file and its I/O thread; or why it
-    does not listen."""
+    """The note of a process: its pid, the signal it listens for, its descriptor of the file and its I/O thread; or why
+    it does not listen."""
 
     pid: int
     number: int
@@ -96,7 +96,7 @@ class Note(NamedTuple):
 
 
 def read_note(text: str) -> Note:
-    """The first line of a file. ValueError for what is no note."""
+    """The first line of a file. ValueError for what is not a note."""
     pid, number, rest = text.partition("\n")[0].split(" ", 2)
     if number == "-":
         return Note(int(pid), 0, -1, 0, rest)
@@ -105,7 +105,7 @@ def read_note(text: str) -> Note:
 
 
 def pid_of(folder: str, name: str) -> int:
-    """Of a process in that run folder; 0 when it is not known here."""
+    """Returns the pid of a process in that run folder; 0 when it is not known here."""
     try:
         with open(os.path.join(folder, name + FILE), errors="replace") as file:
             return read_note(file.readline()).pid
@@ -152,7 +152,7 @@ class Signalled:
             raise CannotSignal("the descriptor that it would write to is not open any more")
 
     def dump(self, seconds: float) -> str:
-        """What it wrote. Blocks: it is watched first, and then has `seconds` to write."""
+        """Returns what the process wrote. Blocks: it is watched first, and then has `seconds` to write."""
         note = self._note
         why = why_not_held(note.pid, note.thread)
         if why:
@@ -181,8 +181,8 @@ class Signalled:
 
 
 def why_not_held(pid: int, thread: int) -> str:
-    """Why it cannot be said that native code holds the interpreter lock; "" when it does. `thread` asks for it in vain: it
-    wakes up each switch interval, and waits for the same futex again. Takes _WATCHED seconds."""
+    """Returns why it cannot be said that native code holds the interpreter lock; "" when it does. `thread` asks for it
+    in vain: it wakes up each switch interval, and waits for the same futex again. Takes _WATCHED seconds."""
     before = _work_of_threads(pid)
     first = int(status_of(pid, thread).get(_SWITCHES, "0"))
     until = time.monotonic() + _WATCHED
@@ -214,7 +214,7 @@ _NOT_HELD = (
 
 
 def _work_of_threads(pid: int) -> dict[int, tuple[int, int]]:
-    """Of each thread (nanoseconds on the processor, how often it went to wait by itself)."""
+    """Returns for each thread (nanoseconds on the processor, how often it went to wait by itself)."""
     found = {}
     try:
         for name in os.listdir(f"/proc/{pid}/task"):
@@ -242,7 +242,7 @@ def _system_call(pid: int, thread: int) -> str | None:
 
 
 def _has(status: dict[str, str], key: str, number: int) -> bool:
-    """Whether a set of signals in a status has that one."""
+    """True if a set of signals in a status has that one."""
     return bool(int(status.get(key, "0"), 16) >> (number - 1) & 1)
 
 

@@ -30,12 +30,12 @@ class StackGroup(NamedTuple):
     members: list[ThreadStack]
 
     def where(self) -> str:
-        """In a few words."""
+        """Returns where it is, in a few words."""
         return where(self.stack)
 
 
 class Section(NamedTuple):
-    """What is the same kind of thread in all processes of a mesh: an actor of it, or another thread by its name."""
+    """The threads of one kind in all processes of a mesh: an actor of it, or another thread by its name."""
 
     title: str
     ranks: int
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
 
 def where(stack: ThreadStack) -> str:
-    """Of one stack: `at train.py:88 in step()`, `at train.py:88 in step(), in all_reduce()`."""
+    """Returns where one stack is: `at train.py:88 in step()`, `at train.py:88 in step(), in all_reduce()`."""
     if stack.idle:
         return "idle"
     if not stack.frames:
@@ -57,12 +57,12 @@ def where(stack: ThreadStack) -> str:
 
 
 def is_native(frame: StackFrame) -> bool:
-    """Whether it is code of a library, as py-spy sees it."""
+    """True if it is code of a library, as py-spy sees it."""
     return frame.line == 0 or not frame.file.endswith((".py", ">"))
 
 
 def is_library(frame: StackFrame) -> bool:
-    """Whether it is Python's own or an installed package's, rather than the program's."""
+    """True if it is Python's own or an installed package's, rather than the program's."""
     return any(part in frame.file for part in _LIBRARIES) or frame.file.startswith("<frozen ")
 
 
@@ -70,7 +70,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/pyth
 
 
 def plain(function: str) -> str:
-    """`all_reduce()`, for a qualified name."""
+    """Returns `all_reduce()`, for a qualified name."""
     name = function.rpartition("<locals>.")[2]
     return name if name.endswith(">") else f"{name}()"
 
@@ -96,7 +96,7 @@ def ranges(ranks: Iterable[int], most: int | None = None) -> str:
 
 
 def called(ranks: Sequence[int], most: int | None = _RANGES) -> str:
-    """`rank 3`, `ranks 0-16, 18`."""
+    """Returns `rank 3`, `ranks 0-16, 18`."""
     return f"rank{'s' if len(set(ranks)) != 1 else ''} {ranges(ranks, most)}"
 
 
@@ -151,9 +151,9 @@ def _groups(found: Iterable[list[tuple[int, ThreadStack]]]) -> list[StackGroup]:
 
 
 def completed(processes: Sequence[ProcessStacks]) -> list[ProcessStacks]:
-    """What only others of the same mesh know is filled in for processes that did not tell it themselves: the name of the
-    mesh, and which actor a thread is: the one that has an endpoint of that name, or the only one there is. Of actors that
-    cannot be told apart, those that are idle are left out."""
+    """Fills in what only others of the same mesh know, for processes that did not tell it themselves: the name of the
+    mesh, and which actor a thread is: the one that has an endpoint of that name, or the only one there is. Of actors
+    that cannot be told apart, those that are idle are left out."""
     meshes: dict[str, str] = {}
     actors: dict[str, dict[str, set[tuple[str, str]]]] = {}
     for process in processes:
@@ -213,7 +213,7 @@ def summary(section: Section) -> str:
 
 
 def page(processes: Sequence[ProcessStacks], silent: Mapping[str, str]) -> str:
-    """For people: a section for each mesh, whole stacks once for each group."""
+    """Returns the page for people: a section for each mesh, whole stacks once for each group."""
     lines: list[str] = []
     for section in fold(processes):
         if lines:
@@ -267,7 +267,7 @@ def _group(section: Section, group: StackGroup) -> list[str]:
 
 
 def _notes(processes: Sequence[ProcessStacks]) -> list[str]:
-    """What is not as usual."""
+    """Returns what is not as usual."""
     lines = []
     got: dict[tuple[str, str], list[ProcessStacks]] = {}
     for process in processes:
@@ -286,14 +286,14 @@ _HOW = {HOW_SIGNAL: "a signal"}
 
 
 def place(process: ProcessStacks) -> str:
-    """Which process, for people."""
+    """Returns which process it is, for people."""
     if split_proc_name(name_of(process.address)) is None:
         return f"the program (pid {process.pid}, host {process.host})"
     return f"rank {process.rank} of {process.mesh or process.address} (pid {process.pid}, host {process.host})"
 
 
 def named_address(address: str, meshes: Mapping[str, str]) -> str:
-    """Of which only the address is known. `meshes`: names by uid."""
+    """Returns a process of which only the address is known, for people. `meshes`: names by uid."""
     split = split_proc_name(name_of(address))
     if split is None:
         return "the program" if name_of(address) == CLIENT else address

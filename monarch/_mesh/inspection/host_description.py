@@ -62,7 +62,7 @@ class HostFacts(Facts):
 
 
 def answer(agent: Any, argument: bytes) -> bytes:
-    """`agent`: a BaseHostAgent."""
+    """Answers the question "tree". `agent`: a BaseHostAgent."""
     return msgspec.msgpack.encode(describe(agent))
 
 

@@ -25,7 +25,7 @@ class ProcessUsage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, address: str, pid: int, mesh: str, rank: int, state: str, why: str) -> ProcessUsage:
-        """With what the system says now."""
+        """Returns the usage of a process, with what the system says now."""
         found = procfs.stat(pid)
         if found is None:  # it ends just now, or is another one's behind a wrapper
             return cls(address, pid, mesh, rank, state, why)

@@ -37,7 +37,8 @@ def actor_address(instance: Instance) -> ActorAddr:
 
 
 def actor_ids(proc: Proc) -> Callable[[str, str, int, bool], str]:
-    """Of many actors of one process: `str(actor_address(...))` by key, name, rank and whether it is a singleton."""
+    """Returns the ids of many actors of one process: `str(actor_address(...))` by key, name, rank and whether it is a
+    singleton."""
     where = f".{proc_id(proc)}@{ActorAddr(addr=proc.reached_at, proc_name='x', actor_name='x').addr}"
     ranks: dict[int, str] = {}
 

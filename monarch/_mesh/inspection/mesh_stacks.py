@@ -37,7 +37,7 @@ def stacks_of(
     native: bool,
     all_threads: bool,
 ) -> Future[Stacks]:
-    """Of the processes at these addresses (None: all), of them the threads for which `keep`."""
+    """Collects the stacks of the processes at these addresses (None: all), of them the threads for which `keep`."""
     survey.open_proc()  # raises here, where the call is
     addresses = None if only is None else list(dict.fromkeys(only))
     wanted = StacksQuery(addresses, check_timeout(timeout), all_threads, variables, native)
@@ -52,7 +52,8 @@ def stacks_of(
 def of_actors(
     addresses: Sequence[str], key: str, timeout: float, variables: bool, native: bool, all_threads: bool
 ) -> Future[Stacks]:
-    """Of an actor mesh: the threads of its actors, and of processes that could not say whose they are, all actors'."""
+    """Collects the stacks of an actor mesh: the threads of its actors, and of processes that could not say whose they
+    are, all actors'."""
 
     def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
         return all_threads or stack.key == key or bool(stack.actor and not stack.key) or not process.mesh
@@ -61,7 +62,7 @@ def of_actors(
 
 
 def of_hosts(hosts: Sequence[str], timeout: float, variables: bool, native: bool, all_threads: bool) -> Future[Stacks]:
-    """Of every process of this program on these hosts."""
+    """Collects the stacks of every process of this program on these hosts."""
     there = set(hosts)
 
     def keep(process: ProcessStacks, stack: ThreadStack) -> bool:

@@ -85,7 +85,7 @@ def _loaded(name: str) -> ModuleType | None:
 
 
 class Answering:
-    """What one process knows to answer. `send` may be called by any thread."""
+    """The questions that one process can answer. `send` may be called by any thread."""
 
     def __init__(self, who: Any, questions: Mapping[str, Question], send: Send) -> None:
         self._who = who
@@ -95,7 +95,7 @@ class Answering:
         self._lock = threading.Lock()
 
     def receive(self, connection: Connection, ask: Ask, frame: Frame) -> None:
-        """On the I/O thread."""
+        """Receives a question, on the I/O thread."""
         question = self._questions.get(ask.question)
         argument = bytes(frame.body)
         if question is None:

@@ -48,8 +48,8 @@ SYSTEM = "system"  # a word of the setting
 
 
 class BatchHead(msgspec.Struct, array_like=True):
-    """Of whom the events are, and how their times are to be read: a time of `monotonic` is `wall - now` seconds before the
-    epoch's time, by a clock that is `offset` seconds behind the client's, give or take `error`."""
+    """The process that events are of, and how their times are to be read: a time of `monotonic` is `wall - now` seconds
+    before the epoch's time, by a clock that is `offset` seconds behind the client's, give or take `error`."""
 
     address: str
     process: str  # its name for people
@@ -64,7 +64,7 @@ class BatchHead(msgspec.Struct, array_like=True):
 
 
 class ClockOffset:
-    """How far the client's clock is ahead of this one. Pure."""
+    """The time by which the client's clock is ahead of this one. Pure."""
 
     def __init__(self) -> None:
         self._estimates: deque[tuple[float, float]] = deque(maxlen=_CLOCKS)  # (error, offset)
@@ -75,7 +75,7 @@ class ClockOffset:
 
     @property
     def best(self) -> tuple[float, float]:
-        """(offset, error) in seconds."""
+        """Returns (offset, error) in seconds."""
         error, offset = min(self._estimates, default=(0.0, 0.0))
         return offset, error
 
@@ -100,7 +100,7 @@ class _Answer(Entry):
 
 
 class Recording:
-    """That of one process."""
+    """The recording of one process."""
 
     def __init__(self, proc: Proc, include_system: bool) -> None:
         self.recorder = Recorder(include_system=include_system)
@@ -152,7 +152,7 @@ class Recording:
             self.recorder.add((GAUGE, *each, now))
 
     def _measure(self) -> None:
-        """What the process is at this moment."""
+        """Measures the process at this moment."""
         from monarch._mesh.inspection.description import memory  # loaded with the first record
 
         rss, vm = memory()
@@ -223,10 +223,10 @@ class Recording:
             if not self._send():
                 with self._room:
                     self._room.wait_for(lambda: self._on_way < WINDOW, max(0.0, until - time.monotonic()))
-                    self._wait_until = 0.0  # whoever asks for it takes the risk that some is dropped
+                    self._wait_until = 0.0  # the caller takes the risk that some is dropped
 
     def _settle(self, until: float) -> None:
-        """Whoever has an answer may ask at once for what was recorded of it, which its actor is just about to note."""
+        """A caller that has an answer may ask at once for what was recorded of it, which its actor is just about to note."""
         pause = threading.Event()
         for instance in list(self._proc.actors.values()):
             delivery = instance.current
@@ -244,7 +244,7 @@ _switching = threading.Lock()
 
 
 def recording() -> Recording | None:
-    """That of this process, if it records."""
+    """Returns the recording of this process, if it records."""
     return _recording
 
 
@@ -418,7 +418,7 @@ def process_ended(proc: Proc, ended: ProcEnded) -> None:
 
 
 def process_name(proc: Proc) -> str:
-    """For people; unique among the processes of a program."""
+    """Returns the name of a process for people; unique among the processes of a program."""
     given = os.environ.get("HYPERACTOR_PROCESS_NAME", "")
     if name_of(proc.address) == CLIENT:
         return given or f"client:{os.getpid()}"
@@ -426,7 +426,7 @@ def process_name(proc: Proc) -> str:
 
 
 class _Logs:
-    """What the program and the runtime log, from INFO on."""
+    """The handler of what the program and the runtime log, from INFO on."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

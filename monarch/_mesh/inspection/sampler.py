@@ -36,9 +36,11 @@ IDLE = "(waits for a message)"
 
 
 class SamplingOptions(msgspec.Struct):
-    """What to look at: actors' threads and the program's main thread (`actors`), or every thread but those of ours (`all`).
+    """The threads to look at: actors' threads and the program's main thread (`actors`), or every thread but those of
+    ours (`all`).
 
-    `threads`: each thread under its own name, else actors of one mesh are one. `idle`: also those who wait for a message.
+    `threads`: each thread under its own name, else actors of one mesh are one. `idle`: also those who wait for a
+    message.
     """
 
     duration_s: float = 1.0
@@ -64,7 +66,7 @@ class Samples(msgspec.Struct):
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """The question "samples"."""
+    """Answers the question "samples"."""
     wanted = msgspec.msgpack.decode(argument, type=SamplingOptions) if argument else SamplingOptions()
     check(wanted.duration_s, wanted.rate_hz)
     return msgspec.msgpack.encode(sample(proc, wanted))
@@ -141,8 +143,6 @@ def _threads(proc: Proc, wanted: SamplingOptions, frames: Mapping[int, FrameType
 
 
 class StackCounts:
-    """Counts of stacks, bounded."""
-
     def __init__(self, most: int = _MOST_STACKS, most_bytes: int = _MOST_BYTES) -> None:
         self.counts: dict[str, int] = {}
         self.left_out = 0
@@ -197,7 +197,8 @@ def _without_ours(names: list[str]) -> list[str]:
 
 
 def _first_of_ours(names: list[str]) -> list[str]:
-    """What the runtime does for a call is one box: of its frames at the inner end, the one that the program called."""
+    """Returns where the runtime's part begins: what it does for a call is one box: of its frames at the inner end, the
+    one that the program called."""
     count = 0
     while count < len(names) and "(monarch/" in names[count]:
         count += 1
@@ -209,5 +210,5 @@ def _plain(text: str) -> str:
 
 
 def decode(reply: Any) -> Samples:
-    """A process's answer."""
+    """Decodes the answer of a process."""
     return msgspec.msgpack.decode(reply, type=Samples)

@@ -23,7 +23,7 @@ _LEVEL_WITHIN = 10.0  # seconds for a process to take it
 
 
 class LogLevelRequest(msgspec.Struct, frozen=True):
-    """What "log.level" is asked to set. `logger`: "" is the root logger."""
+    """The level that "log.level" is asked to set. `logger`: "" is the root logger."""
 
     level: int
     logger: str = ""

@@ -21,13 +21,14 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
-    """Where one thread is, or one suspended task of an actor.
+    """The stack of one thread, or of one suspended task of an actor.
 
-    `frames`: outermost first; `left_out` frames outside of them are missing. `thread`: the thread's name, `native_id` its
-    number for the system (0: unknown). `actor`: the actor whose thread it is ("": none's), `key` and `rank` its mesh and its
-    place there; `endpoint`: what it runs, for `seconds`. `task`: for a suspended task, its name; the frames say where it
-    awaits. `idle`: an actor that has nothing to do. `state`: the thread's as the system has it (R runs, S sleeps, D waits for
-    a device, T is stopped; "": unknown). `gil`: py-spy saw that it holds the interpreter lock.
+    `frames`: outermost first; `left_out` frames outside of them are missing. `thread`: the thread's name, `native_id`
+    its number for the system (0: unknown). `actor`: the actor whose thread it is ("": none's), `key` and `rank` its
+    mesh and its place there; `endpoint`: what it runs, for `seconds`. `task`: for a suspended task, its name; the
+    frames say where it awaits. `idle`: an actor that has nothing to do. `state`: the thread's as the system has it (R
+    runs, S sleeps, D waits for a device, T is stopped; "": unknown). `gil`: py-spy saw that it holds the interpreter
+    lock.
     """
 
     thread: str
@@ -64,8 +65,8 @@ class ProcessStacks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StacksByAgent(msgspec.Struct, frozen=True):
-    """What an agent is asked for: stacks of processes by address, and how long they have. `pyspy`: the program to
-    use; "" is the setting of this host."""
+    """The stacks that an agent is asked for: stacks of processes by address, and how long they have. `pyspy`: the
+    program to use; "" is the setting of this host."""
 
     addresses: list[str]
     seconds: float = 2.0
@@ -74,7 +75,7 @@ class StacksByAgent(msgspec.Struct, frozen=True):
 
 
 class AgentStacks(msgspec.Struct, frozen=True):
-    """What an agent answers. `silent`: why there is none, by address."""
+    """The answer of an agent. `silent`: why there is none, by address."""
 
     stacks: list[ProcessStacks]
     silent: dict[str, str]

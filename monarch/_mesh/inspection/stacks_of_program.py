@@ -35,8 +35,8 @@ class AskProgram(Protocol):
 
 
 class Stacks(msgspec.Struct, frozen=True):
-    """Where processes are: see `stacks()` of meshes. Picklable. `str()` is a page for people: stacks that are the same are
-    shown once, with their ranks.
+    """The stacks of processes: see `stacks()` of meshes. Picklable. `str()` is a page for people: stacks that are the
+    same are shown once, with their ranks.
 
     - `processes`: of each `address`, `host`, `pid`, `mesh` and `rank` of its proc mesh, and `threads`: its threads and the
       suspended tasks of its actors. Each of those has `thread`, its name; `frames`, outermost first, with `file`, `line`,
@@ -60,7 +60,7 @@ class Stacks(msgspec.Struct, frozen=True):
         return dict(sorted(found.items()))
 
     def only(self, keep: Callable[[ProcessStacks, ThreadStack], bool]) -> Stacks:
-        """Those threads for which `keep(process, thread)`, and processes that have any."""
+        """Returns the threads for which `keep(process, thread)`, and processes that have any."""
         found = []
         for process in self.processes:
             threads = [stack for stack in process.threads if keep(process, stack)]
@@ -70,8 +70,8 @@ class Stacks(msgspec.Struct, frozen=True):
 
 
 class StacksQuery(msgspec.Struct, frozen=True):
-    """What to gather. `only`: these addresses, None: the whole program. `seconds`: how long processes have to answer; then
-    their agents have as long. `native_seconds`: how long py-spy has."""
+    """The stacks to gather. `only`: these addresses, None: the whole program. `seconds`: how long processes have to
+    answer; then their agents have as long. `native_seconds`: how long py-spy has."""
 
     only: list[str] | None = None
     seconds: float = 2.0
@@ -109,7 +109,7 @@ def gather(ask: AskProgram, wanted: StacksQuery, known: Mapping[str, str] | None
 
 
 def combined(silence: str, why: str) -> str:
-    """Why a process did not answer, and why its agent could not make it."""
+    """Returns why a process did not answer, and why its agent could not make it."""
     if not silence or silence.startswith("stopped by"):
         return why
     return f"{silence}; its host agent says: {why}"
@@ -118,7 +118,7 @@ def combined(silence: str, why: str) -> str:
 def by_agents(
     ask: AskProgram, question: str, addresses: Sequence[str], wanted: StacksQuery, seconds: float
 ) -> AgentStacks:
-    """What the agents of these processes say of them."""
+    """Returns what the agents of these processes say of them."""
     if not addresses:
         return AgentStacks([], {})
     agents = sorted({agent_of(address) for address in addresses})
@@ -138,7 +138,7 @@ def by_agents(
 
 
 def with_native(processes: Sequence[ProcessStacks], native: Iterable[ProcessStacks]) -> list[ProcessStacks]:
-    """What processes told, with the frames that py-spy saw: of the same threads of the same process."""
+    """Returns what processes told, with the frames that py-spy saw: of the same threads of the same process."""
     by_address = {process.address: process for process in native}
     found = []
     for process in processes:

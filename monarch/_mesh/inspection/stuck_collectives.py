@@ -24,7 +24,7 @@ logger = logging.getLogger("monarch")
 
 
 class Explainer:
-    """Of one process; `slow` is called by its watchdog, on any thread."""
+    """The explainer of one process; `slow` is called by its watchdog, on any thread."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc

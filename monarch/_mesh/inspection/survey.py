@@ -26,7 +26,7 @@ STOPPED = (
 
 
 class SurveyAnswers(msgspec.Struct, frozen=True):
-    """What processes answered, by address. `silent`: those that gave no answer, and why."""
+    """The answers of processes, by address. `silent`: those that gave no answer, and why."""
 
     replies: dict[str, bytes]
     silent: dict[str, str]
@@ -164,7 +164,7 @@ class Survey(Entry):
                 self._done(address)
 
     def _named(self, address: str, why: str) -> None:
-        """Of an address that was asked for by name something is always said."""
+        """Notes an address that was asked for by name: something is always said of it."""
         if self._only is not None:
             self._refused[address] = why
 
@@ -186,7 +186,7 @@ class Survey(Entry):
         self._done(address)
 
     def process_ended(self, ended: ProcEnded) -> None:
-        """Nothing to wait for."""
+        """Notes that nothing comes from that process any more."""
         if ended.address in self._left:
             self._named(ended.address, "it has ended")
             self._done(ended.address)
@@ -217,7 +217,7 @@ class Survey(Entry):
         return self.answers()
 
     def answers(self, suspected: dict[str, str] | None = None) -> SurveyAnswers:
-        """What came. `suspected`: why others find that processes give no sign of life."""
+        """Returns what came. `suspected`: why others find that processes give no sign of life."""
         with self._lock:
             replies, silent = dict(self._replies), dict(self._refused)
             left = sorted(what if isinstance(what, str) else what[1] for what in self._left)

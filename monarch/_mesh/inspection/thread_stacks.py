@@ -120,7 +120,7 @@ class _Collector:
         yield from others
 
     def _other_tasks(self, instance: Instance, jobs: list[Job]) -> Iterator[ThreadStack]:
-        """Those that an endpoint has begun."""
+        """Collects the tasks that an endpoint has begun."""
         if instance.task is None:
             return
         handled = [instance.task, *(job.task for job in jobs)]

@@ -23,7 +23,7 @@ _MOST = 10_000  # waits, and running endpoints, that one process tells of; it sa
 
 
 class Report(msgspec.Struct):
-    """What one process answers: see WaitGraph."""
+    """The answer of one process: see WaitGraph."""
 
     edges: list[WaitEdge]
     handlers: list[RunningHandler]
@@ -32,7 +32,7 @@ class Report(msgspec.Struct):
 
 
 class WaitGraph(msgspec.Struct, frozen=True):
-    """Who waits for whom, at one moment in each process (not at one moment in all of them).
+    """The graph of who waits for whom, at one moment in each process (not at one moment in all of them).
 
     - `edges`: every thread and task that waits for the answer of an endpoint, longest first. Each has `who`, `rank`, `host`,
       `pid`, `address`, the endpoint `doing`; `target` (mesh.endpoint) with `ranks`, those that have not answered, of which
@@ -87,7 +87,7 @@ class _Survey(Survey):
 
 
 def combined(reports: Sequence[Report], silent: dict[str, str]) -> WaitGraph:
-    """What all processes told, on one page."""
+    """Combines what all processes told."""
     return WaitGraph(
         sorted((edge for report in reports for edge in report.edges), key=_longest),
         sorted((handler for report in reports for handler in report.handlers), key=_longest),
@@ -104,7 +104,7 @@ _decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """What one process answers to the question "waits"."""
+    """Answers the question "waits"."""
     frames = stacks.frames()
     waits, jobs = proc.waits.standing(), Jobs(proc)
     left_out = max(0, len(waits) - _MOST) + max(0, len(jobs.all) - _MOST)

@@ -168,22 +168,15 @@ class ActorMesh(MeshHandle, Generic[A]):
         native: bool = False,
         all_threads: bool = False,
     ) -> Future[Stacks]:
-        """Where the actors of this mesh or slice are now: the thread of each, and its suspended tasks.
-
-        Processes answer also while their endpoints are stuck; one that cannot, because native code holds its interpreter
-        lock, is made by its host agent to write its stacks, and one that is stopped is named as `silent`. Each has `timeout`
-        seconds for either. `locals`: with the variables of each frame as text, for which `repr` is called there. `native`:
-        with the frames of native code, by py-spy (pip install 'pymonarch[debug]'). `all_threads`: the runtime's own threads
-        and frames too. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks. Works from the
-        client and from any actor.
+        """Collects where the actors of this mesh or slice are now: the thread of each, and its suspended tasks. The arguments
+        are those of `ProcMesh.stacks`. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks.
 
         If the class has an endpoint `stacks`, that is `mesh.stacks`; this method is `ActorMesh.stacks(mesh)` then.
         """
-        addresses = [address for _index, _rank, address in self._plan.receivers]
-        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+        from monarch._mesh.inspection import mesh_stacks  # loaded when first used
 
-        found: Future[Stacks] = inspection.of_actors(addresses, self._spec.key, timeout, locals, native, all_threads)
-        return found
+        addresses = [address for _index, _rank, address in self._plan.receivers]
+        return mesh_stacks.of_actors(addresses, self._spec.key, timeout, locals, native, all_threads)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops every actor of the mesh: what runs finishes (async endpoints are cancelled), what waits is refused, the

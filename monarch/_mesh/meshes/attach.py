@@ -155,7 +155,7 @@ def _prefix(worker: str) -> str:
 
 
 class AttachedHosts:
-    """See `host_mesh.Session`."""
+    """The hosts that a program has attached and owns."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class AttachedHosts:
         return [] if self._replacer is None else self._replacer.lost()
 
     def replace(self, ranks: Sequence[int] | None, workers: Sequence[str] | Find | None) -> Source:
-        """See `HostMesh.replace`."""
+        """Replaces hosts, as `HostMesh.replace` says."""
         self.check()
         self._hosts.resolve()
         if self._replacer is None:

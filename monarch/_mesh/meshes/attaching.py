@@ -34,7 +34,7 @@ class Attaching(Entry):
         self._error: BaseException | None = None
 
     def ask(self, env: dict[str, str], moves: Sequence[HostReplaced] = (), replaces: str = "") -> None:
-        """See Attach."""
+        """Asks each host, by an Attach."""
         proc, config = self._proc, msgspec.msgpack.encode(settings.snapshot())
         number = proc.ports.add(self)
         self.expire_after(proc, settings.mesh_attach_config_timeout() + PATIENCE)

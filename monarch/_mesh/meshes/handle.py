@@ -18,11 +18,11 @@ class MeshHandle(ShapedMesh):
         object.__setattr__(self, name, value)
 
     def _may_replace(self, name: str) -> bool:
-        """Whether the name is already something here, which a test may replace by a mock."""
+        """True if the name is already something here, which a test may replace by a mock."""
         return False
 
     def _as_a_handle(self) -> str:
-        """For the text of an error: what this is, and where attributes go instead."""
+        """Returns, for the text of an error, what this is, and where attributes go instead."""
         return (
             f"this {type(self).__name__}, which stands for what is elsewhere: keep the value in a variable of your own"
         )

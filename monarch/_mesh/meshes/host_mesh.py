@@ -221,12 +221,11 @@ class HostMesh(MeshHandle):
         native: bool = False,
         all_threads: bool = False,
     ) -> Future[Stacks]:
-        """Where every process of this program on these hosts is now: as `ProcMesh.stacks`."""
-        hosts = [self._hosts[rank] for rank in self._shape.ndslice]
-        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+        """Collects where every process of this program on these hosts is now, as `ProcMesh.stacks` does."""
+        from monarch._mesh.inspection import mesh_stacks  # loaded when first used
 
-        found: Future[Stacks] = inspection.of_hosts(hosts, timeout, locals, native, all_threads)
-        return found
+        hosts = [self._hosts[rank] for rank in self._shape.ndslice]
+        return mesh_stacks.of_hosts(hosts, timeout, locals, native, all_threads)
 
     def shutdown(self) -> Future[None]:
         """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.

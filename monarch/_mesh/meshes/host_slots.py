@@ -45,7 +45,7 @@ class HostSlots:
         return names + [spare for spare in self.spares if spare in self.ready_spares]
 
     def choose(self, ranks: Sequence[int] | None) -> list[int]:
-        """Those of `ranks` (None: of all) that are to be replaced. NoReplacement for one that lives."""
+        """Returns those of `ranks` (None: of all) that are to be replaced. NoReplacement for one that lives."""
         if ranks is None:
             return sorted(self.lost)
         for rank in ranks:
@@ -57,18 +57,18 @@ class HostSlots:
         return list(ranks)
 
     def candidates(self, rank: int) -> list[str]:
-        """Who may take that place when nobody is named: the spares, then a worker at the same address."""
+        """Returns who may take that place when nobody is named: the spares, then a worker at the same address."""
         return [*self.spares, *([] if self.at[rank] in self.spares else [self.at[rank]])]
 
     def check(self, rank: int, worker: str) -> str:
-        """Why that worker cannot take the place of `rank`, or ""."""
+        """Returns why that worker cannot take the place of `rank`, or ""."""
         for other, there in enumerate(self.at):
             if there == worker and other != rank and other not in self.lost:
                 return f"{worker} is host {other} of this mesh already"
         return ""
 
     def taken(self, rank: int, worker: str) -> None:
-        """It has."""
+        """Notes that the worker has taken the place."""
         self.at[rank] = worker
         self.lost.pop(rank, None)
         if worker in self.spares:
@@ -81,7 +81,7 @@ class HostSlots:
         return f"host {rank} of the mesh, {name}{moved},"
 
     def why_none(self, rank: int, tried: dict[str, str], named: bool) -> str:
-        """Why it was not replaced."""
+        """Returns why a host was not replaced."""
         text = f"{self.shown(rank)} was not replaced ({self.lost.get(rank, 'it is lost')})"
         for worker, why in tried.items():
             text += f"\n    {worker}: {why}"

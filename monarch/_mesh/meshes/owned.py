@@ -113,7 +113,7 @@ class Timeout(Entry):
             self.set_ready()
 
     def receive(self, raw: Raw) -> None:
-        """Nobody answers."""
+        pass
 
     def give_up(self, error: BaseException) -> None:
         self.end()
@@ -135,7 +135,8 @@ class HostAcks(Acks):
 
 
 class ConstructorArgs:
-    """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
+    """The arguments with which the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh,
+    creator).
 
     Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it
     is when they can be unpickled `once` (claims on distributed tensors).
@@ -185,11 +186,11 @@ class OwnedActors:
         self._other_args: dict[int, ConstructorArgs] = {}  # of ranks that were restarted with others
 
     def args(self, rank: int) -> ConstructorArgs:
-        """What the actor of that rank is constructed with."""
+        """Returns what the actor of that rank is constructed with."""
         return self._other_args.get(rank, self._args)
 
     def too_large(self, ranks: Sequence[int]) -> str:
-        """Why these ranks cannot be constructed with the arguments they had; "" when they can."""
+        """Returns why these ranks cannot be constructed with the arguments they had; "" when they can."""
         for args in map(self.args, ranks):
             if args.body is None and args.once:
                 return (
@@ -204,7 +205,7 @@ class OwnedActors:
         return ""
 
     def change_args(self, ranks: Sequence[int], args: ConstructorArgs) -> None:
-        """From now on these ranks are constructed with other arguments."""
+        """Gives these ranks other arguments to be constructed with, from now on."""
         for rank in ranks:
             self._other_args[rank] = args
 
@@ -298,7 +299,7 @@ class OwnedProcs:
 
     @property
     def stopping(self) -> bool:
-        """Whether its owner has asked for its end."""
+        """True if its owner has asked for its end."""
         return self._stopping is not None
 
     def host_lost(self, host: str, why: str) -> None:
@@ -318,8 +319,8 @@ class OwnedProcs:
             return sorted(self._ended.keys() - self._restarting.keys())
 
     def standing(self, ranks: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
-        """Of the ranks whose process does not run, those that are being started (again), and those that have ended; and
-        how."""
+        """Returns, of the ranks whose process does not run, those that are being started (again), and those that have
+        ended; and how."""
         coming, ended = {}, {}
         with self._lock:
             for rank in ranks:
@@ -334,7 +335,7 @@ class OwnedProcs:
         return coming, ended
 
     def is_first(self, ranks: Iterable[int]) -> bool:
-        """Whether one of these processes is the first at its place."""
+        """True if one of these processes is the first at its place."""
         with self._lock:
             return any(rank not in self._incarnations for rank in ranks)
 
@@ -381,7 +382,7 @@ class OwnedProcs:
         return done
 
     def _hosts_to_come(self, ranks: Sequence[int]) -> list[Source]:
-        """Of those that are gone, the ones that are being replaced."""
+        """Returns, of the hosts that are gone, the ones that are being replaced."""
         with self._lock:
             hosts = {self.spec.hosts[rank // self._per_host] for rank in ranks}.intersection(self.lost)
         sources = [self._proc.mesh.attached.coming(host) for host in sorted(hosts)]

@@ -67,7 +67,8 @@ class ProcMesh(MeshHandle):
         return [addresses[rank] for rank in self._shape.ndslice]
 
     def _places(self) -> list[tuple[str, int]]:
-        """Of each rank of this view: the prefix of its host's address, and which of the mesh's processes there it is."""
+        """Returns for each rank of this view: the prefix of its host's address, and which of the mesh's processes there
+        it is."""
         spec = self._spec
         per_host = len(spec.addresses) // len(spec.hosts)
         return [(spec.hosts[rank // per_host], rank % per_host) for rank in self._shape.ndslice]
@@ -172,24 +173,24 @@ class ProcMesh(MeshHandle):
         native: bool = False,
         all_threads: bool = False,
     ) -> Future[Stacks]:
-        """Where every thread of the processes of this mesh or slice is now, and every suspended task of their actors.
+        """Collects where every thread of the processes of this mesh or slice is now, and every suspended task of their
+        actors.
 
-        Processes answer also while their endpoints are stuck; one that cannot, because native code holds its interpreter
-        lock, is made by its host agent to write its stacks, and one that is stopped is named as `silent`. Each has `timeout`
-        seconds for either. `locals`: with the variables of each frame as text, for which `repr` is called there. `native`:
-        with the frames of native code, by py-spy (pip install 'pymonarch[debug]'). `all_threads`: the runtime's own threads
-        and frames too. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks. Works from the
-        client and from any actor.
+        Processes answer also while their endpoints are stuck; one that cannot, because native code holds its
+        interpreter lock, is made by its host agent to write its stacks, and one that is stopped is named as `silent`.
+        Each has `timeout` seconds for either. `locals`: with the variables of each frame as text, for which `repr` is
+        called there. `native`: with the frames of native code, by py-spy (pip install 'pymonarch[debug]').
+        `all_threads`: the runtime's own threads and frames too. `print(mesh.stacks().get())` shows stacks that are the
+        same once, with their ranks. Works from the client and from any actor.
         """
-        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+        from monarch._mesh.inspection import mesh_stacks  # loaded when first used
 
-        found: Future[Stacks] = inspection.stacks_of(self._addresses(), None, timeout, locals, native, all_threads)
-        return found
+        return mesh_stacks.stacks_of(self._addresses(), None, timeout, locals, native, all_threads)
 
     def profile(self, seconds: float = 5.0, *, rate: float = 100.0, threads: bool = False, idle: bool = False) -> Any:
-        """Where Python code is in the processes of this mesh or slice, looked at `rate` times a second for `seconds`: waits
-        for so long, and gives a `monarch.trace.Flame`, whose `write("train.svg")` is the picture. See `monarch.trace.sample`,
-        and docs/tracing.md."""
+        """Shows where Python code is in the processes of this mesh or slice, looked at `rate` times a second for
+        `seconds`: waits for so long, and gives a `monarch.trace.Flame`, whose `write("train.svg")` is the picture. See
+        `monarch.trace.sample`, and docs/tracing.md."""
         return plugins.outer("trace.sample")(seconds, mesh=self, rate=rate, threads=threads, idle=idle)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
@@ -249,14 +250,15 @@ class ProcMesh(MeshHandle):
         aggregate_window_sec: float | None = None,
         level: int = logging.INFO,
     ) -> Future[None]:
-        """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
+        """Sets how the output of these processes reaches the client. Begins at once; the Future says when it is in
+        force.
 
-        `level`: of the root logger in each process (0..255, else ValueError). A process without a logging handler shows only
-        warnings, as Python does: `set_log_level` makes it show what is below. `stream_to_client`: print each line on the
-        client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
+        `level`: of the root logger in each process (0..255, else ValueError). A process without a logging handler shows
+        only warnings, as Python does: `set_log_level` makes it show what is below. `stream_to_client`: print each line
+        on the client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
         `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
-        `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold
-        lines that are equal across the ranks of a host over so many seconds; RuntimeError without streaming.
+        `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`:
+        fold lines that are equal across the ranks of a host over so many seconds; RuntimeError without streaming.
 
         What comes faster from another host than the client prints it is dropped, and a line says how much.
         """
@@ -313,7 +315,8 @@ class ProcMesh(MeshHandle):
         return plugins.outer("tensor.device_mesh")(self)
 
     def activate(self) -> Any:
-        """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.
+        """Makes torch operations of this thread run on these processes from here on; leaving the `with` block ends
+        that.
 
             with procs.activate() as mesh:      # a monarch.tensor.DeviceMesh
                 x = torch.ones(2) * mesh.rank("gpus")
@@ -328,7 +331,7 @@ class ProcMesh(MeshHandle):
         return self._device_mesh.rank(dim)
 
     def rank_tensors(self) -> dict[str, Any]:
-        """`rank_tensor` for each dimension."""
+        """Returns `rank_tensor` for each dimension."""
         ranks: dict[str, Any] = self._device_mesh.ranks
         return ranks
 

@@ -25,7 +25,7 @@ _own: list[Pair] = []  # of this process's own program, outside its actors; the 
 
 
 def add(pair: Pair) -> None:
-    """From now on, and before pairs added earlier."""
+    """Adds a pair from now on, before pairs added earlier."""
     with _lock:
         _pairs().append(pair)
 
@@ -41,12 +41,12 @@ def remove(pair: Pair) -> None:
 
 
 def inherit(pairs: list[Pair]) -> None:
-    """In a new process: what its spawner had replaced."""
+    """Takes over, in a new process: what its spawner had replaced."""
     here().mesh.replacements.extend(pairs)
 
 
 def active() -> list[Pair]:
-    """What holds for the running code, oldest first."""
+    """Returns what holds for the running code, oldest first."""
     proc = here()
     inherited: list[Pair] = proc.mesh.replacements
     return [*inherited, *_own] if proc is home() else list(inherited)

@@ -34,7 +34,7 @@ Find = Callable[[list[int]], Sequence[str]]  # ranks that were lost -> the worke
 
 
 class AttachedMeshes:
-    """What one process has attached, and which hosts of it were replaced."""
+    """The meshes that one process has attached, and which of their hosts were replaced."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()  # to be held while a host is replaced
@@ -52,7 +52,7 @@ class AttachedMeshes:
             self._meshes = [other for other in self._meshes if other is not mesh]
 
     def moves(self) -> list[HostReplaced]:
-        """For whoever is attached next."""
+        """Returns the moves for the host that is attached next."""
         with self._lock:
             return list(self._moves.values())
 
@@ -63,7 +63,7 @@ class AttachedMeshes:
             return list(dict.fromkeys(host for mesh in self._meshes for host in mesh.living()))
 
     def host_lost(self, host: str, why: str) -> None:
-        """On the I/O thread."""
+        """Takes the word that a host is lost, on the I/O thread."""
         for mesh in list(self._meshes) if not self._closing else ():
             mesh.host_lost(host, why)
 
@@ -72,8 +72,8 @@ class AttachedMeshes:
         self._closing = True
 
     def why_lost(self, host: str) -> str:
-        """Why nothing can be started on that host; "" when it lives, as far as is known here, or is being replaced. One that
-        was lost with one mesh may have been attached anew, with another."""
+        """Returns why nothing can be started on that host; "" when it lives, as far as is known here, or is being
+        replaced. One that was lost with one mesh may have been attached anew, with another."""
         whys = [why for mesh in list(self._meshes) if (why := mesh.why_lost(host)) is not None]
         return whys[0] if whys and all(whys) else ""
 
@@ -122,7 +122,7 @@ class HostReplacer:
             return sorted(self._slots.lost)
 
     def spares(self) -> list[str]:
-        """Those that are left, as far as known."""
+        """Returns the spares that are left, as far as known."""
         with self._lock:
             return list(self._slots.spares)
 
@@ -135,7 +135,7 @@ class HostReplacer:
             return "" if rank in self._under_way else self._slots.lost.get(rank, "")
 
     def spare_ready(self, spare: str) -> None:
-        """It was attached."""
+        """Notes that a spare was attached."""
         with self._lock:
             self._slots.ready_spares.add(spare)
 
@@ -165,8 +165,8 @@ class HostReplacer:
     # --- replacing
 
     def replace(self, ranks: Sequence[int] | None, workers: Sequence[str] | Find | None) -> Source:
-        """Of `ranks` (None: of all) those that are lost; its value is which. Those that are being replaced already are waited
-        for, unless `workers` says by whom."""
+        """Replaces, of `ranks` (None: of all) those that are lost; its value is which. Those that are being replaced
+        already are waited for, unless `workers` says by whom."""
         if workers is not None and not callable(workers):
             if isinstance(workers, str) or not isinstance(workers, Sequence):
                 raise TypeError(
@@ -257,7 +257,7 @@ class HostReplacer:
         return errors
 
     def _replace(self, rank: int, pool: list[str] | None) -> None:
-        """`pool`: who may take its place, and is taken out of it; None: spares, or whoever is at its address."""
+        """`pool`: who may take its place, and is taken out of it; None: spares, or a worker at its address."""
         tried: dict[str, str] = {}
         while True:
             with self._lock:
@@ -288,7 +288,7 @@ class HostReplacer:
             tried[worker] = "it was lost again at once"
 
     def _dial(self, rank: int, worker: str) -> None:
-        """That worker is dialled by the name of the lost host from now on. What is said of that one has come before: to dial
+        """Dials that worker by the name of the lost host from now on. What is said of that one has come before: to dial
         it anew, as when something was sent there, has been given up."""
         proc, host = self._proc, self._slots.names[rank]
         generation = proc.host_generations.get(host, 0)

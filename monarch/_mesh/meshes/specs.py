@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class ProcSpec:
-    """What every view of one proc mesh shares. Process r is the r % n-th of host r // n, n being processes a host."""
+    """The facts that every view of one proc mesh shares. Process r is the r % n-th of host r // n, n being processes a
+    host."""
 
     __slots__ = ("addresses", "executable", "hosts", "labels", "name", "sizes", "stopped", "uid")
 
@@ -47,7 +48,7 @@ _SHADOWED = ("restart", "healthy")  # methods of ActorMesh that came after progr
 
 
 class ActorSpec:
-    """What every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
+    """The facts that every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
 
     __slots__ = ("addresses", "cls", "creator", "key", "name", "proc_mesh", "shadowing")
 

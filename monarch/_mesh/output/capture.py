@@ -41,9 +41,11 @@ def _here(mesh: MeshOutput, rank: int) -> str:
 
 
 class MeshOutput:
-    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`.
+    """The way in which the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded
+    over `window`.
 
-    `streams`: it is streamed also when the program does not ask for that, for it comes from another host than the client's.
+    `streams`: it is streamed also when the program does not ask for that, for it comes from another host than the
+    client's.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class Outputs:
         self._send_lines(mesh, stream, lines, f"mesh {mesh.name}", mesh.counted)
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
-        """What was written until now is shown as it would have been."""
+        """Sets how output is shown. What was written until now is shown as it would have been."""
         self.read_now(mesh)
         self.show_gathered([mesh])
         mesh.stream, mesh.window, mesh.aggregators = stream or mesh.streams, window, {}
@@ -305,7 +307,7 @@ class Outputs:
             self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
 
     def _complain(self, text: str) -> None:
-        """To the clients whose processes write files; any thread."""
+        """Complains to the clients whose processes write files; any thread."""
         self._loop.call_soon(lambda: self._tell_clients(f"monarch: {text} [host {socket.gethostname()}]\n"))
 
     def _tell_clients(self, text: str) -> None:
@@ -345,7 +347,8 @@ class Budget:
         self._lost: dict[int, tuple[int, int]] = {}  # lines and characters dropped of each source
 
     def admit(self, source: int, lines: Sequence[str], limit: int = PROCESS) -> list[str]:
-        """Those of these lines that may be sent now, in order; the others are dropped. Lines end with a newline."""
+        """Returns those of these lines that may be sent now, in order; the others are dropped. Lines end with a
+        newline."""
         if source in self._lost:  # in order: first it is said that some are missing
             return self._drop(source, lines)
         room = min(limit - self._sent.get(source, 0), TOTAL - self._total)
@@ -382,7 +385,7 @@ class Budget:
         return [source for source in self._lost if self._sent.get(source, 0) <= PROCESS // 2]
 
     def lost(self, source: int) -> str:
-        """What was dropped of a source since this was asked last, for people; "" if nothing was."""
+        """Returns what was dropped of a source since this was asked last, for people; "" if nothing was."""
         count, size = self._lost.pop(source, (0, 0))
         if not count:
             return ""

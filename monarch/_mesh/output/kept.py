@@ -26,9 +26,9 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputRequest(msgspec.Struct, frozen=True):
-    """Which lines. `mesh`: the name of a mesh, None for all; `ranks` likewise. `after`: of each process (by its key) only
-    lines with higher numbers. `since`: not older than that. `lines`: at most the last so many of a process; 0 asks only which
-    there are."""
+    """The lines that are wanted. `mesh`: the name of a mesh, None for all; `ranks` likewise. `after`: of each process
+    (by its key) only lines with higher numbers. `since`: not older than that. `lines`: at most the last so many of a
+    process; 0 asks only which there are."""
 
     mesh: str | None = None
     ranks: list[int] | None = None
@@ -38,9 +38,9 @@ class OutputRequest(msgspec.Struct, frozen=True):
 
 
 class OutputPage(msgspec.Struct, frozen=True):
-    """What one process has written. `key` names it and its incarnation; `whole`: stdout is kept too, not only stderr;
-    `file`: where all of it is. `missed`: lines after the one asked for that are no longer kept. `last`: the number of the
-    last line."""
+    """The lines that one process has written. `key` names it and its incarnation; `whole`: stdout is kept too, not only
+    stderr; `file`: where all of it is. `missed`: lines after the one asked for that are no longer kept. `last`: the
+    number of the last line."""
 
     key: str
     address: str
@@ -55,7 +55,7 @@ class OutputPage(msgspec.Struct, frozen=True):
 
 
 class KeptOutput:
-    """Of one process."""
+    """The lines that are kept of one process."""
 
     def __init__(self, address: str, incarnation: int, mesh: str, rank: int, whole: bool, file: str) -> None:
         self.key = f"{address}~{incarnation}"
@@ -101,7 +101,7 @@ class KeptOutput:
 
 
 class KeptOutputs:
-    """Of a host."""
+    """The lines that are kept of a host's processes."""
 
     def __init__(self) -> None:
         self._running: dict[str, KeptOutput] = {}
@@ -116,7 +116,7 @@ class KeptOutputs:
             self._ended.append(kept)
 
     def tell(self, wanted: OutputRequest) -> list[OutputPage]:
-        """Of every process that is meant, within LARGEST in all."""
+        """Returns the lines of every process that is meant, within LARGEST in all."""
         chosen = [
             kept
             for kept in [*self._ended, *self._running.values()]

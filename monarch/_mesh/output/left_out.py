@@ -22,7 +22,7 @@ class LeftOut:
         return bool(self._sizes)
 
     def take(self) -> str:
-        """What is to be shown in the place of what was left out; "" when nothing was. Begins anew."""
+        """Returns what is to be shown in the place of what was left out; "" when nothing was. Begins anew."""
         sizes, self._sizes = self._sizes, {}
         if not sizes:
             return ""

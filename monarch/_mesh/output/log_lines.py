@@ -32,7 +32,7 @@ class Lines:
         return finished
 
     def flush(self) -> list[str]:
-        """What was written without a newline at the end."""
+        """Returns what was written without a newline at the end."""
         rest, self._rest = self._rest, b""
         return [self._finish(rest)] if rest else []
 
@@ -43,7 +43,7 @@ class Lines:
 
 
 def origin(process: str, rank: int, with_rank: bool) -> str:
-    """What a streamed line begins with; `process` is "host name"."""
+    """Returns what a streamed line begins with; `process` is "host name"."""
     return f"[{process}] [{rank}] " if with_rank else f"[{process}] "
 
 
@@ -79,7 +79,7 @@ class Aggregator:
         self._groups[place][1].append(rank)
 
     def due(self, now: float) -> float | None:
-        """When the window ends; None while it is empty."""
+        """Returns when the window ends; None while it is empty."""
         if self._opened is None:
             return None
         full = len(self._groups) >= self.LIMIT or self._size >= self.SIZE

@@ -23,7 +23,7 @@ _installed = False
 
 
 def install() -> None:
-    """From now on in this process; once, also where a program has put its own factory around ours."""
+    """Installs it in this process, from now on; once, also where a program has put its own factory around ours."""
     global _installed
     with _lock:
         if not _installed:

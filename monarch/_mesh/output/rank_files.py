@@ -23,7 +23,7 @@ AGAIN = 5.0  # seconds between two tries of a disk that takes nothing
 
 
 def folder_of(chosen: str) -> str:
-    """Where files are; `chosen` by the setting log_dir, else in this user's home."""
+    """Returns where files are; `chosen` by the setting log_dir, else in this user's home."""
     if chosen:
         return os.path.abspath(os.path.expanduser(chosen))
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -36,7 +36,7 @@ def path_of(folder: str, mesh: str, uid: str, rank: int) -> str:
 
 
 def say(mesh: str, uid: str, chosen: str) -> None:
-    """Where the files are; once a program."""
+    """Says where the files are; once a program."""
     place = path_of(folder_of(chosen), mesh, uid, 0).removesuffix("0.log")
     log(
         logging.getLogger("monarch"),
@@ -87,19 +87,19 @@ class RankFile:
 
 
 def _missing(count: int) -> bytes:
-    """What the file says in the place of so many bytes."""
+    """Returns what the file says in the place of so many bytes."""
     return f"[{count} bytes of output are missing here: the disk was too slow, or full]\n".encode() if count else b""
 
 
 class RankFiles:
-    """Of a host. `write` and `close` wait for nothing. `complain` is called once, on a thread, when a disk takes nothing."""
+    """The files of a host's processes. `write` and `close` wait for nothing. `complain` is called once, on a thread,
+    when a disk takes nothing."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
         self._complain = complain
         self._complained = False
-        self._waiting: deque[tuple[RankFile, bytes, int]] = (
-            deque()
-        )  # and how many were dropped before; b"" closes the file
+        # And how many were dropped before; b"" closes the file.
+        self._waiting: deque[tuple[RankFile, bytes, int]] = deque()
         self._size = 0
         self._changed = threading.Condition()
         self._started = False

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class CreatorInstance:
-    """Who spawned an actor. Picklable; `creator` leads on to the root client (None there)."""
+    """The actor or client that spawned an actor. Picklable; `creator` leads on to the root client (None there)."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ActorInstance:
         instance.leave_soon(Leave.failing(failure, Aborted(text)))
 
     def kill(self, reason: str | None = None) -> None:
-        """The same as `abort`."""
+        """Does the same as `abort`."""
         self.abort(reason)
 
     def stop(self, reason: str | None = None) -> None:
@@ -135,7 +135,7 @@ class ActorInstance:
 
 
 class Context:
-    """Which actor runs this code, and for which message: what `context()` gives. Cannot be sent.
+    """The actor that runs this code, and the message it runs for: what `context()` gives. Cannot be sent.
 
     `actor_instance` is the actor, the client included. Of it there are:
 

@@ -195,7 +195,7 @@ class _Check(Slot):
         self._dropped = False
 
     def look(self) -> None:
-        """Something may have changed."""
+        """Looks again, for something may have changed."""
         if self.ready or self._dropped:
             self._end()
             return

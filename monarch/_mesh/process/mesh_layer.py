@@ -121,7 +121,7 @@ class MeshLayer(Hooks):
         return self.owned.why_ended(key, [rank for _, rank, _ in receivers])
 
     def is_coming_back(self, key: str, rank: int) -> bool | None:
-        """Whether a rank that does not answer will: see `Ledger.is_coming_back`."""
+        """True if a rank that does not answer will: see `Ledger.is_coming_back`."""
         return self.owned.is_coming_back(key, rank)
 
     def connection_broke(self, address: str) -> None:

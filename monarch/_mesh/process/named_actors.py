@@ -80,7 +80,7 @@ def _controllers() -> Any:
 
 
 def _spawn(proc: Proc) -> Any:
-    owner = root_of(proc)  # the client, whoever asks first
+    owner = root_of(proc)  # the client, whichever actor asks first
     assert owner is not None
     token = current.set(Current(owner, 0, owner.view))
     try:
@@ -90,7 +90,7 @@ def _spawn(proc: Proc) -> Any:
 
 
 def serve(proc: Proc) -> None:
-    """In the client: another process may be the first to ask for a controller."""
+    """Serves, in the client: another process may be the first to ask for a controller."""
 
     def make() -> None:
         with _making:

@@ -134,7 +134,7 @@ class Cancelled:
 
 
 def _awaits_in(cell: CodeType, task: asyncio.Task[Any]) -> bool:
-    """Whether the task is suspended, and in a cell."""
+    """True if the task is suspended, and in a cell."""
     coroutine: Any = task.get_coro()
     while coroutine is not None and getattr(coroutine, "cr_code", None) is not cell:
         coroutine = getattr(coroutine, "cr_await", None)
@@ -177,4 +177,4 @@ class _Before:
 
 
 def _nothing() -> None:
-    """Wakes a loop that waits."""
+    """Does nothing: the call wakes a loop that waits."""

@@ -13,7 +13,7 @@ from monarch._wire.message import Failure
 
 
 class OwnedMeshes:
-    """One a process. `lock` guards the ledger, what was told of, and the restart groups; whoever calls a method must not
+    """One a process. `lock` guards the ledger, what was told of, and the restart groups; a caller of a method must not
     hold it."""
 
     def __init__(self, grace: bool) -> None:
@@ -25,7 +25,7 @@ class OwnedMeshes:
         self.changed: Callable[[], None] = _nobody_waits  # something has ended, or was restarted; any thread
 
     def why_ended(self, key: str, ranks: Sequence[int]) -> Failure | None:
-        """Why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
+        """Returns why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
         with self.lock:
             return self.ledger.check(key, ranks)
 
@@ -34,18 +34,18 @@ class OwnedMeshes:
             return set(self.ledger.ended_ranks(key))
 
     def is_coming_back(self, key: str, rank: int) -> bool | None:
-        """Whether that rank lives or another takes its place; None of a mesh that is not owned here."""
+        """True if that rank lives or another takes its place; None of a mesh that is not owned here."""
         with self.lock:
             return self.ledger.is_coming_back(key, rank)
 
     def is_stopped(self, owned: OwnedActors) -> bool:
-        """Whether its owner has stopped the mesh, or is stopping it."""
+        """True if its owner has stopped the mesh, or is stopping it."""
         with self.lock:
             key = owned.spec.key
             return self.actors.get(key) is not owned or self.ledger.check(key, []) is not None
 
     def is_any_down(self, owned: OwnedActors, ranks: Iterable[int]) -> bool:
-        """Whether any of these ranks has ended, in a mesh that is not being stopped."""
+        """True if any of these ranks has ended, in a mesh that is not being stopped."""
         key = owned.spec.key
         with self.lock:
             return self.ledger.check(key, []) is None and not set(ranks).isdisjoint(self.ledger.ended_ranks(key))

@@ -1,6 +1,6 @@
 """The owners of what was spawned from this process: what they are told of its failures, and by what.
 
-`__supervise__` of an actor that has one is asked. Whoever has none hears by its calls, or else by a fault:
+`__supervise__` of an actor that has one is asked. An actor that has none hears by its calls, or else by a fault:
 `_mesh.failures.observed` decides, this file carries it out.
 """
 
@@ -73,14 +73,14 @@ class Owners:
             self.fault(MeshFailure(Failure(detail, mesh_name="<none>")))
 
     def _root_waits(self) -> bool:
-        """Whether the root is blocked on something that raises when everything is lost."""
+        """True if the root is blocked on something that raises when everything is lost."""
         entries = [entry for entry in self._proc.ports.entries() if not isinstance(entry, Acks)]
         sources: list[Source] = [source for entry in entries for source in entry.sources()]
         sources += [procs.started for procs in list(self._owned.procs.values())]
         return any(note[4] is None for source in sources if not source.ready for note in source.waiting())
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
-        """What becomes of failures whose owner has no `__supervise__`."""
+        """Carries out what becomes of failures whose owner has no `__supervise__`."""
         for effect in effects:
             if isinstance(effect, UnretrievedFailure):
                 self._hold(effect)
@@ -132,7 +132,7 @@ class Owners:
     def call_failed(
         self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
     ) -> UnobservedError | None:
-        """See `Hooks.call_failed`."""
+        """Does what `Hooks.call_failed` says."""
         with self._owned.lock:
             known = None if entry.unobserved is None else entry.unobserved.about
             if known is not None:
@@ -162,7 +162,7 @@ class Owners:
         self._carry_out(effects)
 
     def call_raised(self, entry: Entry, raw: Raw) -> UnobservedError:
-        """See `Hooks.call_raised`."""
+        """Does what `Hooks.call_raised` says."""
         proc, code, instruction = self._proc, entry.code, entry.instruction
         label = entry.target.label if entry.target is not None else ""
 

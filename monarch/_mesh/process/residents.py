@@ -118,8 +118,8 @@ class Residents:
             start()
 
     def _is_repeat(self, connection: Connection, spawn: Spawn, incarnation: int) -> bool:
-        """Whether that actor is here already, or was: then whoever waits for it is answered. (Those known by their name may
-        come again.)"""
+        """True if that actor is here already, or was: then those that wait for it are answered. (Those known by their name
+        may come again.)"""
         if spawn.key == spawn.name:
             return False
         there, end = self._proc.actors.get(spawn.key), self._proc.table.end_of(spawn.key)
@@ -166,7 +166,7 @@ class Residents:
 
     @property
     def poisoned(self) -> bool:
-        """Whether nothing can be spawned here: the mesh was not set up."""
+        """True if nothing can be spawned here: the mesh was not set up."""
         return bool(self._gate_failure)
 
     def close_gate(self) -> None:

@@ -36,11 +36,11 @@ Meshes = dict[str, tuple[OwnedActors, list[int]]]  # key -> the mesh, and its ra
 
 
 class CannotRestart(RuntimeError):
-    """Why a restart failed; the text is for the user."""
+    """The reason that a restart failed; the text is for the user."""
 
 
 class RestartImpossible(CannotRestart):
-    """Trying again is no use."""
+    """A reason that trying again does not change."""
 
 
 class Restarter:
@@ -66,7 +66,8 @@ class Restarter:
         self._turns: weakref.WeakKeyDictionary[RestartGroup | OwnedActors, threading.Lock] = weakref.WeakKeyDictionary()
 
     def _turn(self, owned: OwnedActors) -> threading.Lock:
-        """To be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a time."""
+        """Returns the lock to be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a
+        time."""
         with self._owned.lock:
             return self._turns.setdefault(owned if owned.group is None else owned.group, threading.Lock())
 
@@ -100,8 +101,8 @@ class Restarter:
             return owned.group.failed(owned.spec.key, failure.crashed_ranks, self._proc.loop.now())
 
     def _begin(self, children: Children) -> Meshes:
-        """What becomes of these from now on is told to nobody, until they are restarted. Those being stopped are left
-        out."""
+        """Begins a restart: what becomes of these from now on is told to nobody, until they are restarted. Those being
+        stopped are left out."""
         meshes = {}
         with self._owned.lock:
             for key, ranks in children.items():
@@ -115,9 +116,8 @@ class Restarter:
         why = ""
         with self._turn(first):
             meshes = self._begin(children)
-            if self._owned.is_any_down(
-                first, failure.crashed_ranks
-            ):  # else it was stopped, or restarted by somebody else
+            # Else it was stopped, or restarted by somebody else.
+            if self._owned.is_any_down(first, failure.crashed_ranks):
                 meshes, why = self._try(first, meshes, failure)
             self._abandon(meshes)
         self._owned.changed()
@@ -125,7 +125,7 @@ class Restarter:
             self._tell_owner(first.owner, [ledger.escalated(failure, f"it was not restarted: {why}")])
 
     def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
-        """What could not be restarted, and why; "" when nothing is left to do."""
+        """Tries once. Returns what could not be restarted, and why; "" when nothing is left to do."""
         while True:
             try:
                 self._round(meshes, failure._failure)
@@ -326,7 +326,7 @@ _ASKED = "restarted by its owner"
 
 
 def _asked(owned: OwnedActors, rank: int) -> Failure:
-    """Why a living actor was replaced."""
+    """Returns why a living actor was replaced."""
     spec = owned.spec
     failure = ledger.stopped_failure(spec.display(rank), _ASKED, spec.key, spec.mesh_name, rank)
     failure.incarnation = owned.incarnations.get(rank, 0)

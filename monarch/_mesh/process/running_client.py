@@ -112,7 +112,7 @@ class Client:
             self._give_up(f"the I/O thread of this program has ended unasked ({type(exc).__name__}: {exc})")
 
     def _give_up(self, detail: str) -> None:
-        """No process can be reached any more: whoever waits is told."""
+        """No process can be reached any more: all that wait are told."""
         proc = self.proc
         error = ClientClosedError(f"{detail}; this client cannot go on")
         hosts = {host_of(address) for address, _ in proc.processes.known()} | {proc.host}
@@ -143,7 +143,7 @@ class Client:
     # --- the end
 
     def _far_agents(self) -> list[str]:
-        """Those of other hosts with processes of ours, whose output may be streamed to us."""
+        """Returns the agents of other hosts with processes of ours, whose output may be streamed to us."""
         hosts = {host for owned in list(self.layer.owned.procs.values()) for host in owned.spec.hosts}
         return [agent_at(host) for host in hosts if host != self.proc.host]
 

@@ -255,7 +255,7 @@ class Spawning:
         self.forget(owner, key)
 
     def forget(self, owner: str, key: str) -> None:
-        """That mesh is gone, and the ledger knows it no more."""
+        """Forgets a mesh that is gone: the ledger knows it no more."""
         self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
         self._actor_sites.gone(key)
@@ -311,8 +311,8 @@ class Spawning:
         return owned
 
     def _never_run(self, addresses: Sequence[str], host: str, why: str) -> None:
-        """Processes that were to run on a host which is gone have ended, for whoever waits for them. Done when this returns:
-        nothing more is sent there, since that would dial the host, which may be about to be replaced."""
+        """Processes that were to run on a host which is gone have ended, for those that wait for them. Done when this
+        returns: nothing more is sent there, since that would dial the host, which may be about to be replaced."""
         generation = self._proc.host_generations.get(host, 0)
         detail = (
             f"{why}; replace host {host}, with hosts.replace(failed=True), or spawn on a slice of the mesh without it"
@@ -346,11 +346,12 @@ logger = logging.getLogger("monarch")
 
 
 class SpawnSites:
-    """Where the meshes of this process were spawned: a line that leaves many of them alive is named once. Any thread.
+    """The lines where the meshes of this process were spawned: one that leaves many of them alive is named once. Any
+    thread.
 
-    A mesh lives until it is stopped, its owner ends or the program exits, whether or not the program still holds it: others
-    may have been sent it, and what was broadcast to it may still run. So a loop that spawns and does not stop fills the host.
-    There is one of these for proc meshes and one for actor meshes; `what` is for people.
+    A mesh lives until it is stopped, its owner ends or the program exits, whether or not the program still holds it:
+    others may have been sent it, and what was broadcast to it may still run. So a loop that spawns and does not stop
+    fills the host. There is one of these for proc meshes and one for actor meshes; `what` is for people.
     """
 
     def __init__(self, what: str) -> None:

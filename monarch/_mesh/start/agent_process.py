@@ -22,7 +22,7 @@ _ANSWER = 30.0  # seconds that an agent may take to say where it listens
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """How agents prove that they belong to a job. `ca`, `certificate`, `private_key`: PEM; all or none of them."""
+    """The proof of agents that they belong to a job. `ca`, `certificate`, `private_key`: PEM; all or none of them."""
 
     secret: bytes = b""
     ca: bytes = b""
@@ -34,9 +34,9 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class AgentOptions(msgspec.Struct):
-    """`listen`: where other hosts connect to (see `host_address`), "" nowhere. `worker`: it serves whoever attaches, and the
-    socket is only watched for its end; else the client that started it is at the other end. `gateway`: see `routes`. `lease`:
-    see `lease.Lease`."""
+    """`listen`: where other hosts connect to (see `host_address`), "" nowhere. `worker`: it serves any client that
+    attaches, and the socket is only watched for its end; else the client that started it is at the other end.
+    `gateway`: see `routes`. `lease`: see `lease.Lease`."""
 
     directory: str
     listen: str = ""
@@ -60,7 +60,7 @@ def write(sock: socket.socket, struct_: msgspec.Struct) -> None:
 
 
 def read_options(sock: socket.socket) -> AgentOptions:
-    """In the agent."""
+    """Reads the options, in the agent."""
     return msgspec.msgpack.decode(_read(sock), type=AgentOptions)
 
 
@@ -74,7 +74,7 @@ def read_started(sock: socket.socket) -> AgentStarted:
 
 
 def _read(sock: socket.socket) -> bytearray:
-    """ConnectionError when the other end has ended, or says what is no message."""
+    """ConnectionError when the other end has ended, or says what is not a message."""
     from monarch._linux import local_socket
 
     try:
@@ -133,7 +133,8 @@ def start(
 
 
 def inheritable(env: Mapping[str, str]) -> dict[str, str]:
-    """What other processes get of this one's environment: not the secret, which whatever they start would have as well."""
+    """Returns what other processes get of this one's environment: not the secret, which whatever they start would have
+    as well."""
     return {name: value for name, value in env.items() if name != "MONARCH_SECRET"}
 
 

@@ -23,7 +23,7 @@ class ClientAgent(NamedTuple):
     prefix: str
 
     def abandon(self) -> None:
-        """There will be no client."""
+        """Ends the agent: there will be no client."""
         self.socket.close()
         self.directory.remove()
 
@@ -38,7 +38,7 @@ def start_agent() -> ClientAgent:
 
 
 def _options(directory: str) -> AgentOptions:
-    """What the agent of this machine is to do, after `enable_transport` and `attach`."""
+    """Returns what the agent of this machine is to do, after `enable_transport` and `attach`."""
     options = AgentOptions(directory, transports.listens_at(), gateway=transports.gateway())
     given = transports.gateway_credentials()
     if given is not None:

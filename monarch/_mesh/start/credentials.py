@@ -102,8 +102,9 @@ _OURS, _USERS, _MACHINES = range(3)
 
 
 def _reach(address: str, dialled: bool) -> int:
-    """Who can connect there: processes of our own user, all users of this machine, other machines as well. Of an alias
-    (`dial@bind`) the place that is dialled counts for who dials, and for who listens whoever gets through to either."""
+    """Returns who can connect there: processes of our own user, all users of this machine, other machines as well. Of
+    an alias (`dial@bind`) the place that is dialled counts for who dials, and for who listens all that get through to
+    either."""
     found = host_address.parse(address)
     places = (found.dial,) if dialled and found.dial is not None else (found.dial, found.bind)
     return max(_reach_of(place) for place in places if place is not None)
@@ -118,13 +119,13 @@ def _reach_of(place: host_address.Place) -> int:
 
 
 def _reach_of_descriptor(fd: int) -> int:
-    """Where it is bound counts, and not what the address says of it."""
+    """Returns who can connect: where it is bound counts, and not what the address says of it."""
     try:
         with socket.socket(fileno=os.dup(fd)) as sock:
             if sock.family == socket.AF_UNIX:
                 return _OURS
             return _USERS if _is_loopback(str(sock.getsockname()[0])) else _MACHINES
-    except OSError:  # not open, or no socket: nothing listens there, which whoever tries to will say
+    except OSError:  # not open, or no socket: nothing listens there, which the one that tries to will say
         return _OURS
 
 
@@ -145,7 +146,8 @@ def _warn_of_readers(private_key: str | os.PathLike[str]) -> None:
 
 
 def own_credentials() -> Credentials:
-    """Of a client whose machine listens: what the environment says; without a word of it nobody else can connect."""
+    """Returns the credentials of a client whose machine listens: what the environment says; without a word of it nobody
+    else can connect."""
     pems = [os.environ.get(name) or None for name in _TLS]
     secret = load_secret(None, os.environ) or Secret.generate()
     return credentials(pems[0], pems[1], pems[2], secret, [])

@@ -3,7 +3,7 @@
 A slot is a device, or, beyond so many as there are, one that is shared; how many there are, the processes find out (see
 `monarch._devices.own_device`, which carries it out in them). A mesh with a dimension `gpus` or `gpu` takes slots: the lowest
 that are free in a row, as long as it lives. Others use the lowest ones that are free and take none, so that a mesh of helpers
-leaves the first device to whoever trains. One whose environment names devices has those, and takes none either.
+leaves the first device to the processes that train. One whose environment names devices has those, and takes none either.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _given: dict[str, tuple[str | None, str]] = {}  # variables that this process wa
 
 
 def driver_here() -> bool:
-    """Whether the host may have devices."""
+    """True if the host may have devices."""
     return any(map(os.path.exists, _DRIVERS))
 
 
 def inherited(env: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit of an environment: not the order of devices that was for this process's mesh."""
+    """Returns what children inherit of an environment: not the order of devices that was for this process's mesh."""
     kept = dict(env)
     for name, (before, given) in _given.items():
         if kept.get(name) == given:
@@ -49,15 +49,15 @@ def wanted(env: Mapping[str, str | None], labels: Iterable[str]) -> str:
 
 
 class HostDeviceSlots:
-    """One a host agent."""
+    """The device slots of one host agent."""
 
     def __init__(self) -> None:
         self._given: dict[str, tuple[str, DeviceSlots]] = {}  # mesh -> its name, and what it has
         self._taken: dict[str, range] = {}  # mesh -> its slots
 
     def give(self, mesh: str, name: str, rank: int, processes: int, share: str) -> DeviceSlots:
-        """To the processes of a mesh, the first of which here is its rank `rank`. Those that take the place of others of
-        the mesh get what those had. `share`: see LaunchSpec.share_devices."""
+        """Gives devices to the processes of a mesh, the first of which here is its rank `rank`. Those that take the
+        place of others of the mesh get what those had. `share`: see LaunchSpec.share_devices."""
         known = self._given.get(mesh)
         if known is not None:
             return known[1]

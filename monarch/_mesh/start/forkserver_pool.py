@@ -37,7 +37,7 @@ class Order:
 
 
 class Launched(Protocol):
-    """Who asked for processes. Called on the agent's loop."""
+    """The one who asked for processes. Called on the agent's loop."""
 
     def forked(self, address: str, incarnation: int, pid: int) -> None: ...
     def not_forked(self, address: str, incarnation: int, why: str) -> None: ...
@@ -169,7 +169,7 @@ class ForkServers:
         self._others[key] = ForkServer(sock, self._loop, self._launched)
 
     def usable(self) -> bool:
-        """Whether processes can be forked; when not, they have to be executed."""
+        """True if processes can be forked; when not, they have to be executed."""
         if not self._first.alive and not self._closed:
             try:
                 self._first = ForkServer(self._start(), self._loop, self._launched)
@@ -229,7 +229,7 @@ class ForkServers:
 
 
 def _key(spec: LaunchSpec, warm: bool = False) -> Any:
-    """What a fork server must have been started with to serve this spec."""
+    """Returns what a fork server must have been started with to serve this spec."""
     return tuple(spec.preload), tuple(spec.warm) if warm else (), tuple(sorted(load_time_env(spec.env).items()))
 
 

@@ -32,7 +32,7 @@ _READ_AT_LOAD = (
 
 
 class ForkedProc:
-    """In a new proc: what it was forked for, its descriptors by name, and the intermediate that forked it."""
+    """The way back of a new proc: what it was forked for, its descriptors by name, and the intermediate that forked it."""
 
     def __init__(
         self, address: str, incarnation: int, spec: bytes, fds: dict[str, int], bind: dict[str, str], intermediate: int

@@ -16,11 +16,11 @@ _NODES = "/sys/devices/system/node"
 
 
 class CannotLaunch(Exception):
-    """Why a process cannot be started; the text is for the user."""
+    """The reason that a process cannot be started; the text is for the user."""
 
 
 def command_for(spec: LaunchSpec, rank_in_host: int, can_fork: bool = True) -> Command | None:
-    """What to execute for this rank; None when forking serves."""
+    """Returns what to execute for this rank; None when forking serves."""
     command = spec.commands[rank_in_host] if spec.commands else None
     bind = spec.binds[rank_in_host] if spec.binds else {}
     start = start_env(spec.env) == start_env(os.environ)

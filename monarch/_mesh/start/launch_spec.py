@@ -18,10 +18,11 @@ from monarch.config import settings
 
 
 class BootstrapCommand:
-    """How a process of ours is started: `program args...`, shown as `arg0`, with `env` over the inherited environment.
+    """The command that starts a process of ours: `program args...`, shown as `arg0`, with `env` over the inherited
+    environment.
 
-    `env` values of None remove a variable; without `inherit_env` the process gets `env` alone. The program must end up in
-    `python -m monarch._mesh.bootstrap` with its descriptors and environment kept (a wrapper does, through exec).
+    `env` values of None remove a variable; without `inherit_env` the process gets `env` alone. The program must end up
+    in `python -m monarch._mesh.bootstrap` with its descriptors and environment kept (a wrapper does, through exec).
     """
 
     def __init__(
@@ -81,8 +82,8 @@ def launch_spec(
     binds: list[dict[str, str]] | None = None,
     labels: Sequence[str] = (),
 ) -> LaunchSpec:
-    """What processes spawned from here and now inherit; those of another host (`remote`) its environment and not ours.
-    `labels`: the dimensions of their mesh."""
+    """Returns what processes spawned from here and now inherit; those of another host (`remote`) its environment and
+    not ours. `labels`: the dimensions of their mesh."""
     from monarch._mesh.start import device_slots  # only a program that starts something needs it
 
     try:

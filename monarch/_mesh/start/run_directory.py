@@ -1,6 +1,6 @@
 """The folder of one run, where its sockets live: 0700, removed with the run.
 
-<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of whoever made it, for people; lock
+<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of its maker, for people; lock
 
 Who made the folder and its host agent hold `lock` locked (flock) as long as they live: a folder whose lock is free is of
 a dead run, and the next one removes it, with the processes of that run that are left. Process ids would not do: containers
@@ -32,7 +32,7 @@ class RunDirectory:
         self.lock = lock
 
     def remove(self) -> None:
-        """Removes the folder and lets go of its lock. May be called again."""
+        """Removes the folder and releases its lock. May be called again."""
         remove_directory(self.path)
         lock, self.lock = self.lock, -1
         if lock >= 0:
@@ -103,7 +103,7 @@ def _make(parent: str) -> RunDirectory:
 
 
 def _take(lock: int) -> bool:
-    """Whether the lock is ours now. True as well on file systems that have no locks; there nothing is swept."""
+    """Takes the lock. True if it is ours now. True as well on file systems that have no locks; there nothing is swept."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:

@@ -26,12 +26,12 @@ _given = ""  # what this process was given
 
 
 def is_said(env: Collection[str]) -> bool:
-    """Whether somebody has decided."""
+    """True if somebody has decided."""
     return any(name in env for name in VARIABLES)
 
 
 def inherited(env: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit of an environment: all but a share, which was for this process."""
+    """Returns what children inherit of an environment: all but a share, which was for this process."""
     if _given and env.get(_SET) == _given:
         return {name: value for name, value in env.items() if name != _SET}
     return dict(env)
@@ -52,7 +52,7 @@ def with_share(env: dict[str, str], count: int) -> dict[str, str]:
 
 
 def processors(root: str | os.PathLike[str] = "/") -> int:
-    """Those that this process may use: by its affinity, and by the limit of its control group."""
+    """Returns the processors that this process may use: by its affinity, and by the limit of its control group."""
     limit = quota(root)
     own = len(os.sched_getaffinity(0))
     return own if limit is None else max(1, min(own, int(limit)))
@@ -131,7 +131,7 @@ _openblas: list[Callable[[int], Any]] | None = None  # None: nobody has looked
 
 
 def look() -> None:
-    """In a fork server, so that its processes need not: finds out how libraries that it has imported are told."""
+    """Looks, in a fork server, so that its processes need not: finds out how libraries that it has imported are told."""
     global _openblas
     _openblas = _setters_of_openblas() if "numpy" in sys.modules else None
 

@@ -97,7 +97,7 @@ def gateway() -> str:
 
 
 def gateway_credentials() -> Credentials | None:
-    """What shows the gateway who we are; None when nothing does."""
+    """Returns what shows the gateway who we are; None when nothing does."""
     return _proof if _proof is not None and (_proof.secret or _proof.ca) else None
 
 
@@ -111,8 +111,8 @@ _ANY = {
 
 
 def listens_at() -> str:
-    """Where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts reach
-    it over the connections that it makes itself."""
+    """Returns where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts
+    reach it over the connections that it makes itself."""
     spec = BindSpec(settings.default_transport())
     if spec.address is not None and spec.transport is not ChannelTransport.Local:
         return spec.address

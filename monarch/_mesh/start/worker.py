@@ -1,4 +1,5 @@
-"""A host that waits for a client: its agent serves whoever attaches, this process only sees to it that it lives and ends.
+"""A host that waits for a client: its agent serves any client that attaches, this process only sees to it that it lives
+and ends.
 
     your process ── child ──► agent ◄── link ── the agent of a client's machine
                                 └── child ──► processes of the client's meshes
@@ -68,7 +69,7 @@ def run_worker_loop_until_shutdown(
     secret: str | bytes | Secret | None = None,
     lease: float | str | None = None,
 ) -> None:
-    """As `run_worker_loop_forever`, but returns when the host was shut down, or its lease is over."""
+    """Does the same as `run_worker_loop_forever`, but returns when the host was shut down, or its lease is over."""
     _Worker(address, ca, certificate, private_key, secret, lease).wait()
 
 
@@ -81,8 +82,9 @@ def start_worker_loop_forever(
     secret: str | bytes | Secret | None = None,
     lease: float | str | None = None,
 ) -> Future[None]:
-    """As `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host was shut down,
-    and raises RuntimeError when its agent was killed; dropping it changes nothing. The host ends with this process."""
+    """Does the same as `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host
+    was shut down, and raises RuntimeError when its agent was killed; dropping it changes nothing. The host ends with
+    this process."""
     worker = _Worker(address, ca, certificate, private_key, secret, lease)
     slot = Slot()
 
@@ -124,7 +126,7 @@ class _Worker:
             raise
 
     def wait(self) -> None:
-        """Until it was shut down."""
+        """Waits until it was shut down."""
         try:
             code = leftovers.reap(self._agent, self._directory.path)
         finally:  # Ctrl-C among others
@@ -139,7 +141,7 @@ class _Worker:
 
 
 def _lease(lease: float | str | None) -> float:
-    """In seconds. ValueError for what is no time."""
+    """Returns the lease in seconds. ValueError for what is not a time."""
     if lease is None:
         return settings.worker_lease()
     if isinstance(lease, str):

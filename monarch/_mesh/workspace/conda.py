@@ -63,7 +63,7 @@ def holders(prefix: str, manifest: Manifest) -> dict[str, str]:
 
 
 def _noted(file: str) -> dict[str, str]:
-    """What conda noted of one package."""
+    """Returns what conda noted of one package."""
     try:
         with open(file, encoding="utf-8") as opened:
             paths = json.load(opened)["paths_data"]["paths"]

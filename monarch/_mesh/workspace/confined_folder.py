@@ -76,7 +76,7 @@ class ConfinedFolder:
     # --- what is done there
 
     def make_folder(self, path: str) -> None:
-        """There may be one already."""
+        """Makes a folder; there may be one already."""
         fd, name = self._writable(path)
         try:
             os.mkdir(name, 0o700, dir_fd=fd)
@@ -84,7 +84,7 @@ class ConfinedFolder:
             os.close(_open_folder(name, fd, path))
 
     def make_link(self, path: str, target: str) -> None:
-        """In place of what stands there, which may be anything but a folder."""
+        """Makes a link in place of what stands there, which may be anything but a folder."""
         fd, name = self._writable(path)
         temporary = _temporary()
         os.symlink(target, temporary, dir_fd=fd)
@@ -135,7 +135,7 @@ class ConfinedFolder:
             os.close(fd)
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Of a file or folder."""
+        """Sets the mode of a file or folder."""
         fd, name = self._folder(path)
         target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         try:
@@ -165,7 +165,8 @@ class ConfinedFolder:
         self._loosened.pop(path, None)
 
     def forget_compiled(self, path: str) -> None:
-        """What Python compiled from the module at `path` goes: it is told by size and seconds, which may not have changed."""
+        """Removes what Python compiled from the module at `path`: it is told by size and seconds, which may not have
+        changed."""
         fd, name = self._folder(path)
         try:
             cache = os.open("__pycache__", _OPEN_FOLDER, dir_fd=fd)
@@ -199,7 +200,7 @@ class ConfinedFolder:
                     os.unlink(name, dir_fd=fd)
 
     def close(self) -> None:
-        """As well as it can, folders that are writable for a while get their modes back."""
+        """Closes it. Folders that are writable for a while get their modes back, as well as that can be done."""
         try:
             self.restore_modes()
         except (OSError, RefusedPath):
@@ -321,7 +322,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _copy_range(source: int, target: int, offset: int, length: int) -> None:
-    """In the kernel where it can: some file systems share the blocks instead of copying them."""
+    """Copies, in the kernel where it can: some file systems share the blocks instead of copying them."""
     while length:
         try:
             count = os.copy_file_range(source, target, length, offset_src=offset)
@@ -338,7 +339,7 @@ def _copy_range(source: int, target: int, offset: int, length: int) -> None:
 
 
 def _clear_compiled(folder: int) -> None:
-    """What Python leaves in a folder of modules, which else could not be removed."""
+    """Removes what Python leaves in a folder of modules, which else could not be removed."""
     with os.scandir(folder) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in names:

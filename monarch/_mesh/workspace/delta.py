@@ -29,7 +29,7 @@ def block_digest(block: bytes | memoryview) -> bytes:
 
 
 def signature(block: bytes) -> bytes:
-    """What the other side is told of a block: 32 bytes."""
+    """Returns what the other side is told of a block: 32 bytes."""
     return block_digest(block) + block[:_ANCHOR].ljust(_ANCHOR, b"\0")
 
 
@@ -52,11 +52,11 @@ class Matcher:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """As much as can be told by now; perhaps nothing."""
+        """Returns as much as can be told by now; perhaps nothing."""
         return self._match(self._rest + data, final=False)
 
     def flush(self) -> list[Piece]:
-        """The file ends here."""
+        """Returns the rest: the file ends here."""
         return self._match(self._rest, final=True)
 
     def _match(self, data: bytes, final: bool) -> list[Piece]:
@@ -88,7 +88,7 @@ class Matcher:
         return self._index.get(digest)
 
     def _search(self, data: bytes, start: int) -> int:
-        """Where an older block begins, after `start` and at most a block behind it; else the end of that."""
+        """Returns where an older block begins, after `start` and at most a block behind it; else the end of that."""
         end = min(start + self._block, len(data))
         hits = set()
         for index in self._candidates():

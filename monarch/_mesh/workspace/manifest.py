@@ -20,7 +20,7 @@ _DEPTH = 256  # each level costs the host a descriptor
 
 
 class ManifestEntry(NamedTuple):
-    """One thing in a directory. `mtime_ns` and `size` are 0 for what is no file, `target` is a link's."""
+    """One thing in a directory. `mtime_ns` and `size` are 0 for what is not a file, `target` is a link's."""
 
     kind: str
     size: int = 0
@@ -33,7 +33,7 @@ Manifest = dict[str, ManifestEntry]
 
 
 class Rules(NamedTuple):
-    """What is left out of a directory by its name: neither sent nor removed. Our temporary files always are."""
+    """The names that are left out of a directory: neither sent nor removed. Our temporary files always are."""
 
     names: frozenset[str]
     suffix: str | None = None
@@ -91,7 +91,7 @@ def digest(manifest: Manifest) -> bytes:
 
 
 def compare(wanted: Manifest, found: Manifest) -> SyncPlan:
-    """What turns a directory that holds `found` into one that holds `wanted`."""
+    """Returns what turns a directory that holds `found` into one that holds `wanted`."""
     plan = SyncPlan([], [], [], [], [], [], [], [])
     blocked = [
         path for path in found if path in wanted and (found[path].kind == FOLDER) != (wanted[path].kind == FOLDER)
@@ -129,7 +129,7 @@ def _compare_one(plan: SyncPlan, path: str, mine: ManifestEntry, theirs: Manifes
 
 
 def _below(tops: Collection[str], manifest: Manifest) -> set[str]:
-    """`tops` and everything under them."""
+    """Returns `tops` and everything under them."""
     if not tops:
         return set()
     chosen = set(tops)

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Problem(NamedTuple):
-    """What kept a host from doing what it was asked, and what its user can do about it."""
+    """An obstacle that kept a host from doing what it was asked, and what its user can do about it."""
 
     host: str
     what: str
@@ -46,8 +46,6 @@ class Taken(NamedTuple):
 
 
 class NewPath(NamedTuple):
-    """A file that comes whole."""
-
     path: str
     mode: int
     mtime_ns: int
@@ -57,7 +55,7 @@ class NewPath(NamedTuple):
 def answers(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Any, P], R | Problem]:
-    """For endpoints: a `Problem` in place of an error of the file system."""
+    """Decorates endpoints: a `Problem` in place of an error of the file system."""
 
     @functools.wraps(method)
     def guarded(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | Problem:
@@ -115,7 +113,7 @@ class Receiver(Actor):
     @endpoint
     @answers
     def begin(self, path: str) -> bytes:
-        """What follows is about `path` below the directory. Answers with the digest of what is there."""
+        """Begins a sync: what follows is about `path` below the directory. Answers with the digest of what is there."""
         self._close_tree()
         self.at = os.path.join(self.path, path)
         self._tree = ConfinedFolder(self.path, path)
@@ -126,13 +124,13 @@ class Receiver(Actor):
     @endpoint
     @answers
     def listing(self) -> Manifest:
-        """What was there when it began."""
+        """Returns what was there when it began."""
         return self._manifest
 
     @endpoint
     @answers
     def digests(self, paths: Sequence[str]) -> list[bytes]:
-        """Of the content of small files."""
+        """Returns digests of the content of small files."""
         return [block_digest(b"".join(self._read(path))) for path in paths]
 
     @endpoint
@@ -226,7 +224,7 @@ class Receiver(Actor):
         return Root(self.host, self.path, here().host)
 
     def found(self, root: str) -> Manifest:
-        """What counts of the directory that is written to."""
+        """Returns what counts of the directory that is written to."""
         return scan(root, self.rules)
 
     def __cleanup__(self, exc: Exception | None) -> None:

@@ -137,7 +137,7 @@ async def _reload(mesh: ProcMesh, changed: Mapping[str, Collection[str]]) -> lis
 
 
 def _living(mesh: ProcMesh) -> list[ProcMesh]:
-    """As few meshes as hold the processes that have not ended."""
+    """Returns as few meshes as hold the processes that have not ended."""
     ended = set(mesh._owned.ended_ranks()) if mesh._owned is not None else set()
     if not ended:
         return [mesh]

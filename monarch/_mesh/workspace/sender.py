@@ -167,7 +167,7 @@ class Sender:
         await self._ask("end", plan.remove, plan.modes)
 
     async def _differing(self, paths: Sequence[str]) -> list[str]:
-        """Those whose content differs on any host; the others get their times."""
+        """Returns the files whose content differs on any host; the others get their times."""
         differing = []
         for batch in _chunks(paths, _BATCH_FILES):
             mine = await asyncio.to_thread(self._digests, batch)
@@ -185,7 +185,7 @@ class Sender:
         return [b"" if data is None else block_digest(data) for data in map(self._content, paths)]
 
     def _content(self, path: str) -> bytes | None:
-        """Of a small file. None for one that changed and is skipped."""
+        """Returns the content of a small file. None for one that changed and is skipped."""
         try:
             return self._source.read(path)
         except FileChanged:
@@ -244,7 +244,7 @@ class Sender:
 
 
 def _read_piece(file: Any) -> bytes:
-    """As much as is there, up to one piece: a raw file may read less than it was asked."""
+    """Reads as much as is there, up to one piece: a raw file may read less than it was asked."""
     parts = []
     missing = _PIECE
     while missing and (data := file.read(missing)):

@@ -48,18 +48,18 @@ async def sync_workspace(
     """Makes `$WORKSPACE_DIR/<dst>` on each host hold what the local directories of `workspace.dirs` hold.
 
     `procs`: one process a host, with WORKSPACE_DIR in its environment; hosts (or processes) that share that directory
-    are served once. `workspace.dirs`: {local directory: dst}, or a list of directories, which keep their names. Files are
-    compared by size and mtime, then by content; what is not there locally is removed there; modes, mtimes of files and
-    links are kept. `.git`, `.venv`, `__pycache__` and `*.pyc` are neither sent nor removed; sockets, devices and pipes are
-    not sent; hard links become separate files.
+    are served once. `workspace.dirs`: {local directory: dst}, or a list of directories, which keep their names. Files
+    are compared by size and mtime, then by content; what is not there locally is removed there; modes, mtimes of files
+    and links are kept. `.git`, `.venv`, `__pycache__` and `*.pyc` are neither sent nor removed; sockets, devices and
+    pipes are not sent; hard links become separate files.
 
-    `conda`: the active conda environment (CONDA_PREFIX here) as well, to $CONDA_PREFIX on each host; where that is another
-    path, the files that hold the path are changed on their way. `auto_reload`: modules whose files changed are then
-    reloaded in the processes of `running`.
+    `conda`: the active conda environment (CONDA_PREFIX here) as well, to $CONDA_PREFIX on each host; where that is
+    another path, the files that hold the path are changed on their way. `auto_reload`: modules whose files changed are
+    then reloaded in the processes of `running`.
 
     Raises, before anything is sent: ValueError for a dst that is not below WORKSPACE_DIR, or two that overlap;
-    FileNotFoundError and NotADirectoryError for a local directory that is none. WorkspaceError when a host cannot do its
-    part, or a local file changes meanwhile; SupervisionError when a host's process ends.
+    FileNotFoundError and NotADirectoryError for a local path that is not a directory. WorkspaceError when a host cannot
+    do its part, or a local file changes meanwhile; SupervisionError when a host's process ends.
     """
     folders = destinations(workspace)
     prefix = active_prefix() if conda else ""
@@ -131,7 +131,7 @@ async def _sync_folder(folder: FolderSync, local: str, relocated: bool) -> None:
 async def lock_hosts(receivers: Any, run: str) -> dict[int, Root]:
     """rank -> the directory it writes. Of ranks that share one, one."""
     answers = check((await receivers.lock.call()).values())
-    # Whoever holds it for this run has written so by now, but perhaps not before others looked.
+    # The sync that holds it for this run has written so by now, but perhaps not before others looked.
     waiting = [rank for rank, answer in enumerate(answers) if isinstance(answer, Taken) and answer.run != run]
     if waiting:
         again = await HostAnswers([_one(receivers, rank).lock.call() for rank in waiting])
@@ -204,7 +204,7 @@ def _source(local: str, manifest: Manifest, place: str) -> SourceFolder:
 
 
 def local_manifest(path: str, rules: Rules = WORKSPACE, crossings: list[str] | None = None) -> Manifest:
-    """What is to be sent of a local directory. WorkspaceError when it cannot be read."""
+    """Returns what is to be sent of a local directory. WorkspaceError when it cannot be read."""
     try:
         manifest = scan(path, rules, crossings)
     except OSError as error:
@@ -218,7 +218,7 @@ def local_manifest(path: str, rules: Rules = WORKSPACE, crossings: list[str] | N
 
 
 def _views(receivers: Any, ranks: Collection[int]) -> list[Any]:
-    """As few meshes as hold these ranks: one call to all costs the client one message."""
+    """Returns as few meshes as hold these ranks: one call to all costs the client one message."""
     if len(ranks) == len(receivers):
         return [receivers]
     return [_one(receivers, rank) for rank in ranks]
