@@ -11,13 +11,27 @@ General layout, from the inside out (a file imports from above, never from below
     _wire       bytes between two processes
     _runtime    one process: mailboxes, ports, actors
     _mesh       many processes as arrays
-    actor       the public actor API: names, and nothing else
+    actor       the public actor API: names, and nothing else; actor.lowlevel for packages built on it
+
+    testing     for those who test their actors: a cluster in memory
+
     rdma        memory of one process, read and written by others
-    spmd        the processes of a mesh as ranks of torch.distributed
     tensor      tensors spread over processes, worked on from one
-    builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, simulator, ...
+    spmd        the processes of a mesh as ranks of torch.distributed
+    remotemount, gather_mount
+                folders of the client on every host, and of all hosts in one of the client's
+    builtins, checkpoint, memory, profiler, random, simulator, timer
                 further public paths of what is in tensor
-    testing     for those who test their actors
+
+    telemetry, admin, dashboard
+                looking inside a program: what is recorded, what is asked, and the process beside it with its pages
+    debugger, trace, replay
+                breakpoints in ranks; time lines and profiles; recorded messages given to an actor again
+
+    job         hosts that schedulers give
+    tools       the command `monarch`
+    _older_paths
+                what only older programs import
 
 Names below are loaded when first touched; `import monarch` itself loads nothing.
 """

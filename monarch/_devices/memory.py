@@ -85,7 +85,7 @@ class Interface(Protocol):
 
     def share(self, flat: Any) -> tuple[Any, ...]:
         """Returns what another process of the machine opens the storage with: exactly one, exactly once. The memory is
-        not reused before it has let go of it."""
+        not reused before it has released it."""
 
     def open(self, shared: tuple[Any, ...], device: str) -> Any:
         """The whole storage that another process shared, as `device`, which is what this process calls that card. When it
@@ -93,7 +93,7 @@ class Interface(Protocol):
         """
 
     def lent(self, shared: tuple[Any, ...]) -> bool:
-        """Returns whether memory that was shared is still to be let go of, by whoever it was shared with."""
+        """Returns whether memory that was shared is still to be released, by the process it was shared with."""
 
     def release(self, shared: tuple[Any, ...]) -> None:
         """Lets go of shared memory in the name of a process that never opened it, or that has ended. Harmless when it is
@@ -104,7 +104,7 @@ class Interface(Protocol):
         """Removes what a process that shared, and has ended, left on the machine. What is open stays so."""
 
     def collect(self) -> None:
-        """Takes back memory that this process shared and freed, and that all others have let go of since."""
+        """Takes back memory that this process shared and freed, and that all others have released since."""
 
 
 class Torch:

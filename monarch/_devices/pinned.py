@@ -23,7 +23,7 @@ PIECES = 32  # pinned in one process at most: 128 MiB
 KEPT = 8  # of them, when nobody uses them
 
 
-class _Pool:
+class _PinnedPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[Any] = []
@@ -57,14 +57,14 @@ class _Pool:
                 self._count -= 1
 
 
-_pool = _Pool()
+_pool = _PinnedPool()
 
 
 def _after_fork() -> None:
     """Pinned memory is its process's: a child frees none of it."""
     global _pool
     never_free(_pool)
-    _pool = _Pool()
+    _pool = _PinnedPool()
 
 
 os.register_at_fork(after_in_child=_after_fork)

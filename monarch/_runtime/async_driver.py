@@ -215,7 +215,7 @@ class AsyncDriver:
             self._leave = leave
             if self._pump_task is not None and self._constructed:
                 self._pump_task.cancel()
-                if leave.failure is not None:  # whoever asks for a stop has a limit of its own
+                if leave.failure is not None:  # the one who asks for a stop has a limit of its own
                     instance, patience = self.instance, settings.stop_actor_timeout()
                     self._late = instance.proc.loop.call_later(patience, lambda: abandon(instance, leave))
 

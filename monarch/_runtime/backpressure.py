@@ -87,6 +87,6 @@ class Backpressure:
         self._resumed.tell()
 
     def release_all(self) -> None:
-        """This process is ending: whoever waits here goes on and meets that."""
+        """This process is ending: each thread that waits here goes on and meets that."""
         self._paused.clear()
         self._resumed.tell()

@@ -112,7 +112,7 @@ class _Member:
     def __call__(self) -> None:
         owner = self._owner
         owner._ready.append(self._key)
-        turn = owner._turn  # read after the line above: whoever waits looks the other way round
+        turn = owner._turn  # read after the line above: a thread that waits looks the other way round
         if turn is not None:
             turn.set_ready()
 

@@ -36,7 +36,7 @@ def aborted_meanwhile(instance: Instance, leave: Leave) -> Leave:
 
 
 def abandon(instance: Instance, leave: Leave) -> None:
-    """Any thread: an actor that hangs is given up on. Whoever waits for it is told, and what it owns is stopped."""
+    """Any thread: an actor that hangs is given up on. Those who wait for it are told, and what it owns is stopped."""
     if instance.ended.ready:
         return
     assert instance.behaviour is not None

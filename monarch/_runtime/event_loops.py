@@ -26,7 +26,7 @@ def is_actors(loop: asyncio.AbstractEventLoop) -> bool:
 
 class EpollWatch:
     """A watch by which an event loop is told when the epoll has something. By a descriptor of its own: it is closed
-    only when the event loop has let go of it."""
+    only when the event loop has released it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self.loop = weakref.ref(loop)

@@ -1,6 +1,6 @@
 """Future: one type for everything asynchronous, observed from threads and event loops alike.
 
-A Future holds a Source, which becomes ready once, on any thread; the value is decoded by whoever observes it first, in
+A Future holds a Source, which becomes ready once, on any thread; the value is decoded by its first observer, in
 that thread. `concurrent.futures.Future` would cost more than sending the message.
 """
 
@@ -520,7 +520,7 @@ def read_if_dropped(future: Future[T], read: Callable[[Future[T]], None]) -> Fut
 
 
 class _Unread(Then):
-    """Its first source keeps it until that is ready; then only whoever may look does."""
+    """Its first source keeps it until that is ready; then only the observer does."""
 
     __slots__ = ("_read",)
 

@@ -2,7 +2,7 @@
 
 Every message names the incarnation of its receiver that the sender knew, and one for an earlier incarnation is refused, never
 handed to the one that took its place. A sender that never sent to the earlier one knows of none (0); its messages are for
-whoever is there when they arrive.
+the actor that is there when they arrive.
 
     incarnation of an actor = incarnation of its process * 2**32 + how often it was restarted within that process
 

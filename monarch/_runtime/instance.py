@@ -45,7 +45,7 @@ class Delivery:
         self.told = 0
 
     def arguments(self) -> Any:
-        """Decodes them, once: lets go of the memory they came in, which an actor that waits would keep."""
+        """Decodes them, once: releases the memory they came in, which an actor that waits would keep."""
         body, buffers = self.body, self.buffers
         self.body, self.buffers = b"", ()
         return codec.decode(body, buffers)
@@ -313,7 +313,7 @@ class Instance:
         self.mailbox.put_control(WAKE)
 
     def close(self, failure: Failure) -> None:
-        """Refuses everything from now on, and answers whoever waits for this actor."""
+        """Refuses everything from now on, and answers those who wait for this actor."""
         with self._lock:
             first = self.end is None
             if first:
@@ -350,7 +350,7 @@ class Instance:
                 self.proc.refuse(delivery, failure)
 
     def finish(self, leave: Leave) -> None:
-        """The last step, after cleanup: tells the owner of a failure and whoever waits for the end. Once only."""
+        """The last step, after cleanup: tells the owner of a failure and those who wait for the end. Once only."""
         with self._lock:
             if self._finished:
                 return

@@ -84,11 +84,11 @@ class LeaderFollower:
         self.aside = False  # the I/O thread stands aside
         self._loop = loop
         self._always = always
-        # Whoever holds it polls, reads and handles. Its owner is known without a moment in which it is not.
+        # The thread that holds it polls, reads and handles. Its owner is known without a moment in which it is not.
         self._lead = threading.RLock()
         self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
         self._park.acquire()
-        self._parked: deque[None] = deque()  # one entry while it does; whoever pops it wakes it
+        self._parked: deque[None] = deque()  # one entry while it does; the thread that pops it wakes it
         self._leader = 0  # the thread that led last, or leads
         self._handling = False
         self._leads = 0  # grows with each lead that begins, and with each that is taken away
@@ -351,7 +351,7 @@ class LeaderFollower:
             seen = self._leads
         self.aside = False
         if not self._lead.acquire(False):
-            loop.wake()  # whoever leads gives up
+            loop.wake()  # the leader gives up
             self._lead.acquire()
         if not woken:
             try:

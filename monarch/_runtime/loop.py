@@ -42,7 +42,7 @@ _wakes = _Wakes()
 
 
 def wake(waker: Callable[[], Any]) -> None:
-    """Wakes a thread. On an I/O loop's thread: at the end of its turn, just before it sleeps and lets go of the interpreter
+    """Wakes a thread. On an I/O loop's thread: at the end of its turn, just before it sleeps and releases the interpreter
     lock. A thread woken earlier finds that lock taken and has to sleep and be woken a second time, which costs more than
     all else in a call.
     """
@@ -312,7 +312,7 @@ class Loop:
                 pass
 
     def _turn(self) -> None:
-        # Said before looking at the queues, so that whoever adds after the look knows to wake us.
+        # Said before looking at the queues, so that a thread that adds after the look knows to wake us.
         self._polling = True
         timeout = self._timeout()
         if self._wakes:

@@ -26,7 +26,7 @@ class Mailbox:
         self.messages: deque[Any] = deque()
         self._lock = threading.Lock()
         self._lock.acquire()
-        # At most one entry: how to wake the sleeping taker. Whoever pops it wakes; popping is atomic.
+        # At most one entry: how to wake the sleeping taker. The thread that pops it wakes; popping is atomic.
         self._wakers: deque[Callable[[], Any]] = deque(maxlen=1)
 
     def __len__(self) -> int:

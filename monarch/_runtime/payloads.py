@@ -266,7 +266,7 @@ class Payloads:
             return
         try:
             self._lent[lent.number] = lent, LentMemory(fd, self._later)
-        except (OSError, ValueError, ImportError):  # whoever is sent something in it will say so
+        except (OSError, ValueError, ImportError):  # its receiver will say so
             pass
 
     def _later(self, fn: Callable[[], Any]) -> None:

@@ -244,7 +244,7 @@ class Proc:
         self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], coalesce_within: float = 0.0
     ) -> None:
         """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender; an error that
-        is too large to be sent is replaced by one that says so: whoever waits gets an answer."""
+        is too large to be sent is replaced by one that says so: the caller gets an answer."""
         try:
             self.post(address, answer, body, buffers, coalesce_within)
         except MessageTooLargeError as exc:
@@ -283,7 +283,7 @@ class Proc:
             pass
 
     def refuse(self, delivery: Delivery, failure: Failure) -> None:
-        """Tells whoever sent a message that it will not be handled, and why."""
+        """Tells the sender of a message that it will not be handled, and why."""
         call = delivery.call
         if call.port:
             self.reply(delivery, FAILED, message.encode(failure))
@@ -331,7 +331,7 @@ class Proc:
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         if self.closed is not None:
-            return  # on its way when we closed: whoever waits for it here was told, its sender sees the connection end
+            return  # on its way when we closed: its waiters here were told, its sender sees the connection end
         remote = connection.remote
         for frame in received:
             try:
@@ -597,7 +597,7 @@ class Proc:
             self.on_process_ended(ended)
 
     def on_process_ended(self, ended: ProcEnded) -> None:
-        """The agent's word: that process is gone. Whoever waits for it is told, then the mesh layer."""
+        """The agent's word: that process is gone. Those who wait for it are told, then the mesh layer."""
         address = ended.address
         peer = self.processes.ending(ended)
         if peer is None:

@@ -105,7 +105,7 @@ class Processes:
         return [address for address, peer in self.known() if peer.connection is not None]
 
     def incarnation_at(self, address: str) -> int:
-        """The incarnation of the process there that is meant by what is sent now; -1: none is known, whoever is there."""
+        """The incarnation of the process there that is meant by what is sent now; -1: none is known, any is meant."""
         peer = self.peers.get(address)
         return peer.incarnation if peer is not None and peer.incarnation_known else -1
 
@@ -292,7 +292,7 @@ class Processes:
         return ""
 
     def _finish_replaced(self, hello: Hello, connection: Connection) -> None:
-        """Whoever dials again has lost the connection it dialled before: what we would still send on that is lost."""
+        """A process that dials again has lost the connection it dialled before: what we would still send on that is lost."""
         before, incarnation = self._accepted.get(hello.address, (None, 0))
         self._accepted[hello.address] = connection, hello.incarnation
         if before is not None and incarnation == hello.incarnation and not before.lost:

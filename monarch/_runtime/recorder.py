@@ -1,6 +1,6 @@
 """What a process records of its actors, calls, spans, metrics and log while somebody listens (monarch.telemetry).
 
-`active` is the Recorder, None while nobody listens: then whoever could record pays one test. Otherwise it appends one tuple
+`active` is the Recorder, None while nobody listens: then those who could record pay one test. Otherwise it appends one tuple
 for each event, of what is at hand; rows are made of them elsewhere, in another process. Times are those of `time.monotonic`.
 
 Lossy: beyond LIMIT events that wait to be taken, further ones are counted and dropped. Actors of the runtime itself are left

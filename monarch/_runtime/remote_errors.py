@@ -14,7 +14,7 @@ from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, RAISED, VALUE, Failure
 from monarch.config import settings
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
+# (rank, kind, body, buffers) as they came; decoded by their observer.
 Raw = tuple[int, int, Buffer, Sequence[Buffer]]
 
 decode_failure = msgspec.msgpack.Decoder(Failure).decode

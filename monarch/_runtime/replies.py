@@ -230,7 +230,7 @@ class Entry(Source):
         self.give_up(failure_error(failure, self.target.label if self.target else None))
 
     def note_failure(self, failure: Failure) -> None:
-        """This failure is the outcome. Whoever looks at it has been told; if nobody does, its owner has to be."""
+        """This failure is the outcome. Its observer has been told; if nobody does, its owner has to be."""
         caller, target = self.caller, self.target
         if caller is None or self.abandoned or failure.stopped or self.has_outcome():
             return

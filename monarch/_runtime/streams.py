@@ -6,7 +6,7 @@ with a purpose. On one host there is nothing to dial: one end of a socket pair i
 answer on, a LinkHello or a Bye that says why not, the runtime has no part in the socket.
 
 Bound: MOST streams that others have opened; a further one is refused. Those that are open when the process closes its
-links are shut down, which wakes whoever waits for them.
+links are shut down, which wakes those who wait for them.
 """
 
 from __future__ import annotations

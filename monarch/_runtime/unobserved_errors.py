@@ -11,7 +11,7 @@ class UnobservedError:
     """Lives with what carries the outcome. `seen()` when it is raised; dropped without that, it says so.
 
     `over(seen)` is called once, by any thread, perhaps in the middle of anything (a garbage collection): it takes no lock.
-    `about` is for whoever made it.
+    `about` is for its maker.
     """
 
     __slots__ = ("_over", "about")

@@ -6,7 +6,7 @@
               prefix, 16 bytes
 
 The head is an encoded message (who, to whom, what); the body is the user's pickle and the buffers its out-of-band
-memory, both opaque here. Every buffer lands in memory of its own, so whoever unpickles it may own and write it.
+memory, both opaque here. Every buffer lands in memory of its own, so the code that unpickles it may own and write it.
 """
 
 from __future__ import annotations

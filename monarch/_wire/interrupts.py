@@ -1,7 +1,7 @@
 """Ctrl-C and other signals, told from what the code that they interrupt raises itself.
 
 A signal handler runs in the main thread, between any two steps of the code there, and may raise: KeyboardInterrupt,
-SystemExit, or any other. Whoever runs code of others and must not end with it (unpickling) lets those pass, and only those.
+SystemExit, or any other. Code that runs code of others and must not end with it (unpickling) lets those pass, and only those.
 """
 
 from __future__ import annotations

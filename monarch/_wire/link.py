@@ -16,7 +16,7 @@ A frame that one side cannot take (no memory, over its limit) breaks the connect
 when there is memory by then. After `FRAME_REFUSALS` times that side gives the link up, and tells the other why.
 
 Bound: `full` from `limits.queue` bytes on that the other side has not said it has. Nothing is dropped or refused there:
-whoever sends has to wait, and a single frame may pass the bound.
+the sender has to wait, and a single frame may pass the bound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSALS, REFUSED_FOR = 3, 0.3
 FRAME_REFUSALS = 10
 _ROUNDING = 1e-6  # seconds that a timer may be early
 
-Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
+Connection: TypeAlias = Any  # a key; only the code that carries out effects knows more
 
 
 class LinkLimits(NamedTuple):
@@ -53,7 +53,7 @@ class LinkLimits(NamedTuple):
     ack_interval: float = 0.5  # or time since the first of them
     heartbeat: float = 1.0  # between two signs of life; 0: none are sent, and silence is no reason
     reconnect: float = 60.0  # for a broken connection to be replaced
-    attach: float = 60.0  # for the first one to come about
+    attach: float = 60.0  # for the first one to be made
     queue: int = 64 << 20  # bytes kept from which senders are held
 
 

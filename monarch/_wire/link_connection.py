@@ -1,6 +1,6 @@
 """A link as a Connection: what a `link.Link` wants done, done with real connections, one after the other.
 
-    whoever sends ──► LinkConnection ──► the StreamConnection of today ──► socket
+       a sender ──► LinkConnection ──► the StreamConnection of today ──► socket
                          │     ▲
                        Link  frames: those of the link itself end here, the others go to the handler
 
@@ -87,7 +87,7 @@ class LinkConnection:
     connections from `accept`. Either way the connection's frames and its loss must come here, as to its Handler.
 
     `host`: our address prefix; `agent`: unique id of this process; `uid`: of the link. `remote` is the other host's prefix;
-    whoever owns the link may set another text. `lost` means dead: `reason` says why, `orderly` whether one of the two closed
+    the owner of the link may set another text. `lost` means dead: `reason` says why, `orderly` whether one of the two closed
     it on purpose. A broken connection alone is no loss; see `suspected`.
 
     Bound: `limits.queue` bytes kept, from which `wait_room` waits; a frame may pass it. As many bytes of memory for copies

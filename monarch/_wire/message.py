@@ -133,8 +133,8 @@ class Spawn(_Telling, tag=3):
 
 
 class Restarted(_Message, tag=13):
-    """A new actor has taken the place of one that this process has sent to. Answered on `port`, so that whoever restarted
-    it knows that nobody still means the old one."""
+    """A new actor has taken the place of one that this process has sent to. Answered on `port`, so that the process which
+    restarted it knows that nobody still means the old one."""
 
     key: str
     rank: int
@@ -776,7 +776,7 @@ class Cast(_Message, tag=63):
 
 
 class PlanUnknown(_Message, tag=62):
-    """The cast names a plan that this agent does not have: it and the frame's body and buffers go back to whoever sent it,
+    """The cast names a plan that this agent does not have: it and the frame's body and buffers go back to its sender,
     who registers the plan and sends it again."""
 
     cast: Cast

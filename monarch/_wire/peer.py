@@ -189,7 +189,7 @@ class Peer:
         if failed is not None:
             try:
                 self._not_dialled(failed)
-            except BaseException:  # of a handler of signals: whoever sends next dials, and asks
+            except BaseException:  # of a handler of signals: the next sender dials, and asks
                 self.asking = False
                 raise
         return connection

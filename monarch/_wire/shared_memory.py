@@ -22,7 +22,7 @@ _READ_WRITE, _SHARED, _PRIVATE, _NO_RESERVE = 3, 0x01, 0x02, 0x4000
 _DONT_NEED, _POPULATE_WRITE = 4, 23  # madvise(2)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 # Whether other processors see a store after all that was read before it. Elsewhere the I/O thread clears the flag, which has
-# then taken a lock that the thread that read has let go of.
+# then taken a lock that the thread that read has released.
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
 

@@ -1,6 +1,6 @@
 """Threads that wait until something has changed.
 
-As `threading.Condition`, with two differences. Whoever tells takes no lock, so that the I/O thread is held up by nobody. And
+As `threading.Condition`, with two differences. A thread that tells takes no lock, so nobody holds the I/O thread up. And
 a waiter may be interrupted at any step by what a handler of signals raises: nothing stays locked behind it. (Condition can
 be left locked by that, for it enters its lock in Python code.)
 """
@@ -32,7 +32,7 @@ class Waiters:
             lock.acquire()
             self._asleep.append(lock)
             try:
-                if changed():  # asked again: whoever tells looks at those asleep once it has changed something
+                if changed():  # asked again: a thread that tells looks at those asleep once it has changed something
                     return True
                 left = end - monotonic()
                 if left <= 0 or not lock.acquire(timeout=left):

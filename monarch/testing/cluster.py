@@ -256,7 +256,7 @@ class InProcessCluster:
         """Ends every process under `mesh` (that of its `rank` only), as if by SIGKILL; returns when it is
         dead.
 
-        Connections break after what was sent; no `__cleanup__` runs; whoever watches the process is told that
+        Connections break after what was sent; no `__cleanup__` runs; its watchers are told that
         it ended with `code` (a signal negated, or an exit status). Threads of its actors that wait in the
         runtime end at once, others when they next use it. ValueError when a process is not alive, or `rank`
         is none of the mesh's.
@@ -265,7 +265,7 @@ class InProcessCluster:
 
     def stop_process(self, mesh: Mesh, rank: int | None = None) -> None:
         """Stops every process under `mesh` (that of its `rank` only) as SIGSTOP does; returns when its owner and
-        whoever watches it have been sent word that it is suspected.
+        its watchers have been sent word that it is suspected.
 
         Nothing reaches it or comes from it, frames under way included, until `continue_process`. It is killed
         once it was stopped for the setting `suspect_timeout`. One that is stopped stays so. Its threads run on,

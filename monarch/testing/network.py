@@ -150,7 +150,7 @@ class Network:
         return count
 
     def vanish(self, address: str) -> None:
-        """Whoever is at that address is gone without a word, as when its machine loses power: the other ends of its
+        """Takes the one at that address away without a word, as when its machine loses power: the other ends of its
         connections hear nothing of that, or of anything else."""
         with self._lock:
             ends = [path.near for path in self._paths if path.near.transport.address == address]
@@ -437,7 +437,7 @@ class InprocConnection:
         self.out.room.tell()
         self.loop.call_soon(
             self._decoder.release
-        )  # whoever remembers the connection is not to keep what it received into
+        )  # code that remembers the connection is not to keep what it received into
         if self.loop.in_loop():
             self._handler.connection_lost(self, reason)
         else:

@@ -134,7 +134,7 @@ class SimulatedProc(Proc):
         self.on_exit(0)
 
     def leave(self, error: BaseException) -> None:
-        """Closes every connection and answers whoever waits here; `error` is for later users."""
+        """Closes every connection and answers those who wait here; `error` is for later users."""
         self.disconnect(error)
         self.inproc.sever("this process is closing")
 
@@ -399,7 +399,7 @@ class SimulatedAgent(BaseHostAgent):
 
 
 class _Door:
-    """Whoever connects to an agent: a process of its host, or the agent of another, for a link."""
+    """The other end of a connection to an agent: a process of its host, or the agent of another, for a link."""
 
     def __init__(self, agent: SimulatedAgent) -> None:
         self._agent = agent

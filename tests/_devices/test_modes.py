@@ -56,7 +56,7 @@ def test_under_a_dispatch_mode(card: FakeCard) -> None:
 
 @pytest.mark.parametrize("pins", [True, False])
 def test_under_a_default_device(card: FakeCard, pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "_pool", pinned._Pool())
+    monkeypatch.setattr(pinned, "_pool", pinned._PinnedPool())
     card.can_pin = pins
     there = card.tensor(bytes(range(8)))
     with torch.device("meta"):

@@ -16,7 +16,7 @@ SIZES = [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 17]
 
 @pytest.fixture(autouse=True)
 def _empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "_pool", pinned._Pool())
+    monkeypatch.setattr(pinned, "_pool", pinned._PinnedPool())
 
 
 def host(data: bytes) -> torch.Tensor:

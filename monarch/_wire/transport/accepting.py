@@ -19,7 +19,7 @@ class Accepting:
     """Gives each connection that comes to `accepted`, with its address, from its making until `close`. On the I/O thread.
 
     `accepted` owns the socket; an OSError that it raises counts as one of accepting, and the socket is closed. `paused` is
-    called when no more can be accepted for a while; whoever gives descriptors back then may. A line says so, at most once
+    called when no more can be accepted for a while; code that gives descriptors back then may. A line says so, at most once
     in 10 seconds.
     """
 

@@ -1,6 +1,6 @@
 """Who has to go when too many connections are in their handshake at once. Pure.
 
-Whoever can reach a port can fill its places, and must not keep those out who belong there:
+Any process that reaches a port can fill its slots, and must not keep those out who belong there:
 
 - Those that have said nothing go first: a peer of ours says its first message together with its last packet of connecting.
 - Then it is the turn of the source (an IPv4 address, an IPv6 network) that has the most: its crowd keeps itself out.

@@ -82,7 +82,7 @@ def _adopt(fd: int) -> socket.socket:
 
 
 def _listen_adopted(sock: socket.socket) -> None:
-    """Whoever made it may have left listening to us; not where it is bound."""
+    """Listens, where its maker has left that to us; not where it is bound."""
     if sock.type != socket.SOCK_STREAM:
         raise OSError(errno.EINVAL, "is not a stream socket")
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

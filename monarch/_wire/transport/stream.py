@@ -2,7 +2,7 @@
 
 Senders write in their own thread, under the lock; what the socket does not take is queued for the I/O thread. That one
 reads, or a thread that waits in its place (`_quick`), never two at once. The I/O thread never waits for the lock: it hands
-its pieces to whoever holds it.
+its pieces to the thread that holds it.
 
 A handler of signals may raise in the midst of a send (Ctrl-C). Frames stay whole then: one of which nothing was written is
 not sent, of one that has begun the rest follows. Python looks for signals behind calls and where functions and loops begin.
@@ -294,7 +294,7 @@ class StreamConnection:
         False when something is left for the I/O thread: in `_kept`, with the socket, or because `small` refused a
         frame.
 
-        What was read is kept in the step in which it is read, and let go of when it was handled: a handler of signals may
+        What was read is kept in the step in which it is read, and dropped when it was handled: a handler of signals may
         raise in between, and then the I/O thread handles it all again.
         """
         kept, small = self._kept, self.small
@@ -508,7 +508,7 @@ class StreamConnection:
         self._out.clear()
         self._kept.clear()
         self.queued = self._written = 0
-        self._decoder.release()  # whoever remembers the connection is not to keep what it received into
+        self._decoder.release()  # code that remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
 

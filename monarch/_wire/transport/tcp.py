@@ -1,6 +1,6 @@
 """Connections between hosts: listening and dialling over TCP, or over a Unix socket (`ipc://`) on one machine.
 
-Whoever gets a socket from here knows that the other side has gone through the handshake: TLS where certificates are given,
+Code that gets a socket from here knows that the other side has gone through the handshake: TLS where certificates are given,
 and the challenge on the job's secret. Everything runs on the I/O thread, but for names that have to be looked up.
 `dialling` has the other half.
 """

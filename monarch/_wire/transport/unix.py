@@ -1,11 +1,11 @@
 """Unix sockets between processes of one user on one host.
 
-A socket lives in a 0700 folder, and whoever connects must have our uid (SO_PEERCRED): nothing of another user reaches a
+A socket lives in a 0700 folder, and a peer must have our uid (SO_PEERCRED): nothing of another user reaches a
 decoder, let alone pickle.
 
 The host agent hands connections of other hosts to the processes they are for, over the same socket, and processes lend each
-other memory: whoever connects from a socket with the name of a handover (of a loan) sends one descriptor and a few bytes that
-go with it, then closes.
+other memory: a peer that connects from a socket with the name of a handover (of a loan) sends one descriptor and a few
+bytes that go with it, then closes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def listen(path: str) -> socket.socket:
 
 def dial(path: str, wait: bool = True) -> socket.socket:
     """A connected socket. FileNotFoundError or ConnectionRefusedError when nobody listens there; other OSErrors as
-    `socket_errors` has them. When the queue of whoever listens is full it waits; without `wait` that is a BlockingIOError.
+    `socket_errors` has them. When the queue of the listener is full it waits; without `wait` that is a BlockingIOError.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
