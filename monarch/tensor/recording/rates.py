@@ -9,11 +9,12 @@ numbers, and is recorded anew for each rate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch.tensor.worker.recorded import RecordedRate
 
 if TYPE_CHECKING:
+    from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.signature import Scalar
 
 
@@ -25,7 +26,7 @@ def marked(
     values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]
     slots: dict[float, int] = {}
 
-    def mark(number: object) -> Any:
+    def mark(number: Scalar) -> Scalar:
         if type(number) is not float:
             return number
         for negative, value in ((False, number), (True, -number)):
@@ -37,7 +38,7 @@ def marked(
     return [tuple(map(mark, given)) if passed else given for given, passed in zip(numbers, passed_on, strict=True)]
 
 
-def confirmed(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) -> dict[int, frozenset[int]] | None:
+def confirmed(old: Sequence[StepForm], new: Sequence[StepForm]) -> dict[int, frozenset[int]] | None:
     """The slots of `new` (steps of a Recording) that are learning rates, and which: all sources that they may be. None
     when the two recordings differ in anything else."""
     if len(old) != len(new):
@@ -45,9 +46,9 @@ def confirmed(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) ->
     found: dict[int, frozenset[int]] = {}
     constant: set[int] = set()  # slots of `new` with a number in them that did not change with the rate
     for one, other in zip(old, new, strict=True):
-        if one[:2] != other[:2] or one[3:] != other[3:] or len(one[2]) != len(other[2]):
+        if one._replace(numbers=()) != other._replace(numbers=()) or len(one.numbers) != len(other.numbers):
             return None
-        for before, now in zip(one[2], other[2], strict=True):
+        for before, now in zip(one.numbers, other.numbers, strict=True):
             if before == now and repr(before) == repr(now):
                 if type(now) is RecordedRate:
                     constant.add(now.slot)
@@ -61,15 +62,25 @@ def confirmed(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) ->
     return None if constant & found.keys() else found
 
 
+class StepForm(NamedTuple):
+    """A step of a recording as two recordings of the same function are compared by it."""
+
+    place: StreamPlacement
+    call: int | str
+    numbers: tuple[Scalar, ...]
+    inputs: tuple[object, ...]
+    results: int
+
+
 class Rates:
     """The numbers of a recording that come with each call. `mappings`: where the program has its learning rates, under
     "lr"; `values`: what each slot was at the recording."""
 
     __slots__ = ("mappings", "sources", "values")
 
-    def __init__(self, mappings: Sequence[dict[str, Any]], steps: Sequence[tuple[Any, ...]]) -> None:
+    def __init__(self, mappings: Sequence[dict[str, Any]], steps: Sequence[StepForm]) -> None:
         self.mappings = list(mappings)
-        marks = {mark.slot: mark for step in steps for mark in step[2] if type(mark) is RecordedRate}
+        marks = {mark.slot: mark for step in steps for mark in step.numbers if type(mark) is RecordedRate}
         self.values = [-marks[slot] if marks[slot].negative else float(marks[slot]) for slot in range(len(marks))]
         self.sources: dict[int, frozenset[int]] = {}  # of the slots that are confirmed
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.issued import IssuedCommand
+from monarch.tensor.recording.rates import StepForm
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.pending import PendingReduce
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.metadata import Meta
     from monarch.tensor.signature import Scalar, WorkerCall
 
 HELD = 1 << 16  # commands that are noted in one go, at most
@@ -107,7 +109,7 @@ class CommandRecorder(CommandWatcher):
         self.engine: Any = None
         self.made: dict[int, weakref.ref[records.TensorRecord]] = {}
         # Record, tensor, metadata.
-        self.met: dict[int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Any], Any]] = {}
+        self.met: dict[int, tuple[weakref.ref[records.TensorRecord], weakref.ref[Tensor], Meta]] = {}
         self.storages: dict[int, records.TensorStorage] = {}
         self._events: set[tuple[Scalar, ...]] = set()  # that were posted, and not waited for yet
         self._waited: set[tuple[Scalar, ...]] = set()
@@ -247,7 +249,7 @@ class CommandRecording:
 
     def __init__(
         self, segments: list[RecordingSegment], captures: frozenset[int], written: tuple[frozenset[int], frozenset[int]],
-        homes: dict[int, int], steps: list[tuple[Any, ...]],
+        homes: dict[int, int], steps: list[StepForm],
     ) -> None:  # fmt: skip
         self.segments = segments
         self.captures = captures
@@ -339,12 +341,9 @@ def assemble(
         segments.append(RecordingSegment(draft.place, draft.takes, list(draft.gives), call))
     known: dict[int, tuple[str, int]] = {ref: ("argument", place) for ref, place in formals.items()}
     for noted, given in zip(notes, numbers, strict=True):
-        steps.append(
-            (
-                noted.place, noted.signature or noted.name(), given if _computes(noted.call) else (),
-                tuple(known.get(ref, ref) for ref in noted.inputs), noted.results,
-            )
-        )  # fmt: skip
+        inputs = tuple(known.get(ref, ref) for ref in noted.inputs)
+        computed = given if _computes(noted.call) else ()
+        steps.append(StepForm(noted.place, noted.signature or noted.name(), computed, inputs, noted.results))
         for ref in range(noted.ident, noted.ident + noted.results):
             known[ref] = ("value", len(known))
     captures = frozenset(ref for draft in drafts for ref in draft.reads)

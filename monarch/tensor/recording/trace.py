@@ -27,8 +27,10 @@ from monarch.tensor.recording.rates import Rates, marked
 from monarch.tensor.recording.recorder import CommandRecorder, assemble
 
 if TYPE_CHECKING:
+    from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.metadata import Meta
     from monarch.tensor.recording.recorder import RecordingSegment
 
 _flags = operator.attrgetter("flags")
@@ -54,7 +56,7 @@ class RecordedTrace:
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
         stores anew what else it made that lives. `groups`: of optimizers, with learning rates that may turn out to be
         inputs (`rates`). Raises Unrecordable."""
-        self._segments: list[tuple[Any, int, list[tuple[int, int]], int, bool]] = []
+        self._segments: list[tuple[StreamPlacement, int, list[tuple[int, int]], int, bool]] = []
         recorder.finish()
         if recorder.problem:
             raise Unrecordable(recorder.problem)
@@ -71,9 +73,14 @@ class RecordedTrace:
         )  # fmt: skip
         self.rates = Rates(groups, self.recording.steps)
         self._gone: list[object] = []
-        self._captured: list[tuple[weakref.ref[TensorRecord], weakref.ref[Any]]] = []
+        self._captured: list[tuple[weakref.ref[TensorRecord], weakref.ref[Tensor]]] = []
         # Records, their metadata; tensors, whether they require grad.
-        self._read: tuple[list[Any], list[Any], list[Any], list[bool]] = ([], [], [], [])
+        self._read: tuple[list[weakref.ref[TensorRecord]], list[Meta], list[weakref.ref[Tensor]], list[bool]] = (
+            [],
+            [],
+            [],
+            [],
+        )
         self._stored = [weakref.ref(record, self._gone.append) for record in kept]
         storages = self._adopt_captures(recorder)
         self._adopt_results(results, formals, storages, kept)
@@ -126,7 +133,7 @@ class RecordedTrace:
         there = {id(record.storage): weakref.ref(record) for record in kept}
         there |= {id(record.storage): weak for weak, _ in self._captured if (record := weak()) is not None}
         new: dict[int, int] = {}
-        self._results: list[tuple[int, int, Any, Any, int, Any]] = []
+        self._results: list[tuple[int, int, Meta, StreamPlacement, int, Any]] = []
         for tensor in results:
             record = tensor._record
             memory = id(record.storage)
