@@ -72,7 +72,7 @@ test-device: $(READY)  ## the tests that need a GPU or an RDMA device
 	@$(BIN)/python -m pytest -q -m device
 
 test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each that is skipped
-	@$(BIN)/python -m pytest tests/devices -q -rs
+	@$(BIN)/python -m pytest tests/devices tests/rdma -q -rs -m device
 
 LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
 

@@ -9,8 +9,8 @@ import pytest
 
 from monarch.actor import ProcMesh, this_host
 from tests.devices.side import TIMEOUT, Side
+from tests.support.devices import skip_without_gpu
 from tests.support.faults import Faults
-from tests.support.processes import kill
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,11 +20,7 @@ def _with_torch(torch_preloaded: None) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _devices() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip(
-            "torch.cuda.is_available() is False: there is no GPU here, or torch was built without CUDA and ROCm"
-        )
+    skip_without_gpu()
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +48,3 @@ def reader(procs: ProcMesh) -> Iterator[Any]:
     yield mesh
     mesh.use.call_one("").get(timeout=TIMEOUT)
     mesh.stop().get(timeout=TIMEOUT)
-
-
-@pytest.fixture
-def doomed() -> Iterator[Any]:
-    """One in a process of its own, and what kills it and waits until it is gone."""
-    procs = this_host().spawn_procs(name="doomed")
-    mesh = procs.spawn("doomed", Side)
-
-    yield mesh, lambda: kill(mesh.pid.call_one().get(TIMEOUT))
-    procs.stop().get(timeout=TIMEOUT)

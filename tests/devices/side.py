@@ -79,10 +79,6 @@ class Side(Actor):
         return into.cpu()
 
     @endpoint
-    def write(self, buffer: RDMABuffer, data: Any, device: str) -> None:
-        buffer.write_from(data.to(device), timeout=TIMEOUT).get(TIMEOUT)
-
-    @endpoint
     def write_computed(self, buffer: RDMABuffer, n: int) -> None:
         """From a tensor that the device is still computing, on a stream of its own."""
         with self.torch.cuda.stream(self.torch.cuda.Stream()):

@@ -112,12 +112,6 @@ def counts_of(pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
 
 
-def test_1100_messages_with_a_handle(spawn: Callable[[], Any]) -> None:
-    owner, reader = spawn(), spawn()
-    (buffer,) = call(owner.make_many, 1)
-    assert {call(reader.touch, buffer) for _ in range(1100)} == {"device_ipc"}
-
-
 def test_1100_storages(spawn: Callable[[], Any]) -> None:
     owner, reader = spawn(), spawn()
     before = call(owner.reserved)
@@ -127,17 +121,6 @@ def test_1100_storages(spawn: Callable[[], Any]) -> None:
     for buffer in buffers:
         buffer.drop().get(TIMEOUT)
     call(owner.drop_all)
-    until(lambda: call(owner.reserved) == before)
-
-
-def test_a_killed_borrower(spawn: Callable[[], Any]) -> None:
-    owner, reader, doomed = spawn(), spawn(), spawn()
-    before = call(owner.reserved)
-    buffer = call(owner.make_large, GIB)
-    assert [call(one.touch, buffer) for one in (reader, doomed)] == ["device_ipc"] * 2
-    kill(call(doomed.pid))
-    assert call(reader.touch, buffer) == "device_ipc"
-    call(owner.drop, buffer)
     until(lambda: call(owner.reserved) == before)
 
 

@@ -25,22 +25,6 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("here", ["cuda", "cpu"])
-@pytest.mark.parametrize("there", ["cuda", "cpu"])
-@pytest.mark.parametrize("rows", [1, 3000])
-def test_reads_and_writes(owner: Any, reader: Any, path: str, here: str, there: str, rows: int) -> None:
-    path = "process_vm" if there == "cpu" and path == "device_ipc" else path
-    call(reader.use, path)
-    data = some(rows, 1001)
-    buffer = call(owner.make, data, there)
-    assert call(reader.path, buffer) == path
-    assert same(call(reader.read, buffer, data, here), data)
-    call(reader.write, buffer, data + 1, here)
-    assert same(call(owner.seen, buffer), data + 1)
-    call(owner.drop, buffer)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS)
 def test_every_dtype_in_two_dimensions(owner: Any, reader: Any, path: str, dtype: str) -> None:
@@ -48,17 +32,6 @@ def test_every_dtype_in_two_dimensions(owner: Any, reader: Any, path: str, dtype
     data = some(257, 33, dtype)
     buffer = call(owner.make, data, "cuda")
     assert same(call(reader.read, buffer, data, "cuda"), data)
-    call(owner.drop, buffer)
-
-
-@pytest.mark.parametrize("here", ["cuda", "cpu"])
-def test_within_a_process(owner: Any, here: str) -> None:
-    data = some(100, 100)
-    buffer = call(owner.make, data, "cuda")
-    assert call(owner.path, buffer) == "local"
-    assert same(call(owner.read, buffer, data, here), data)
-    call(owner.write, buffer, data * 2, here)
-    assert same(call(owner.seen, buffer), data * 2)
     call(owner.drop, buffer)
 
 
@@ -80,16 +53,6 @@ def test_what_the_device_still_computes_is_waited_for(owner: Any, reader: Any, p
     call(owner.drop, buffer)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_dropped(owner: Any, reader: Any, path: str) -> None:
-    call(reader.use, path)
-    data = some(10, 10)
-    buffer = call(owner.make, data, "cuda")
-    assert same(call(reader.read, buffer, data, "cuda"), data)
-    call(reader.drop, buffer)
-    assert call(reader.read, buffer, data, "cuda") == "BufferDroppedError"
-
-
 def test_after_a_drop_the_memory_is_the_devices_again(owner: Any, reader: Any) -> None:
     before = call(owner.reserved)
     for _ in range(3):
@@ -100,17 +63,6 @@ def test_after_a_drop_the_memory_is_the_devices_again(owner: Any, reader: Any) -
         assert call(reader.again) == "BufferDroppedError"
     assert call(reader.reserved) >= 0  # collects what it had open
     assert call(owner.reserved) == before
-
-
-def test_a_dead_owner(doomed: Any, reader: Any) -> None:
-    mesh, kill = doomed
-    data = some(10, 10)
-    known, fresh = call(mesh.make, data, "cuda"), call(mesh.make, data, "cuda")
-    call(reader.hold, known)
-    kill()
-    assert call(reader.again) == "OwnerEndedError"
-    assert call(reader.read, fresh, data, "cuda") == "OwnerEndedError"
-    assert same(call(reader.echo, data), data)
 
 
 def test_the_memory_has_a_dma_buf(owner: Any) -> None:

@@ -1,4 +1,4 @@
-"""An actor with a faked card: it owns buffers on it, and reads and writes those of others."""
+"""An actor with a card, an imitated or a real one: it owns buffers on it, and reads and writes those of others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
 from tests.rdma.buffers import use_path
+from tests.support.devices import skip_without_gpu
 
 TIMEOUT = 60
 
 
 class Side(Actor):
-    """A process with tensors on a card, "cuda", and on the host, "cpu"."""
+    """A process with tensors on an imitated card, "cuda", and on the host, "cpu"."""
 
     def __init__(self) -> None:
         import warnings
@@ -269,6 +272,55 @@ class Side(Actor):
                 backend._refused.clear()
 
 
+class GpuSide(Side):
+    """The same on the first GPU of this machine, of which nobody knows what it does."""
+
+    def __init__(self) -> None:
+        import warnings
+
+        import torch
+
+        from monarch._devices import memory
+        from monarch.rdma import RDMATcpFallbackWarning
+
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
+        self.torch = torch
+        self.card: Any = memory.interface()
+        self.tensors: dict[int, Any] = {}
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        pass
+
+    def tensor(self, where: str, data: bytes) -> Any:
+        return super().tensor("cpu", data).to(where)
+
+    def bytes_of(self, tensor: Any) -> bytes:
+        return bytes(tensor.cpu().numpy())
+
+    @endpoint
+    def allocated(self) -> int:
+        import gc
+
+        gc.collect()
+        self.torch.cuda.ipc_collect()
+        return int(self.torch.cuda.memory_allocated())
+
+
+both_cards = pytest.mark.parametrize(
+    "side",
+    [pytest.param(Side, id="imitated"), pytest.param(GpuSide, id="gpu", marks=pytest.mark.device)],
+    indirect=True,
+)
+
+
+def card_side(request: pytest.FixtureRequest) -> type[Side]:
+    """A fixture of tests: the class of their actors. Those marked `both_cards` run on a GPU as well."""
+    found: type[Side] = getattr(request, "param", Side)
+    if found is GpuSide:
+        skip_without_gpu()
+    return found
+
+
 def two_processes() -> Iterator[ProcMesh]:
     """A fixture of tests: `who` 0 owns, 1 reads."""
     procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
@@ -276,8 +328,8 @@ def two_processes() -> Iterator[ProcMesh]:
     procs.stop().get(timeout=TIMEOUT)
 
 
-def card_owner(procs: ProcMesh) -> Iterator[Any]:
+def card_owner(procs: ProcMesh, side: type[Side]) -> Iterator[Any]:
     """A fixture of tests."""
-    mesh = procs.slice(who=0).spawn("card_owner", Side)
+    mesh = procs.slice(who=0).spawn("card_owner", side)
     yield mesh
     mesh.stop().get(timeout=TIMEOUT)
