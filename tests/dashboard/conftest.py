@@ -9,7 +9,7 @@ import pytest
 
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
-from monarch.dashboard.pages.simulated_job import SimulatedJob
+from examples.simulated_dashboard import SimulatedJob
 from monarch.telemetry.store import Store
 
 START = 1_700_000_000_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
-from monarch.dashboard.pages.simulated_job import FAILED, STRAGGLER
+from examples.simulated_dashboard import FAILED, STRAGGLER
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
 

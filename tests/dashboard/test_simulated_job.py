@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch.dashboard.pages.simulated_job import FAILED, SimulatedJob
+from examples.simulated_dashboard import FAILED, SimulatedJob
 from monarch.telemetry.tables import TABLES
 
 

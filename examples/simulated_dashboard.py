@@ -1,4 +1,7 @@
-"""A job that never ran: what its telemetry would be, second by second. For trying the dashboard, and for its tests. Pure.
+"""The dashboard of a job that never ran, in which a rank fails after a minute: to try its pages, and for their tests.
+
+    python examples/simulated_dashboard.py
+    python examples/simulated_dashboard.py --ranks 4096 --failure-at 20
 
 Hosts with eight ranks each; `trainers` step together, one of them slower than the others; at `failure_at` one fails in a
 step, which the others then never end: they wait for it in a collective.
@@ -6,13 +9,19 @@ step, which the others then never end: they wait for it in a collective.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from monarch.dashboard.pages.icicle import RankStack
+from monarch.dashboard.pages.live_data import LiveStacks
+from monarch.telemetry.store import Store
+from monarch.tools.dashboard_server import end_process, number, serve
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -306,3 +315,100 @@ def _payload(
 
 def _view(labels: list[str], offset: int, sizes: list[int], strides: list[int]) -> str:
     return json.dumps({"labels": labels, "slice": {"offset": offset, "sizes": sizes, "strides": strides}})
+
+
+class Simulation:
+    """The simulated job, growing in a store as time goes by; `LiveData` for the dashboard."""
+
+    def __init__(
+        self, store: Store, *, ranks: int = 64, failure_at: float | None = 60.0, interval: float = 1.0, past: float = 0.0
+    ) -> None:
+        start_us = int((time.time() - past) * 1e6)
+        self._store = store
+        self._interval = interval
+        self._job = SimulatedJob(ranks=ranks, start_us=start_us, failure_at=failure_at)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="simulation", daemon=True)
+        self.catch_up()
+
+    def start(self) -> None:
+        """It goes on by itself until `close`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def catch_up(self) -> None:
+        """Puts into the store what has happened until now."""
+        with self._lock:
+            for table, rows in self._job.advance(int(time.time() * 1e6)).items():
+                self._store.insert(table, rows)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            self.catch_up()
+
+    # --- as LiveData
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": "simulated job",
+            "pid": None,
+            "started_us": self._job.start_us,
+            "command": f"a simulated job of {self._job.ranks} ranks",
+        }
+
+    def payloads(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return self._job.payloads()
+
+    def stacks(self) -> LiveStacks:
+        with self._lock:
+            return LiveStacks(list(self._job.stacks()), {})
+
+    def stacks_of(self, reference: str) -> LiveStacks:
+        name, _, rank = reference.partition("<")[0].rpartition("-")
+        mine = [stack for stack in self.stacks().stacks if stack.where == f"{name} {rank}"]
+        return LiveStacks(mine, {} if mine else {reference: "its process does not answer"})
+
+    def capture(self, reference: str) -> dict[str, Any]:
+        raise RuntimeError("a simulated process has no stacks of its own")
+
+    def profile(self, seconds: float, path: str) -> None:
+        raise RuntimeError("a simulated job cannot be profiled")
+
+
+MOST_RANKS = 16_384
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serves the dashboard of a simulated job, which grows while you look.")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
+    parser.add_argument("--port", type=number(int, 0, 65535), default=5000, help="(5000; 0, or taken: any free one)")
+    parser.add_argument("--ranks", type=number(int, 1, MOST_RANKS), default=64, help="(64)")
+    parser.add_argument("--interval", type=number(float, 0.1, 60), default=1.0, metavar="S", help="of its growth (1)")
+    parser.add_argument(
+        "--failure-at", type=number(float, 1, 1e6), default=60.0, metavar="S", help="when a rank fails (60)"
+    )
+    parser.add_argument(
+        "--past", type=number(float, 0, 3600), default=0.0, metavar="S", help="how long it has been running already (0)"
+    )
+    options = parser.parse_args()
+    store = Store()
+    simulation = Simulation(
+        store, ranks=options.ranks, failure_at=options.failure_at, interval=options.interval, past=options.past
+    )
+    simulation.start()
+    try:
+        return serve(store, simulation, options.host, options.port)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        simulation.close()
+
+
+if __name__ == "__main__":
+    end_process(main())
