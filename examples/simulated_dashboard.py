@@ -321,7 +321,13 @@ class Simulation:
     """The simulated job, growing in a store as time goes by; `LiveData` for the dashboard."""
 
     def __init__(
-        self, store: Store, *, ranks: int = 64, failure_at: float | None = 60.0, interval: float = 1.0, past: float = 0.0
+        self,
+        store: Store,
+        *,
+        ranks: int = 64,
+        failure_at: float | None = 60.0,
+        interval: float = 1.0,
+        past: float = 0.0,
     ) -> None:
         start_us = int((time.time() - past) * 1e6)
         self._store = store

@@ -25,7 +25,7 @@ def read(
 
 
 def set_level(program: Program, addresses: Sequence[str], level: int, logger: str) -> tuple[int, dict[str, str]]:
-    """In how many of these processes it is set, and why not in the others."""
+    """Returns in how many of these processes it is set, and why not in the others."""
     order = msgspec.msgpack.encode(LogLevelRequest(level, logger))
     answers = program.ask(LOG_LEVEL, order, timeout=_ANSWER, only=list(addresses))
     return len(answers.replies), answers.silent

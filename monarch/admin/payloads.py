@@ -142,7 +142,7 @@ class ActorProperties(msgspec.Struct, gc=False):
 
 
 class ErrorProperties(msgspec.Struct, gc=False):
-    """In place of a node that cannot be told of: its process has ended, or does not answer."""
+    """A note in place of a node that cannot be told of: its process has ended, or does not answer."""
 
     code: str
     message: str
@@ -175,7 +175,7 @@ def kind_of(properties: Properties) -> str:
 
 
 class AdminInfo(msgspec.Struct, gc=False):
-    """Which server answers."""
+    """The server that answers."""
 
     actor_id: str
     proc_id: str

@@ -69,8 +69,6 @@ def assemble(answers: SurveyAnswers, now: float) -> ProgramTree:
 
 
 class _Assembly:
-    """Makes one Tree."""
-
     def __init__(
         self,
         processes: Mapping[str, ProcessFacts],
@@ -301,7 +299,7 @@ class _Assembly:
 
 
 def _order(actor: ActorFacts) -> tuple[Any, ...]:
-    """To sort by: names with numbers in their order, then ranks. (Ids have other digits.)"""
+    """Returns what actors are sorted by: names with numbers in their order, then ranks. (Ids have other digits.)"""
     return natural(actor.name), actor.rank, actor.id
 
 
@@ -328,7 +326,7 @@ def _failed(agents: Iterable[HostFacts], living: Iterable[str]) -> dict[str, End
 
 
 def end_of(ended: EndedProcess) -> str:
-    """How a process ended, and the last that it wrote."""
+    """Says how a process ended, and the last that it wrote."""
     how = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit status {ended.code}"
     detail = f": {ended.detail}" if ended.detail else ""
     tail = "".join(f"\n  {line}" for line in ended.tail)

@@ -99,8 +99,8 @@ class Program:
 
 
 def running_programs() -> list[Program]:
-    """Those of this user on this machine whose clients run, newest first. Folders of other settings of `runtime_dir` are not
-    looked at."""
+    """Returns this user's programs on this machine whose clients run, newest first; none in folders of other settings
+    of `runtime_dir`."""
     found = []
     for parent in _parents():
         try:
@@ -148,7 +148,7 @@ def _started(folder: str) -> float:
 
 def choose(pid: int | None = None) -> Program:
     """The program with that pid; without one, the one whose run folder MONARCH_PROGRAM names, or the only one there is.
-    ValueError, which says what there is and how to choose, when that is none or several."""
+    ValueError, which says what there is and how to choose, when there is none or several."""
     folder = os.environ.get(_PROGRAM, "")
     if pid is None and folder:
         program = program_at(folder)
@@ -173,7 +173,7 @@ def _none_with(pid: int, programs: Sequence[Program]) -> list[Program]:
 
 
 def listed(programs: Sequence[Program]) -> str:
-    """A line each."""
+    """Returns a line for each."""
     now = time.time()
     return "\n".join(
         f"  {program.pid:>7}  {max(0.0, now - program.started):>7.0f} s  {program.command}" for program in programs

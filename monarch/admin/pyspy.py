@@ -17,7 +17,7 @@ LONGEST, FASTEST = 300, 1000  # seconds and samples a second of a profile
 
 
 class ProfileWanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of /v1/pyspy_profile_svg. ValueError by `check` for what is out of range."""
+    """A request to /v1/pyspy_profile_svg. ValueError by `check` for what is out of range."""
 
     duration_s: float = 5
     rate_hz: float = 100

@@ -62,7 +62,7 @@ class ProgramQueryFailed(Exception):
 
 
 class ProgramQueries:
-    """Looks into one program."""
+    """Questions to one program."""
 
     def __init__(self, program: Queryable) -> None:
         self.program = program
@@ -206,7 +206,7 @@ class ProgramQueries:
 
 
 def _name_of(uid: int) -> str:
-    """Of a user, where the program did not know it: asked here, because name services may take their time."""
+    """Returns a user's name where the program did not know it: asked here, because name services may take their time."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

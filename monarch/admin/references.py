@@ -30,7 +30,7 @@ class BadReference(ValueError):
 
 
 def host_reference(address: str) -> str:
-    """Of the host at that address."""
+    """Returns the reference of the host at that address."""
     return f"{HOST}agent.agent@{address}"
 
 
@@ -46,12 +46,12 @@ def proc_of(actor: str) -> str:
 
 
 def encoded(reference: str) -> str:
-    """As it stands in a path."""
+    """Returns it as it stands in a path."""
     return quote(reference, safe="")
 
 
 def decoded(raw: bytes) -> str:
-    """What stands in a path. BadReference for what is empty or no percent encoding of UTF-8."""
+    """Reads what stands in a path. BadReference for what is empty or no percent encoding of UTF-8."""
     if not raw:
         raise BadReference("empty reference: the root is 'root'", bad_request=True)
     if _BROKEN.search(raw):

@@ -84,12 +84,12 @@ def selected(found: Stacks, ranks: Collection[int], mesh: str | None) -> Stacks:
 
 
 def summaries(found: Stacks) -> list[str]:
-    """Of each mesh one line: where its ranks are."""
+    """Returns, for each mesh, one line that says where its ranks are."""
     return [folding.summary(section) for section in folding.fold(found.processes)]
 
 
 def examine(program: Program, seconds: float, apart: float) -> Diagnosis:
-    """What is wrong with it: see `monarch.actor.diagnose`. ProgramGone when it has ended."""
+    """Finds what is wrong with it: see `monarch.actor.diagnose`. ProgramGone when it has ended."""
     try:
         return doctor.examine(asking(program), seconds, apart)
     except TimeoutError as exc:
@@ -100,7 +100,7 @@ def examine(program: Program, seconds: float, apart: float) -> Diagnosis:
 
 
 def as_plain(value: Any) -> Any:
-    """Structs as dictionaries, for JSON."""
+    """Returns structs as dictionaries, for JSON."""
     if isinstance(value, msgspec.Struct):
         return {name: as_plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

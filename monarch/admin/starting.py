@@ -10,13 +10,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from monarch._mesh import plugins
-from monarch._runtime.context import here
 from monarch._runtime.future import Future, done_future
 from monarch.config import settings
+from monarch.telemetry.starting import FOLDER, run_folder, tls_files
 
 logger = logging.getLogger("monarch.admin")
 
-_FOLDER = "observer"  # in the program's run folder
 _URL = "MONARCH_ADMIN_URL"
 TOKEN = "MONARCH_ADMIN_TOKEN"
 _CA = "MONARCH_TLS_CA"
@@ -40,7 +39,7 @@ def start(admin_addr: str | None = None) -> Admin:
     """Serves the admin API of this program at `admin_addr` (host:port; None: the setting mesh_admin_addr), from a process
     beside it that ends with it. Prints where.
 
-    A port that is taken is replaced by any free one, which is said. An address beyond this machine is for whoever has the
+    A port that is taken is replaced by any free one, which is said. An address beyond this machine is for those who have the
     URL, which has a token in it. Called again it gives what runs; the first call's address holds. MONARCH_ADMIN_URL is set
     for tools that this program starts.
 
@@ -49,14 +48,12 @@ def start(admin_addr: str | None = None) -> Admin:
     """
     global _running
     check_installed()
-    from monarch.telemetry.starting import tls_files
-
-    folder = _run_folder()
+    folder = run_folder("the admin server")
     with _lock:
         if _running is not None:
             return _running
         addresses = plugins.outer("observer.start")(
-            os.path.join(folder, _FOLDER),
+            os.path.join(folder, FOLDER),
             program=folder,
             admin=True,
             admin_addr=admin_addr or settings.mesh_admin_addr() or None,
@@ -80,7 +77,7 @@ def announce(url: str) -> None:
 
 
 def block(url: str, ca: str = "") -> str:
-    """What is printed at the start. Pure. `ca`: the file of the authority that the server's certificate is of.
+    """Returns what is printed at the start. Pure. `ca`: the file of the authority that the server's certificate is of.
 
     A token goes into a variable of the shell: command lines can be read by everybody on a machine.
     """
@@ -111,22 +108,13 @@ def check_installed() -> None:
     del starlette, uvicorn
 
 
-def _run_folder() -> str:
-    """Of this program, which becomes a client if it is none."""
-    here()
-    from monarch._mesh.process.client import client as own_client  # loaded with the first client
-
-    client = own_client()
-    if client is None:
-        raise RuntimeError("the admin server is started by the program, and this is a process of one of its meshes")
-    return str(client.directory)
-
-
 def spawn_admin(
     hosts: Sequence[Any], admin_addr: str | None = None, telemetry_url: str | None = None
 ) -> Future[tuple[str, None]]:
-    """What older programs call: a Future of (url, None). `telemetry_url` is not needed: the server knows its telemetry.
-    ValueError for no hosts."""
+    """Starts the admin as older programs do: a Future of (url, None). ValueError for no hosts.
+
+    `telemetry_url` is not needed: the server knows its telemetry.
+    """
     if not hosts:
         raise ValueError("spawn_admin needs at least one host mesh, got an empty list")
     return done_future((start(admin_addr).url, None))

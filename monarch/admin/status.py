@@ -29,8 +29,11 @@ _MOST = 64  # processes of a host, waits and failures that are shown; then how m
 
 
 class StatusReport(NamedTuple):
-    """What was seen. `program`: None for hosts that several programs may use; then `title` says whose they are, and
-    `places` what the job calls each. `unreachable`: agents of hosts that did not answer, and why."""
+    """The state of a program, or of hosts. `unreachable`: agents of hosts that did not answer, and why.
+
+    `program`: None for hosts that several programs may use; then `title` says whose they are, and `places` what the job
+    calls each.
+    """
 
     program: Program | None
     hosts: Sequence[HostUsage]
@@ -41,7 +44,7 @@ class StatusReport(NamedTuple):
     places: Mapping[str, str] = {}
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns it for JSON."""
         program = self.program
         return {
             "program": program and {"pid": program.pid, "command": program.command, "started": program.started},
@@ -82,7 +85,7 @@ def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> St
 
 
 def page(status: StatusReport, now: float | None = None) -> str:
-    """For people. Pure, but for the time where none is given."""
+    """Returns the page for people. Pure, but for the time where none is given."""
     program, title = status.program, status.title
     if program is not None:
         age = max(0.0, (time.time() if now is None else now) - program.started)

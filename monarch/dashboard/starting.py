@@ -23,7 +23,7 @@ def start(host: str = HOST, port: int = PORT) -> str:
     """Serves the dashboard of this program, from the process beside it, and prints where; its URL. Starts telemetry when
     it does not run yet: the dashboard shows what is recorded from then on.
 
-    A port that is taken is replaced by any free one, which is said. A `host` beyond this machine is for whoever has the URL,
+    A port that is taken is replaced by any free one, which is said. A `host` beyond this machine is for those with the URL,
     which has a token in it. Called again it gives the same URL; the first call's arguments hold.
 
     ImportError when packages of the extra `dashboard` are missing; RuntimeError in a process of a mesh, or when nothing can
@@ -65,6 +65,6 @@ def serve(sock: socket.socket, argument: bytes) -> None:
         order = json.loads(argument[:LONGEST_ORDER] or b"{}")
         url, notes = opened(str(order.get("host") or HOST), int(order.get("port", PORT)))
         answer = {"url": url, "notes": notes}
-    except Exception as exc:  # whoever asked tells people
+    except Exception as exc:  # the asker tells people
         answer = {"error": str(exc) or type(exc).__name__}
     sock.sendall(json.dumps(answer).encode())

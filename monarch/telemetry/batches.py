@@ -129,7 +129,7 @@ def _span(event: Event) -> Event:
 
 
 def _parent(call: Event | None) -> tuple[str | None, int | None]:
-    """Who sent the message that runs, and its number there."""
+    """Returns who sent the message that runs, and its number there."""
     return (None, None) if call is None else (call[2], call[3])
 
 

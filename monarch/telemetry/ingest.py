@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("monarch.observer")
 
-MOST_WAITING = 64 << 20  # bytes that wait; whoever brings more waits
+MOST_WAITING = 64 << 20  # bytes that wait; who brings more waits as well
 _TOGETHER = 100_000  # events that are taken at a time
 _PAUSE = 0.1  # seconds between two turns, in which more comes: many rows at a time cost less
 
@@ -99,7 +99,6 @@ class Ingest:
             self._changed.notify_all()
 
     def insert(self, gathered: EventColumns) -> None:
-        """Makes rows of events."""
         kinds = [name for name, rows in gathered.rows.items() if rows]
         with self._store.writing({f"in_{name}": arrow(name, gathered.rows[name]) for name in kinds}) as run:
             for name in kinds:
@@ -112,7 +111,7 @@ class Ingest:
         self._note(gathered.heads)
 
     def missing_hosts(self) -> set[str]:
-        """Those of which something was dropped, on the way or where it was recorded."""
+        """Returns the hosts of which something was dropped, on the way or where it was recorded."""
         return {source.head.hostname for source in list(self.sources.values()) if source.lost or source.head.dropped}
 
     def _note(self, heads: list[BatchHead]) -> None:

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def period(seconds: float, normal: Callable[[float, float], float] = random.gauss) -> float:
-    """How long to wait until the next measurement."""
+    """Returns how long to wait until the next measurement."""
     return seconds * min(max(normal(1.0, _SPREAD), _LEAST), _MOST)
 
 
@@ -133,7 +133,7 @@ def _free(path: str) -> int | None:
 def samplers(
     host_seconds: float, device_seconds: float, on_host: Callable[[Row], None], on_device: Callable[[Row], None]
 ) -> list[Sampler]:
-    """What is to be started, for periods over 0."""
+    """Returns the samplers to start, for periods over 0."""
     found = []
     if host_seconds > 0:
         try:

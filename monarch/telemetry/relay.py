@@ -28,7 +28,7 @@ _SMALL = 4096
 
 
 class WaitingBatches:
-    """What waits to be written, of each source in its order, the sources in turns. Pure."""
+    """Batches that wait to be written, of each source in its order, the sources in turns. Pure."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
@@ -88,7 +88,6 @@ class RowRelay:
 
     @property
     def dropped(self) -> int:
-        """Batches."""
         return self._waiting.dropped
 
     def connect(self, sock: socket.socket) -> None:

@@ -111,7 +111,6 @@ class Retention:
                     logger.exception("old rows could not be removed")
 
     def sweep(self, now: float) -> None:
-        """Removes what is too old."""
         statements = [*(too_old(self._seconds, now) if self._seconds else ()), *too_many()]
         for statement in statements:
             with self._store.writing() as run:

@@ -33,7 +33,7 @@ _WITHIN = 600.0  # ... in so many seconds
 
 
 class Telemetry:
-    """What records this program. `url`: for queries, from this machine. `dashboard_url`: for people, None without one."""
+    """The recorder of this program. `url`: for queries, from this machine. `dashboard_url`: for people, None without one."""
 
     def __init__(self, observer: Any, config: Any, addresses: Any, folder: str) -> None:
         self.url: str = addresses.telemetry_url
@@ -67,7 +67,7 @@ class Telemetry:
             self._observer.end()
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
-        """As `QueryEngineClient.query`. What the program did in the last second or two may not be there yet: see `flush`."""
+        """Asks as `QueryEngineClient.query`. What the program did in the last second may not be there yet: see `flush`."""
         return self.client.query(sql, timeout)
 
     def flush(self, timeout: float = 10.0) -> bool:
@@ -216,7 +216,7 @@ def start(
 
     Starts a process beside the program, which keeps the tables and ends with it. Times in seconds, 0 never
     (`retention_secs`: for ever). `include_system`: the runtime's own actors as well. `dashboard_host` beyond this machine is
-    for whoever has the URL that is printed, which has a token in it. Called again it gives what runs, with a dashboard if one
+    for those who have the URL that is printed, with its token. Called again it gives what runs, with a dashboard if one
     is asked for now; otherwise the first call's arguments hold.
 
     ImportError when DuckDB is not installed; RuntimeError in a process that is no program of its own, or when the process
@@ -261,7 +261,7 @@ def record(observer: Any, wanted: Any) -> Telemetry:
 
 
 def running() -> Telemetry | None:
-    """That of this program, if it records."""
+    """Returns the Telemetry of this program, if it records."""
     return _running
 
 
@@ -272,12 +272,15 @@ def tls_files() -> dict[str, str]:
     return found if all(os.path.isfile(path) for path in found.values()) else {}
 
 
-def run_folder() -> str:
-    """The run folder of this program, which becomes a client if it is none. RuntimeError in a process of a mesh."""
+def run_folder(what: str = "telemetry") -> str:
+    """Returns the run folder of this program, which becomes a client if it is none. RuntimeError in a process of a mesh.
+
+    `what`: is to be started, for the error.
+    """
     here()
     from monarch._mesh.process.client import client as own_client  # loaded with the first client
 
     client = own_client()
     if client is None:
-        raise RuntimeError("telemetry is started by the program, and this is a process of one of its meshes")
+        raise RuntimeError(f"{what} is started by the program, and this is a process of one of its meshes")
     return str(client.directory)

@@ -87,8 +87,10 @@ class Store:
 
     @contextmanager
     def writing(self, reading: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
-        """What runs statements that write, all of them or none; they may read the Arrow tables `reading`. Any thread; one
-        at a time."""
+        """Gives what runs statements that write, all of them or none; they may read the Arrow tables `reading`.
+
+        Any thread; one at a time.
+        """
         tables = reading or {}
         with self._writing:
             run = self._connection.execute
@@ -197,7 +199,7 @@ class Store:
 
 
 def engine() -> Any:
-    """DuckDB. ImportError as of `check_installed`."""
+    """Returns DuckDB. ImportError as of `check_installed`."""
     check_installed()
     import duckdb
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from examples.simulated_dashboard import SimulatedJob
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
-from examples.simulated_dashboard import SimulatedJob
 from monarch.telemetry.store import Store
 
 START = 1_700_000_000_000_000

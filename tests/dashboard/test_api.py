@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from examples.simulated_dashboard import FAILED, STRAGGLER
+from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
 

@@ -97,7 +97,7 @@ class MeshAdmin(App[None]):
             self.node = node
 
     class Done(Message):
-        """What a thread has found is to be shown by that."""
+        """A message that a thread has found something, which `show` puts on the screen."""
 
         def __init__(self, show: Callable[[], Any]) -> None:
             super().__init__()
@@ -306,7 +306,6 @@ class MeshAdmin(App[None]):
         return Group(*found)
 
     def _selected(self) -> None:
-        """The selection has moved."""
         self._draw_head()
         self.query_one(TreeView).redraw()
         self.query_one("#side", VerticalScroll).scroll_home(animate=False)
@@ -353,7 +352,7 @@ class MeshAdmin(App[None]):
         self._selected()
 
     def action_enter(self) -> None:
-        """To what made the selected node fail; else as Tab."""
+        """Goes to what made the selected node fail; else does the same as Tab."""
         cause = self.state.root_cause()
         if not cause or cause == self.state.selected:
             self.action_expand()
@@ -381,7 +380,6 @@ class MeshAdmin(App[None]):
         box.focus()
 
     def action_escape(self) -> None:
-        """Ends the filter."""
         self.state.set_filter("")
         self._close_filter()
 
@@ -428,7 +426,7 @@ class MeshAdmin(App[None]):
         self._open("diagnostics", self.say("Diagnostics"), self._diagnose, "r d")
 
     def _process_name(self, reference: str) -> str:
-        """Of an actor the process that it lives in."""
+        """Returns, of an actor, the process that it lives in."""
         node = self.state.nodes.get(reference)
         if node is not None and node.properties.Actor is not None and node.parent:
             reference = node.parent

@@ -214,7 +214,7 @@ def _ordering(actor: ActorProperties, say: Words) -> DetailSection:
 
 
 def events(text: str | None) -> list[DetailLine]:
-    """The flight recorder, oldest first."""
+    """Returns the flight recorder's events, oldest first."""
     try:
         rows = json.loads(text) if text else []
         return [

@@ -131,7 +131,7 @@ def _check(source: ScreenSource, node: NodePayload, note: str | None, phase: str
 
 
 def wrong_with(node: NodePayload) -> str | None:
-    """Why a node does not pass by what it says of itself."""
+    """Says why a node does not pass by what it says of itself."""
     properties = node.properties
     if properties.Error is not None:
         return f"{properties.Error.code}: {properties.Error.message}"

@@ -12,7 +12,7 @@ from monarch.admin.screen.words import Words
 
 
 class Options(NamedTuple):
-    """What was given on the command line."""
+    """The options of the command line."""
 
     refresh: float = 2.0  # seconds
     theme: str = themes.DEFAULT
@@ -20,7 +20,7 @@ class Options(NamedTuple):
 
 
 def first(name: str, state: TreeState, options: Options, now: float, say: Words) -> str:
-    """What is looked at, since when it runs, whose it is, what is shown."""
+    """Says what is looked at, since when it runs, whose it is, what is shown."""
     node = state.nodes.get(ROOT)
     root = node.properties.Root if node is not None else None
     parts = ["mesh-admin", name]
@@ -40,7 +40,7 @@ def first(name: str, state: TreeState, options: Options, now: float, say: Words)
 
 
 def second(state: TreeState, say: Words) -> str:
-    """The selected node."""
+    """Describes the selected node."""
     node = state.nodes.get(state.selected)
     if node is None:
         return ""

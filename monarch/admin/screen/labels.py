@@ -41,14 +41,14 @@ def proc_label(proc: ProcProperties) -> str:
 
 
 def actor_name(node: NodePayload) -> str:
-    """name[rank]; the client is "client"."""
+    """Returns name[rank]; the client is "client"."""
     actor = node.properties.Actor
     assert actor is not None
     return "client" if actor.status == "client" else f"{actor.name}[{actor.rank}]"
 
 
 def short(reference: str) -> str:
-    """A reference without its location."""
+    """Returns a reference without its location."""
     return reference.rpartition("@")[0] or reference
 
 
@@ -78,7 +78,7 @@ def searched(node: NodePayload) -> str:
 
 
 def stuck(nodes: Mapping[str, NodePayload], node: NodePayload) -> float:
-    """For how many seconds the oldest endpoint has been running, of an actor, or of those in a process."""
+    """Returns for how many seconds the oldest endpoint has been running, of an actor, or of those in a process."""
     actor = node.properties.Actor
     if actor is not None:
         return (actor.stuck_ms or 0) / 1000
@@ -88,7 +88,7 @@ def stuck(nodes: Mapping[str, NodePayload], node: NodePayload) -> float:
 
 
 def note(nodes: Mapping[str, NodePayload], node: NodePayload) -> str:
-    """What the right column says: how long it has been at it, and what it waits for."""
+    """Returns the right column: how long it has been at it, and what it waits for."""
     actor = node.properties.Actor
     if actor is None:
         seconds = stuck(nodes, node)
@@ -120,7 +120,6 @@ def age(seconds: float) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes for people."""
     if count is None:
         return "-"
     value = float(count)

@@ -64,7 +64,7 @@ class Overlay(ModalScreen[None]):
         self._run(self)
 
     def show(self, title: str, lines: Sequence[PageText]) -> None:
-        """On the app's thread."""
+        """Shows these lines. On the app's thread."""
         if not self.is_attached:
             return
         self._heading, self._lines = title, lines

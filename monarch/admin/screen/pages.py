@@ -19,7 +19,7 @@ class PageText(NamedTuple):
 
 
 def diagnostics(report: CheckReport, done: bool, say: Words) -> tuple[str, list[PageText]]:
-    """(title, lines)."""
+    """Returns (title, lines)."""
     title = say("Diagnostics")
     if done:
         title += f": {_verdict(report, say)}"

@@ -109,7 +109,7 @@ def _show(source: ScreenSource, options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script `monarch-tui`."""
+    """Runs the console script `monarch-tui`."""
     parser = argparse.ArgumentParser(prog="monarch-tui", description="A program that runs, as a tree on the terminal.")
     add_arguments(parser)
     try:

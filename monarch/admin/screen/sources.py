@@ -21,7 +21,7 @@ NODE, CONFIG, STACKS, WHOLE = 5.0, 8.0, 20.0, 10.0  # seconds that each may take
 
 
 class NoAnswer(Exception):
-    """What was asked did not come, and why."""
+    """The failure to get what was asked, and why."""
 
 
 class ScreenSource(Protocol):
@@ -150,7 +150,7 @@ class HttpSource:
 
 
 def _told(error: urllib.error.HTTPError) -> str:
-    """What the server says of an error."""
+    """Returns what the server says of an error."""
     body = error.read(1 << 16)
     try:
         return msgspec.json.decode(body, type=ApiErrorEnvelope).error.message

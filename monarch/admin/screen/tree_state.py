@@ -49,7 +49,7 @@ class TreeState:
     # --- data
 
     def update(self, nodes: Iterable[NodePayload]) -> None:
-        """The whole tree anew."""
+        """Takes the whole tree anew."""
         self.nodes = {node.identity: node for node in nodes}
         self._flags = {}
         for node in self.nodes.values():
@@ -84,7 +84,7 @@ class TreeState:
 
     @property
     def position(self) -> int:
-        """Of the selected row."""
+        """Returns the place of the selected row."""
         return self._position()
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class TreeState:
         )
 
     def _walk(self) -> Iterator[tuple[str, str]]:
-        """(reference, guides) of each row."""
+        """Yields (reference, guides) of each row."""
         root = self.nodes.get(ROOT)
         if root is not None:
             yield from self._below(root, "", 0)
@@ -130,7 +130,7 @@ class TreeState:
                 yield from self._below(below, indent + ("" if depth == 0 else "   " if last else "│  "), depth + 1)
 
     def has_children(self, reference: str) -> bool:
-        """Whether it can be expanded. Actors cannot: whom they supervise stands under its own process."""
+        """True if it can be expanded. Actors cannot: those whom they supervise stand under their own process."""
         node = self.nodes[reference]
         if node.properties.Actor is not None:
             return False
@@ -156,7 +156,7 @@ class TreeState:
         return STOPPED if stopped else SYSTEM if system else USER
 
     def _matches(self) -> set[str]:
-        """What the filter lets through: nodes whose label or status has the text, with what is above and below them."""
+        """Returns what the filter lets through: nodes whose label or status has the text, those above and those below."""
         found: set[str] = set()
         for reference in self.nodes:
             if reference != ROOT and self._has(reference):
@@ -195,7 +195,6 @@ class TreeState:
         self.move(len(self._order))
 
     def select(self, index: int) -> None:
-        """The row at that place."""
         if 0 <= index < len(self._order):
             self.selected = self._order[index]
 

@@ -89,7 +89,7 @@ class TreeView(ScrollView):
 
 
 def fitted(text: str, width: int) -> str:
-    """What fits of it, with an ellipsis where something is cut."""
+    """Returns what fits of it, with an ellipsis where something is cut."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + "…" if width > 1 else ""

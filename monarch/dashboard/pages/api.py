@@ -30,7 +30,7 @@ SQL_AT_ONCE = 4  # typed queries; a further one is refused, so that the pages' o
 
 
 class NotFound(LookupError):
-    """Nothing has that id."""
+    """The failure to find anything with that id."""
 
 
 class Unavailable(RuntimeError):
@@ -99,7 +99,7 @@ class PageData:
         )
 
     def message_activity(self, seconds: float | None = None, to_now: bool = False) -> dict[str, Any]:
-        """From the first to the last message, or to now; or over the last `seconds`."""
+        """Counts from the first to the last message, or to now; or over the last `seconds`."""
         return self._kept(("message-activity", seconds, to_now), lambda: self._message_activity(seconds, to_now))
 
     def _message_activity(self, seconds: float | None, to_now: bool) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class PageData:
         limit: int | None = None,
         running: Callable[[Callable[[], None]], object] | None = None,
     ) -> dict[str, Any]:
-        """What people typed. `rows` are lists; integers that JavaScript cannot hold are text. `running` is given what
+        """Runs what people typed. `rows` are lists; integers that JavaScript cannot hold are text. `running` is given what
         cancels it."""
         seconds = min(seconds or SQL_SECONDS, SQL_LONGEST)
         most = min(limit or SQL_ROWS, SQL_ROWS)
@@ -287,7 +287,7 @@ class PageData:
         }
 
     def actor_stacks(self, actor_id: int) -> dict[str, Any]:
-        """Where the threads of its process stand; only its own, where it has any."""
+        """Says where the threads of its process stand; only its own, where it has any."""
         actor = self.actor(actor_id)
         live = self.live()
         try:

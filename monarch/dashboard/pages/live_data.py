@@ -9,7 +9,7 @@ from monarch.dashboard.pages.icicle import RankStack
 
 
 class LiveStacks(NamedTuple):
-    """Where every thread stands. `silent`: who did not say, and why."""
+    """The place of every thread. `silent`: who did not say, and why."""
 
     stacks: Sequence[RankStack]
     silent: Mapping[str, str]
@@ -25,13 +25,13 @@ class LiveData(Protocol):
         """The tree now, as the admin API's NodePayloads."""
 
     def stacks(self) -> LiveStacks:
-        """Of all threads."""
+        """Returns those of all threads."""
 
     def stacks_of(self, reference: str) -> LiveStacks:
-        """Of the process of one actor; LookupError when it has ended."""
+        """Returns those of the process of one actor; LookupError when it has ended."""
 
     def capture(self, reference: str) -> dict[str, Any]:
-        """Of one process, as GET /v1/pyspy/{proc} of the admin API."""
+        """Returns those of one process, as GET /v1/pyspy/{proc} of the admin API."""
 
     def profile(self, seconds: float, path: str) -> None:
         """Writes what happens in the next `seconds` to `path`, as a Perfetto file."""

@@ -56,7 +56,7 @@ class LiveProgram:
         return self._stacks(None)
 
     def stacks_of(self, reference: str) -> LiveStacks:
-        """Of the process of one actor, as the admin API names it."""
+        """Returns those of the process of one actor, as the admin API names it."""
         try:
             address = ProgramQueries(self._program).tree().addresses.get(reference)
         except ProgramQueryFailed as exc:
@@ -108,7 +108,7 @@ def is_ours(thread: ThreadStack) -> bool:
 
 
 def name_of(command: str) -> str:
-    """What people call the program: `train.py` of `/usr/bin/python3 -u /home/me/train.py --lr 1`."""
+    """Returns what people call the program: `train.py` of `/usr/bin/python3 -u /home/me/train.py --lr 1`."""
     try:
         words = shlex.split(command)
     except ValueError:

@@ -88,7 +88,7 @@ def _actor_label(ref: str, properties: Mapping[str, Any]) -> str:
 
 
 def bracketed(name: str) -> str:
-    """`workers-0<uid>` as `workers-0[uid]`."""
+    """Returns `workers-0<uid>` as `workers-0[uid]`."""
     head, mark, uid = name.partition("<")
     return f"{head}[{uid.rstrip('>')}]" if mark else name
 

@@ -18,7 +18,7 @@ Take = Callable[[float, str], None]  # seconds, path
 
 
 class TraceUnderWay(RuntimeError):
-    """One is being taken."""
+    """The refusal while another trace is being taken."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class TraceFile:
 
 
 class TraceFiles:
-    """Any thread."""
+    """The traces of this process. Any thread."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -69,12 +69,12 @@ class TraceFiles:
                 profile.state, profile.size = "ready", os.fstat(file).st_size
 
     def listed(self) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Returns them, newest first."""
         with self._lock:
             return [dict(vars(profile)) for profile in reversed(self._kept)]
 
     def path(self, name: str) -> str | None:
-        """Where the file of one that is ready can be read."""
+        """Returns where the file of one that is ready can be read."""
         with self._lock:
             file = self._files.get(name)
         return None if file is None else f"/proc/self/fd/{file}"

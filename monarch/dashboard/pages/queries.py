@@ -37,7 +37,7 @@ _STATE_NAME = (
 
 
 def literal(text: str) -> str:
-    """`text` as an SQL string."""
+    """Returns `text` as an SQL string."""
     return "'" + text.replace("'", "''").replace("\0", "") + "'"
 
 
@@ -59,7 +59,6 @@ def actors(mesh_id: int | None = None, actor_id: int | None = None, limit: int =
 def meshes(
     mesh_id: int | None = None, parent: int | None = None, kind: str | None = None, without: tuple[str, ...] = ()
 ) -> str:
-    """One row a mesh."""
     where = [f"id = {mesh_id}"] if mesh_id is not None else []
     where += [f"parent_mesh_id = {parent}"] if parent is not None else []
     where += [f"class = {literal(kind)}"] if kind else []
@@ -101,14 +100,13 @@ def ended_actors(status: str, limit: int = 100) -> str:
 
 
 def message_states() -> str:
-    """Messages by endpoint and state."""
     return f"""
     SELECT m.endpoint, {_STATE_NAME} AS status, count(*) AS messages
     FROM messages m LEFT JOIN ({_states()}) s ON s.message_id = m.id GROUP BY ALL"""
 
 
 def endpoint_times(limit: int = 50) -> str:
-    """How long endpoints took, from active to complete, the largest share of time first."""
+    """Returns how long endpoints took, from active to complete, the largest share of time first."""
     return f"""
     SELECT endpoint, count(*) AS calls, avg(us) AS mean_us, quantile_cont(us, 0.5) AS median_us,
            quantile_cont(us, 0.99) AS p99_us, max(us) AS max_us, sum(us) AS total_us

@@ -148,7 +148,7 @@ def concerns(
     lost: int,
     missing: Sequence[str],
 ) -> list[dict[str, str]]:
-    """What somebody should look at, the worst first: `level` is error, warning or note."""
+    """Returns what somebody should look at, the worst first: `level` is error, warning or note."""
     found = []
     first = [row for row in failed if not row["is_propagated"]] or list(failed)
     for row in sorted(first, key=lambda row: row["timestamp_us"])[:MOST_REASONS]:

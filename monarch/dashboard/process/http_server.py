@@ -160,7 +160,7 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def url_of(site: Site, name: tuple[Any, ...]) -> str:
-    """How people reach it: this machine's name where it listens everywhere, with the token where one is needed."""
+    """Says how people reach it: this machine's name where it listens everywhere, with the token where one is needed."""
     host = site.host
     if host in ("0.0.0.0", "::", ""):
         host = socket.gethostname()
@@ -175,12 +175,12 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
 
 
 def api_site(store: Store, program: Any) -> Site:
-    """For programs of this machine: SQL, what the dashboard shows, and what may be brought in."""
+    """Returns the site for programs of this machine: SQL, what the dashboard shows, and uploads."""
     return Site([*query_routes(store), *upload_routes(store), *_dashboard(store, program)])
 
 
 def dashboard_site(config: ObserverConfig, store: Store, program: Any, token: str) -> Site:
-    """For people: pages, which read."""
+    """Returns the site for people: pages, which read."""
     return Site(
         _dashboard(store, program),
         config.dashboard_host,
@@ -220,7 +220,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class LocalGate:
-    """For a port of this machine only."""
+    """A gate for a port of this machine only."""
 
     def __init__(self, application: Application, peers: Callable[..., bool] = is_ours) -> None:
         self._application = application
@@ -239,7 +239,7 @@ class LocalGate:
 
 
 class TokenGate:
-    """For a port that other machines reach."""
+    """A gate for a port that other machines reach."""
 
     def __init__(self, application: Application, token: str, *, secure: bool) -> None:
         self._application = application
@@ -284,7 +284,7 @@ def _same(given: str, token: str) -> bool:
 
 
 def _is_of_other_site(scope: Any, names: Iterable[str]) -> bool:
-    """Whether a page of another site has sent it."""
+    """True if a page of another site has sent it."""
     origin = _header(scope, b"origin")
     if not origin:
         return _header(scope, b"sec-fetch-site") == "cross-site" and scope["method"] != "GET"

@@ -9,8 +9,10 @@ ADMIN_PORT = 1729
 
 
 class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of an observer. Times in seconds, 0 never (`retention_secs`: for ever). A port that is taken is replaced
-    by any free one, and that is noted; port 0 is any free one."""
+    """The parts that an observer is to serve. Times in seconds, 0 never (`retention_secs`: for ever).
+
+    A port that is taken is replaced by any free one, and that is noted; port 0 is any free one.
+    """
 
     telemetry: bool = False
     retention_secs: float = 3600.0
@@ -31,7 +33,7 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an observer is reached. A URL that other machines reach has the token in it."""
+    """The addresses of an observer. A URL that other machines reach has the token in it."""
 
     pid: int
     telemetry_url: str | None = None
@@ -41,7 +43,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def more(serving: ObserverConfig, wanted: ObserverConfig) -> ObserverConfig:
-    """What an observer that serves this serves from now on. The first who opens a part says how."""
+    """Returns what an observer that serves this serves from now on. The first who opens a part says how."""
     changes: dict[str, object] = {}
     for part, fields in PARTS.items():
         if getattr(wanted, part) and not getattr(serving, part):

@@ -88,7 +88,7 @@ class ObserverState:
             return Addresses(pid=os.getpid(), notes=notes, **urls)
 
     def _open(self, name: str, site: http_server.Site) -> list[str]:
-        """Notes for people."""
+        """Opens it. Returns notes for people."""
         try:
             served = self._served[name] = self._servers.serve(site)
         except OSError as exc:
@@ -142,7 +142,7 @@ class ObserverState:
 
 
 def _place(address: str | None) -> tuple[str, int]:
-    """host and port of `host:port`."""
+    """Returns host and port of `host:port`."""
     if not address:
         return "127.0.0.1", ADMIN_PORT
     host, _, port = address.rpartition(":")

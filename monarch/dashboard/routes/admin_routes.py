@@ -1,4 +1,4 @@
-"""The routes of the admin API, for whoever serves them: `monarch.dashboard.process.http_server` does. See docs/admin.md.
+"""The routes of the admin API, which `monarch.dashboard.process.http_server` serves. See docs/admin.md.
 
 Who may ask, ports and TLS are the server's. Questions to the program run on threads; equal ones that come together are asked
 once (`shared_answers`), so any number of readers costs the program a few questions a second.
@@ -69,7 +69,7 @@ class _Api:
         ]
 
     def _told(self, endpoint: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """What goes wrong becomes the error envelope."""
+        """Makes an error envelope of what goes wrong."""
 
         async def told(request: Any) -> Any:
             try:
@@ -222,7 +222,7 @@ async def _body(request: Any, type: Any) -> Any:
 
 
 def _reference(request: Any, prefix: str) -> str:
-    """What stands behind the prefix, percent-encoded whole; `/` may stand there as it is."""
+    """Returns what stands behind the prefix, percent-encoded whole; `/` may stand there as it is."""
     raw = request.scope.get("raw_path") or request.url.path.encode()
     return references.decoded(raw.partition(b"?")[0][len(prefix) :])
 

@@ -1,4 +1,4 @@
-"""The dashboard's routes. Whoever mounts them decides who may ask; they only read."""
+"""The dashboard's routes. They only read; the server decides who may ask."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _dag(api: PageData) -> Callable[[PageRequest], Any]:
     def answer(ask: PageRequest) -> Any:
         try:
             return api.dag(ask.flag("hide_system", True))
-        except Exception as exc:  # whoever draws it reads these keys
+        except Exception as exc:  # the page that draws it reads these keys
             logger.exception("the graph could not be made")
             return _json({"error": str(exc), "nodes": [], "edges": []}, 500)
 

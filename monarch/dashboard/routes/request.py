@@ -62,7 +62,7 @@ class PageRequest:
         return default if text is None else text.lower() in ("true", "1", "yes")
 
     def seconds(self) -> float | None:
-        """`?seconds=`: how far back."""
+        """Returns `?seconds=`: how far back."""
         text = self.text("seconds")
         if text is None:
             return None
