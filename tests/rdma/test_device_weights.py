@@ -16,7 +16,7 @@ from monarch.rdma.layout import Block, block
 from tests._devices.fake import plain
 from tests._devices.queued import QueuedCard
 from tests.rdma.buffers import use_path
-from tests.support.tiers import first_of
+from tests.support.tiers import first_of, full
 
 pytestmark = [
     pytest.mark.procs,
@@ -299,6 +299,7 @@ def sides(shared_procs: ProcMesh) -> Iterator[tuple[Any, Any]]:
         mesh.stop().get(timeout=TIMEOUT)
 
 
+@full
 @pytest.mark.parametrize("path", first_of(["device_ipc", "tcp", "actor"]))
 @pytest.mark.parametrize("where", first_of(["cuda", "cpu"]))
 def test_from_another_process(sides: Any, path: str, where: str) -> None:

@@ -222,6 +222,7 @@ def test_it_works_inside_a_running_event_loop(mesh: HostMesh, source: Path, tmp_
     asyncio.run(program())
 
 
+@full
 def test_bad_input_is_told_before_anything_starts(mesh: HostMesh, source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mntpoint 'relative' is not absolute"):
         remotemount(mesh, str(source), "relative")
