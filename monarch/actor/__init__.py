@@ -235,8 +235,8 @@ faults.listen()  # now: a thread may start the client, and only the main thread 
 def __getattr__(name: str) -> Any:
     home = _LATER.get(name)
     if home is None:
-        from monarch.actor import lowlevel  # whose names are found here as well, where they once were
-
+        # Its names are found here as well, where they once were. `from monarch.actor import` would ask here for it.
+        lowlevel = importlib.import_module("monarch.actor.lowlevel")
         if name not in lowlevel.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(lowlevel, name)

@@ -98,6 +98,13 @@ def test_what_extensions_need_is_found_where_it_once_was() -> None:
         assert getattr(monarch.actor, name) is getattr(lowlevel, name)
 
 
+def test_a_name_that_is_not_there_is_said_before_lowlevel_is_loaded() -> None:
+    """In a program of its own: nothing has imported monarch.actor.lowlevel there."""
+    program = "import monarch.actor\nprint(hasattr(monarch.actor, 'no_such_name'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 @pytest.mark.parametrize("module", ["monarch.actor", "monarch.actor.lowlevel"])
 def test_public_functions_are_pickled_by_their_public_module(module: str) -> None:
     public = importlib.import_module(module)
