@@ -18,11 +18,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from monarch.tools import certs, secret, verbs, worker_stdin
+from monarch._linux import private_files
+from monarch.job.worker_launch import new_secret
+from monarch.tools import certs, verbs, worker_stdin
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -277,14 +281,35 @@ Or, for both, in the environment:
 def _secret(options: argparse.Namespace) -> None:
     if options.file is None:
         sys.stdout.flush()
-        secret.print_secret(sys.stdout.fileno())
+        _print_secret(sys.stdout.fileno())
         return
-    path = secret.write_secret(options.file, force=options.force).absolute()
+    path = _write_secret(options.file, force=options.force).absolute()
     print(
         f"Made a secret for one job in {path} (mode 0600). Give every host and client a copy, and on each:\n\n"
         f"  export {SECRET_FILE}={path}",
         flush=True,
     )
+
+
+def _write_secret(path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Writes a new secret to a new file of mode 0600. FileExistsError if there is one, unless `force`: then it is replaced,
+    and the old secret is of no use any more."""
+    file = Path(path)
+    try:
+        private_files.write(file, f"{new_secret()}\n".encode(), replace=force)
+    except FileExistsError:
+        raise FileExistsError(
+            f"{file} is already there; --force replaces it, after which hosts and clients with the old secret are refused"
+        ) from None
+    return file
+
+
+def _print_secret(descriptor: int = 1) -> None:
+    """Writes a new secret to standard output. A file that it goes to is made private first, as those who read it ask."""
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o077:
+        os.fchmod(descriptor, 0o600)
+    os.write(descriptor, f"{new_secret()}\n".encode())
 
 
 # --- monarch worker
