@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from ctypes.util import find_library
 
-from monarch._linux import procfs
+from monarch._linux import companion, procfs
 from monarch.actor import bind_context
 from monarch.actor.lowlevel import start_thread
 from monarch.remotemount.fuse_messages import (
@@ -120,7 +120,9 @@ class FuseProcess:
                     stdout=self._errors,
                     stderr=self._errors,
                     cwd="/",
-                    env=_environment(),
+                    # Nothing from below the mount; and it is not killed as what is left of a run: it ends by itself, and
+                    # only then takes the mount away.
+                    env=companion.environment(FUSE_LIBRARY_NAME="fuse3"),
                     start_new_session=True,  # so that it sees its owner's end, and is not killed with it
                 )
         except BaseException:
@@ -210,16 +212,6 @@ class FuseProcess:
         with self._changed:
             self._changed.wait_for(lambda: isinstance(self._last, kinds) or self._gone, limit)
             return self._last if isinstance(self._last, kinds) else None
-
-
-def _environment() -> dict[str, str]:
-    """The search path of this interpreter as it is, and nothing from below the mount by a relative one.
-
-    MONARCH_RUN is the sign by which what is left of a run is killed: this process is not, for it ends by itself, and only
-    then takes the mount away."""
-    paths = [path for path in sys.path if os.path.isabs(path)]
-    kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "FUSE_LIBRARY_NAME": "fuse3"}
 
 
 def _make_folder(point: str) -> bool:

@@ -146,7 +146,7 @@ def test_a_sidecar_stays_while_a_program_is_connected(monkeypatch: pytest.Monkey
         program = SidecarProgram("", allocation)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(listening.getsockname())
-            threading.Thread(target=program._accept, args=(listening,), daemon=True).start()
+            threading.Thread(target=program.talk, args=(listening.accept()[0],), daemon=True).start()
             send(connection, CloseMounts())
             assert receive(connection, Reply) == SidecarDone([])  # it is counted from now on
             server = threading.Thread(target=program.serve, args=(listening,), daemon=True)

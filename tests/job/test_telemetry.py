@@ -92,10 +92,10 @@ def test_an_observer_that_cannot_start_fails_no_job(scripts: Scripts) -> None:
         """
         import sys
         from monarch.job import LocalJob
-        from monarch.dashboard.process import launcher
+        from monarch._linux import companion
 
-        launcher.sys = type(sys)("sys")
-        launcher.sys.executable, launcher.sys.path = "/nowhere/python", []
+        companion.sys = type(sys)("sys")
+        companion.sys.executable, companion.sys.path = "/nowhere/python", []
         job = LocalJob().enable_telemetry()
         state = job.state(cached_path=None)
         assert state.telemetry_url is state.admin_url is state.dashboard_url is state.query_engine_client is None

@@ -165,7 +165,7 @@ def test_an_observer_that_is_killed_is_started_again_and_the_program_goes_on(scr
         workers.work.call().get()
         assert telemetry.flush(60)
         before = telemetry.url
-        os.kill(telemetry._observer._process.pid, signal.SIGKILL)
+        os.kill(telemetry._observer.process.pid, signal.SIGKILL)
         for _ in range(100):
             workers.work.call().get()
         while telemetry.url == before:
@@ -186,7 +186,7 @@ def test_an_observer_that_stands_still_holds_up_nothing(scripts: Scripts) -> Non
         workers = this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
         workers.work.call().get()
         assert telemetry.flush(60)
-        pid = telemetry._observer._process.pid
+        pid = telemetry._observer.process.pid
         os.kill(pid, signal.SIGSTOP)
         try:
             for _ in range(200):

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import select
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from monarch._linux import local_socket
+from monarch._linux import companion
+from monarch._linux.companion import Companion
 from monarch.dashboard.process.observer_config import Addresses, ObserverConfig
 from monarch.telemetry import frames
 
-_READY = 60.0  # seconds for an observer to start
-_SERVES = 60.0  # to serve what is asked: the engine is loaded
-_ENDS = 3.0  # to end, before it is killed
+_SERVES = 60.0  # seconds to serve what is asked: the engine is loaded
 _BETWEEN = 0.05
 _TRIES = 5
 _pause = threading.Event()
-_SAID = 2000  # characters of its log that an error shows
 
 
 class ObserverFailed(RuntimeError):
@@ -43,17 +37,17 @@ class Observer:
     def __init__(self, folder: str, start: Callable[[], object] | None = None) -> None:
         self.folder = folder
         self._start_elsewhere = start
-        self.socket = os.path.join(folder, "socket")
+        self._companion = Companion(folder)
+        self.socket = self._companion.socket
         self.token = secrets.token_urlsafe(24)
         self._starting = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
 
     def serve(self, config: ObserverConfig, program: str = "") -> Addresses:
         """Starts it unless it runs; serves what is wanted. `program`: the run folder of the program that it looks into.
         ObserverFailed in its words."""
         with self._starting:
             for _ in range(_TRIES - 1):
-                if not self._answers():
+                if not self._companion.answers():
                     (self._start_elsewhere or self.start)()
                 try:
                     return self._ask(config, program)
@@ -69,17 +63,22 @@ class Observer:
                 kind, body = frames.receive(connection)
         except TimeoutError:
             raise ObserverFailed(
-                f"the observer did not answer within {_SERVES:g} s; it wrote: {self._said()}"
+                f"the observer did not answer within {_SERVES:g} s; it wrote: {self._companion.said()}"
             ) from None
         except (OSError, EOFError) as exc:
-            raise ObserverLost(f"the observer does not answer ({exc}); it wrote: {self._said()}") from None
+            raise ObserverLost(f"the observer does not answer ({exc}); it wrote: {self._companion.said()}") from None
         if kind == frames.SERVING:
             return msgspec.msgpack.decode(body, type=Addresses)
         raise ObserverFailed(body.decode(errors="replace"))
 
     def connect(self, timeout: float | None) -> socket.socket:
-        """A connection to it. OSError when it does not run."""
-        return local_socket.connect(self.socket, timeout, root=True)
+        """Returns a connection to it. OSError when it does not run."""
+        return self._companion.connect(timeout)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process, if this one has started it."""
+        return self._companion.process
 
     def look(self) -> Addresses:
         """What it serves. ObserverFailed when it does not run."""
@@ -90,76 +89,20 @@ class Observer:
         if self._start_elsewhere is not None:
             return
         try:
-            with self.connect(_ENDS) as connection:
+            with self.connect(companion.ENDS) as connection:
                 connection.sendall(frames.pack(frames.END))
         except OSError:
             pass
-        process = self._process
-        if process is not None:
-            try:
-                process.wait(_ENDS)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait(_ENDS)
-
-    def _answers(self) -> bool:
-        try:
-            self.connect(_ENDS).close()
-        except OSError:
-            return False
-        return True
+        self._companion.end()
 
     def start(self) -> None:
         """Starts it as a child of this process, and waits until it answers. ObserverFailed in its words."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        log = os.open(os.path.join(self.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        ready, said = os.pipe2(os.O_CLOEXEC)
+        without = ("OTEL_EXPORTER_OTLP_ENDPOINT",)
+        environment = companion.environment(without, HYPERACTOR_PROCESS_NAME="observer", OMP_NUM_THREADS="1")
         try:
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "monarch.dashboard.process.program", self.folder, str(os.getpid()), str(said)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[said],
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-            os.close(said)
-        threading.Thread(target=process.wait, name="monarch-observer", daemon=True).start()
-        try:
-            select.select([ready], [], [], _READY)  # it listens, or it has ended
-        finally:
-            os.close(ready)
-        for _ in range(int(_ENDS / _BETWEEN)):  # one that another thread of this user has started may not listen yet
-            if self._answers():
-                return
-            _pause.wait(_BETWEEN)
-        raise ObserverFailed(f"the observer did not start; it wrote: {self._said()}")
-
-    def _said(self) -> str:
-        try:
-            with open(os.path.join(self.folder, "log"), errors="replace") as file:
-                return file.read()[-_SAID:].strip() or "nothing"
-        except OSError:
-            return "nothing"
-
-
-def _environment() -> dict[str, str]:
-    paths = [path for path in sys.path if os.path.isabs(path)]
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_PROGRAM}
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONSAFEPATH": "1",
-        "HYPERACTOR_PROCESS_NAME": "observer",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-_OF_PROGRAM = ("MONARCH_RUN", "OTEL_EXPORTER_OTLP_ENDPOINT")
+            self._companion.start("monarch.dashboard.process.program", environment, owned=True)
+        except companion.CompanionFailed as exc:
+            raise ObserverFailed(f"the observer did not start; it wrote: {exc}") from None
 
 
 # --- the one of this process

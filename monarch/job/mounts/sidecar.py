@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._linux import local_socket
+from monarch._linux import companion, local_socket
+from monarch._linux.companion import Companion
 from monarch.actor.run_folders import user_folder
 from monarch.job.mounts.orders import MountOrder
 from monarch.job.mounts.sidecar_messages import (
@@ -36,12 +33,10 @@ from monarch.job.mounts.sidecar_messages import (
 )
 from monarch.job.progress import job_logger
 
-_READY = 60.0  # seconds for a sidecar to start
-_MOUNTS = 900.0  # to mount and bring files
+_MOUNTS = 900.0  # seconds to mount and bring files
 _CLEAR = 180.0  # to unmount, which takes longer when hosts are lost
 _OBSERVER = 90.0  # to start the process that keeps telemetry
 _END = 10.0  # to end, before it is killed
-_BETWEEN = 0.05
 
 
 def folder_of(job: Any) -> str:
@@ -96,8 +91,7 @@ class Sidecar:
             send(connection, EndSidecar())
             if not select.select([pid], [], [], _END)[0]:
                 job_logger().warning("the job's sidecar does not end, and is killed; its log was %s/log", self.folder)
-                signal.pidfd_send_signal(pid, signal.SIGKILL)
-                select.select([pid], [], [], _END)
+                companion.end_process(pid, 0.0)
         except OSError:  # it has ended
             pass
         finally:
@@ -121,7 +115,8 @@ class Sidecar:
         except (OSError, EOFError):
             self._drop()
             raise RuntimeError(
-                f"job sidecar failed to {what}: it has ended; it wrote: {self._said()}; the next state() starts another"
+                f"job sidecar failed to {what}: it has ended; it wrote: {Companion(self.folder).said()}; the next state() "
+                f"starts another"
             ) from None
         if isinstance(reply, SidecarFailed):
             raise RuntimeError(f"job sidecar failed to {what}:\n{reply.why}")
@@ -137,7 +132,7 @@ class Sidecar:
                 return True
             self._drop()
         try:
-            self._connection = local_socket.connect(os.path.join(self.folder, "socket"), root=True)
+            self._connection = Companion(self.folder).connect()
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         return True
@@ -148,58 +143,18 @@ class Sidecar:
             connection.close()
 
     def _start(self, job: Any) -> None:
-        """Starts the sidecar; of several programs that do so at a time one's runs, and the others use that. RuntimeError
-        with what it wrote when none comes up."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        log = os.open(os.path.join(self.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        ready, said = os.pipe2(os.O_CLOEXEC)
+        """Starts one, unless another program has at the same time. RuntimeError with what it wrote when none comes up."""
+        # Its hosts were there a moment ago: one that is not is lost.
+        environment = {
+            "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "20s",
+            **companion.environment(HYPERACTOR_PROCESS_NAME="job_sidecar"),
+        }
+        helper = Companion(self.folder)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "monarch.job.mounts.sidecar_program", self.folder, str(said)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[said],
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,
+            helper.start(
+                "monarch.job.mounts.sidecar_program", environment, owned=False, stdin=job.dumps(), keep_log=True
             )
-        finally:
-            os.close(log)
-            os.close(said)
-        threading.Thread(target=process.wait, name="monarch-sidecar", daemon=True).start()
-        try:
-            assert process.stdin is not None
-            try:
-                with process.stdin as stdin:
-                    stdin.write(job.dumps())  # a pipe that nobody else has: the job's secret is in it
-            except BrokenPipeError:
-                pass
-            select.select([ready], [], [], _READY)  # it is ready, or it has ended
-        finally:
-            os.close(ready)
-        pause = threading.Event()
-        for _ in range(int(_END / _BETWEEN)):  # one that another program has started may not listen yet
-            if self._connect():
-                return
-            pause.wait(_BETWEEN)
-        raise RuntimeError(f"job sidecar failed to start: it wrote: {self._said()}")
-
-    def _said(self) -> str:
-        try:
-            with open(os.path.join(self.folder, "log"), errors="replace") as file:
-                return file.read()[-2000:].strip() or "nothing"
-        except OSError:
-            return "nothing"
-
-
-def _environment() -> dict[str, str]:
-    paths = [path for path in sys.path if os.path.isabs(path)]
-    kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}  # of the program's own run
-    return {
-        "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "20s",  # its hosts were there a moment ago: one that is not is lost
-        **kept,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONSAFEPATH": "1",
-        "HYPERACTOR_PROCESS_NAME": "job_sidecar",
-    }
+        except companion.CompanionFailed as exc:
+            raise RuntimeError(f"job sidecar failed to start: it wrote: {exc}") from None
+        if not self._connect():
+            raise RuntimeError(f"job sidecar failed to start: it wrote: {helper.said()}")
