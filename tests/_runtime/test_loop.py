@@ -139,18 +139,23 @@ def test_cancelled_timers_do_not_pile_up() -> None:
 # --- what is seldom due
 
 
-def test_rare_calls_run_on_the_loops_thread_in_the_order_of_their_times(loop: Loop) -> None:
+def test_rare_calls_run_on_the_loops_thread_in_the_order_of_their_times(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, bool]] = []
     done = threading.Event()
 
     def note(what: str) -> None:
         seen.append((what, loop.in_loop()))
 
-    loop.call_rarely(0.02, done.set)
-    loop.call_rarely(0.01, lambda: note("second"))
-    loop.call_rarely(0.0, lambda: note("first"))
-    loop.call_rarely(0.0, lambda: note("cancelled")).cancel()
-    loop.call_rarely(3600.0, lambda: note("much later"))
+    began = loop.now()
+    with monkeypatch.context() as at_one_time:  # however long this thread is kept from running in between
+        at_one_time.setattr(loop, "now", lambda: began)
+        loop.call_rarely(0.02, done.set)
+        loop.call_rarely(0.01, lambda: note("second"))
+        loop.call_rarely(0.001, lambda: note("first"))
+        loop.call_rarely(0.001, lambda: note("cancelled")).cancel()
+        loop.call_rarely(3600.0, lambda: note("much later"))
     assert done.wait(TIMEOUT)
     assert seen == [("first", True), ("second", True)]
 

@@ -135,5 +135,5 @@ def test_a_correction_is_tried_on_the_recording(tmp_path: Path) -> None:
 def test_wrong_usage_is_said(tmp_path: Path) -> None:
     done = _python(tmp_path, "-m", "monarch", "replay", "nothing.monarchrec")
     assert done.returncode == 1
-    assert done.stderr == "monarch replay: [Errno 2] No such file or directory: 'nothing.monarchrec'\n"
+    assert done.stderr == f"monarch replay: [Errno 2] No such file or directory: '{tmp_path}/nothing.monarchrec'\n"
     assert _python(tmp_path, "-m", "monarch", "replay", "x", "--at", "0").returncode == 2
