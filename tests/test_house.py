@@ -1,4 +1,4 @@
-"""What the documentation says of the code is so, and files stay short enough to be read."""
+"""What the documentation says of the code is so, files stay short enough to be read, and a name means one thing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/internals.md")
 
 MOST_LINES = 600
 REASON = f"Over {MOST_LINES} lines because"
+
+# Classes that share a name, and why they may. This list only shrinks.
+SAME_NAME = {
+    "JobState": "monarch.tools.mesh_spec, which older programs import, has one as well: both are public",
+}
+
+# A docstring is a sentence: of a function with a verb first, of a class with a noun.
+FRAGMENT = re.compile(r"(What|Whether|Of|Where|As|That|Those|Who|Whose|Which|How|Why)\b")
 
 # `_mesh/actors/endpoint.py: Endpoint.call` or `_mesh/actors/endpoint.py`, as the pages name code.
 REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`")
@@ -92,3 +100,26 @@ def test_a_long_file_says_why() -> None:
         if REASON not in (ast.get_docstring(ast.parse(path.read_text())) or "")
     ]
     assert silent == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """In all of monarch: who searches for a class finds one."""
+    files: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    shared = {name: where for name, where in files.items() if len(where) > 1}
+    assert {name: where for name, where in shared.items() if name not in SAME_NAME} == {}
+    assert SAME_NAME.keys() <= shared.keys(), "names that no longer need to be excepted"
+
+
+def test_docstrings_are_sentences() -> None:
+    fragments = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if FRAGMENT.match(text):
+                    fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
+    assert fragments == []

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata, propagation
 from monarch.tensor.metadata import Meta
-from monarch.tensor.propagation import Leaf, Outcome
+from monarch.tensor.propagation import Leaf, PropagatedOutcome
 
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree, TreeSpec
@@ -34,14 +34,14 @@ def propagating() -> bool:
     return _inside.propagating
 
 
-def nothing() -> Outcome:
+def nothing() -> PropagatedOutcome:
     """Returns the outcome of a function whose result is not wanted."""
-    return Outcome([], lambda leaves: None, (), ())
+    return PropagatedOutcome([], lambda leaves: None, (), ())
 
 
 def propagated(
     propagate: Callable[..., PyTree], fill: Callable[[Sequence[torch.Tensor]], PyTree], inputs: Sequence[object]
-) -> Outcome:
+) -> PropagatedOutcome:
     """Returns the outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the
     distributed `inputs`."""
     with propagation.propagating, _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
@@ -93,11 +93,11 @@ def written(tensors: Sequence[torch.Tensor], before: Sequence[int]) -> tuple[int
     return tuple(place for place, tensor in enumerate(tensors) if _storage(tensor) in changed)
 
 
-def outcome(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Outcome:
-    """Returns the Outcome of what was run on `inputs` and gave `result`, any pytree."""
+def outcome(result: object, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> PropagatedOutcome:
+    """Returns the PropagatedOutcome of what was run on `inputs` and gave `result`, any pytree."""
     values, spec = pytree.tree_flatten(result)
     found = leaves(values, inputs)
-    return Outcome(found, structure(spec, found), mutates, ())
+    return PropagatedOutcome(found, structure(spec, found), mutates, ())
 
 
 def leaves(values: Sequence[object], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
@@ -141,10 +141,10 @@ def to_send(result: PyTree, inputs: Sequence[torch.Tensor], mutates: tuple[int, 
     return SentOutcome(pytree.tree_unflatten(list(range(len(values))), spec), leaves(values, inputs), mutates)
 
 
-def received(sent: SentOutcome) -> Outcome:
+def received(sent: SentOutcome) -> PropagatedOutcome:
     """Returns, in the controller, the outcome that a worker described by `to_send`."""
     found = structure(pytree.tree_structure(sent.tree), sent.leaves)
-    return Outcome(sent.leaves, found, sent.mutates, ())
+    return PropagatedOutcome(sent.leaves, found, sent.mutates, ())
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -1,7 +1,7 @@
 """What an operation will give, worked out without running it: on fake tensors, once for each metadata of its inputs.
 
-An Outcome says, for each leaf of the result, whether it is one of the inputs, a view of one, or new; which inputs the
-operation changes; and which of them have other metadata or other memory afterwards (`transpose_`, `resize_`, `set_`).
+A PropagatedOutcome says, for each leaf of the result, whether it is one of the inputs, a view of one, or new; which inputs
+the operation changes; and which of them have other metadata or other memory afterwards (`transpose_`, `resize_`, `set_`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Leaf:
         self.value = value
 
 
-class Outcome:
+class PropagatedOutcome:
     """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor).
     `moved`: inputs that lie elsewhere afterwards, each with the input whose storage that is, or -1."""
 
@@ -95,7 +95,7 @@ class Outcome:
         self.keeps = None if structure is None and keeps == (0,) else keeps
 
 
-def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Sequence[Meta]) -> Outcome:
+def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Sequence[Meta]) -> PropagatedOutcome:
     """Returns the outcome of `op` with the TensorHoles of `args` and `kwargs` filled by tensors of metadata `inputs`.
 
     Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
@@ -131,8 +131,8 @@ def describe(
     mutates: tuple[int, ...],
     changed: tuple[tuple[int, Meta], ...],
     moved: tuple[tuple[int, int], ...] = (),
-) -> Outcome:
-    """Returns the Outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
+) -> PropagatedOutcome:
+    """Returns the outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
     leaves: list[Leaf] = []
     storages = {_storage(fake): place for place, fake in reversed(list(enumerate(fakes)))}
     fresh = 0
@@ -149,7 +149,7 @@ def describe(
         leaves.append(Leaf(metadata.of(value), view=-1 if view == -2 - fresh else view))
         fresh += 1
     structure = None if isinstance(result, torch.Tensor) else _rebuilder(result)
-    return Outcome(leaves, structure, mutates, changed, moved)
+    return PropagatedOutcome(leaves, structure, mutates, changed, moved)
 
 
 def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -209,7 +209,7 @@ __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "Leaf",
-    "Outcome",
+    "PropagatedOutcome",
     "UnsupportedOperatorException",
     "describe",
     "fake_mode",

@@ -16,13 +16,13 @@ import msgspec
 
 from monarch._mesh.agent.effects import (
     Effect,
-    Ended,
     HostEmpty,
     Launch,
     Limits,
     MeshEnded,
     Prepare,
     Refuse,
+    ReleaseProcess,
     Send,
     Signal,
     Start,
@@ -158,7 +158,7 @@ class BaseHostAgent:
         raise NotImplementedError
 
     def release(self, ended: ProcEnded) -> None:
-        """Carries out `effects.Ended`."""
+        """Carries out `effects.ReleaseProcess`."""
         raise NotImplementedError
 
     def mesh_ended(self, mesh: str) -> None:
@@ -432,7 +432,7 @@ class BaseHostAgent:
                 self.launch(starts)
             case Signal(pid, number):
                 self.send_signal(pid, number)
-            case Ended(ended):
+            case ReleaseProcess(ended):
                 self.release(ended)
                 self._forget_moves(lambda owner: owner == ended.address)
                 self.routes.gone(name_of(ended.address))

@@ -68,8 +68,8 @@ class Signal(NamedTuple):
     number: int
 
 
-class Ended(NamedTuple):
-    """The end of a process: release what it held, and put its last lines into `ended.tail`, which is sent to others
+class ReleaseProcess(NamedTuple):
+    """A process has ended: release what it held, and put its last lines into `ended.tail`, which is sent to others
     next."""
 
     ended: ProcEnded
@@ -85,4 +85,4 @@ class HostEmpty(NamedTuple):
     """The host was asked to shut down, and no process is left."""
 
 
-Effect: TypeAlias = Send | Refuse | Prepare | Launch | Signal | Ended | MeshEnded | Arm | Disarm | HostEmpty
+Effect: TypeAlias = Send | Refuse | Prepare | Launch | Signal | ReleaseProcess | MeshEnded | Arm | Disarm | HostEmpty

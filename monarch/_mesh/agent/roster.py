@@ -22,13 +22,13 @@ import msgspec
 
 from monarch._mesh.agent.effects import (
     Connection,
-    Ended,
     HostEmpty,
     Launch,
     Limits,
     MeshEnded,
     Prepare,
     Refuse,
+    ReleaseProcess,
     Send,
     Signal,
     Start,
@@ -457,7 +457,7 @@ class Roster(Machine):
         replaced = process.successor is not None and not self._cannot_start(mesh)
         ended = ProcEnded(start.address, process.pid, code, stopped, [], detail, start.incarnation, replaced)
         self.departed.append((start, ended, self._now))
-        self._effects.append(Ended(ended))
+        self._effects.append(ReleaseProcess(ended))
         self._tell_end(mesh, ended, process.successor is None)
         if process.successor is not None:
             self._begin(mesh, [process.successor])
@@ -486,7 +486,7 @@ class Roster(Machine):
 
     @event
     def give_up(self, host: str) -> None:
-        """Those that use this host by that name had taken it for lost, and with it what runs here by that name."""
+        """Gives up what runs here by that name of this host: those that use it by that name had taken it for lost."""
         for mesh in list(self._meshes.values()):
             if any(host_of(process.start.address) == host for process in mesh.processes.values()):
                 mesh.given_up = True

@@ -81,7 +81,7 @@ class Observer:
         return self._companion.process
 
     def look(self) -> Addresses:
-        """What it serves. ObserverFailed when it does not run."""
+        """Asks for the addresses that it serves. Raises ObserverFailed when it does not run."""
         return self._ask(ObserverConfig(), "")
 
     def end(self) -> None:

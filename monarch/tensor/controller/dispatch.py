@@ -68,7 +68,7 @@ class KnownCall:
     # kinds: a new tensor; a view of input `view`; input `same` itself; anything else
     NEW, VIEW, SAME, OTHER = range(4)
 
-    def __init__(self, signature: int, outcome: propagation.Outcome) -> None:
+    def __init__(self, signature: int, outcome: propagation.PropagatedOutcome) -> None:
         self.signature = signature
         self.outcome = outcome
         self.fresh = len(outcome.fresh)
@@ -419,7 +419,11 @@ def _finish(
 
 
 def fresh_leaves(
-    outcome: propagation.Outcome, inputs: list[Tensor], place: StreamPlacement, ident: int, taint: Taint | None
+    outcome: propagation.PropagatedOutcome,
+    inputs: list[Tensor],
+    place: StreamPlacement,
+    ident: int,
+    taint: Taint | None,
 ) -> list[Any]:
     """Returns the leaves of a result: new tensors with the references from `ident` on, inputs that come back, other
     values."""

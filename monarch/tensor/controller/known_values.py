@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def know(
-    op: OpOverload, outcome: propagation.Outcome, args: Args, kwargs: Kwargs, inputs: list[Tensor], made: list[Tensor]
+    op: OpOverload,
+    outcome: propagation.PropagatedOutcome,
+    args: Args,
+    kwargs: Kwargs,
+    inputs: list[Tensor],
+    made: list[Tensor],
 ) -> None:
     """Computes results here too that are scalars made of known scalars and constants; forgets what is overwritten by others.
 

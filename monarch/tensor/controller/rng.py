@@ -22,7 +22,7 @@ from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.stream_placement import StreamPlacement
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.generators import DEVICE_BYTES
-from monarch.tensor.propagation import Leaf, Outcome
+from monarch.tensor.propagation import Leaf, PropagatedOutcome
 from monarch.tensor.worker.random_numbers import RandomCall
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def issue(
     leaves = [Leaf(metadata.contiguous((size,), torch.uint8, "cpu")) for size in sizes]
     taint = inputs[0]._record.storage.taint if inputs else None
     with torch.inference_mode(False):  # a state may be put back outside of inference mode too
-        return dispatch.fresh_leaves(Outcome(leaves, list, mutates, ()), inputs, place, ident, taint)
+        return dispatch.fresh_leaves(PropagatedOutcome(leaves, list, mutates, ()), inputs, place, ident, taint)
 
 
 def _here() -> StreamPlacement:

@@ -26,7 +26,7 @@ from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import Taint, merge
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed
-from monarch.tensor.propagation import Outcome
+from monarch.tensor.propagation import PropagatedOutcome
 from monarch.tensor.remote import arguments
 from monarch.tensor.remote.arguments import INT, LEAVES, NUMBERS
 from monarch.tensor.signature import Layout
@@ -301,7 +301,9 @@ class Remote(Generic[P, R_co]):
             self._first[key] = entry
         return entry
 
-    def _try(self, tree: PyTree, numbers: Sequence[Scalar], inputs: list[Tensor], place: StreamPlacement) -> Outcome:
+    def _try(
+        self, tree: PyTree, numbers: Sequence[Scalar], inputs: list[Tensor], place: StreamPlacement
+    ) -> PropagatedOutcome:
         """Runs it once on the first rank, for what it gives."""
         call = FunctionCall(self._target(), arguments.with_numbers(tree, numbers), (), (), None, False, self._label)
         mesh = _rank_mesh(place.mesh, 0)
@@ -481,7 +483,7 @@ class _KnownFunctionCall(KnownCall):
 
     __slots__ = ("between", "call", "key")
 
-    def __init__(self, outcome: Outcome, call: FunctionCall, between: bool) -> None:
+    def __init__(self, outcome: PropagatedOutcome, call: FunctionCall, between: bool) -> None:
         super().__init__(-1, outcome)
         self.call = call
         self.between = between
@@ -496,7 +498,7 @@ class _KnownFunctionCall(KnownCall):
         return made
 
 
-def _expected(outcome: Outcome) -> tuple[tuple[Layout, bool], ...]:
+def _expected(outcome: PropagatedOutcome) -> tuple[tuple[Layout, bool], ...]:
     """Returns what the tensors have to be that a call gives, and whether each is in its own memory."""
     return tuple(
         (Layout(tuple(meta.shape), meta.stride, meta.dtype), leaf.view == -1 and not meta.deferred)

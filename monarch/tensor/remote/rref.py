@@ -143,7 +143,7 @@ class TakeResult:
     """A call on a stream: waits for the result of the actor in this process, and takes its tensors over."""
 
     def __init__(
-        self, result: Hashable, worker: str, endpoint: str, count: int | None, outcome: propagation.Outcome
+        self, result: Hashable, worker: str, endpoint: str, count: int | None, outcome: propagation.PropagatedOutcome
     ) -> None:
         self.result = result
         self.worker = worker

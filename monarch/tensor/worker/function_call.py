@@ -28,7 +28,7 @@ class FunctionCall:
 
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
     `expected`: what each tensor that is kept has to be, as (Layout, whether it is no view of an argument); empty: it is not
-    looked at. `outcome`: what the controller knows that it gives (a propagation.Outcome); stays there.
+    looked at. `outcome`: what the controller knows that it gives (a propagation.PropagatedOutcome); stays there.
     """
 
     repeatable = True

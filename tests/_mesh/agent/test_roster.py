@@ -22,13 +22,13 @@ from monarch._mesh.agent.effects import (
     Arm,
     Disarm,
     Effect,
-    Ended,
     HostEmpty,
     Launch,
     Limits,
     MeshEnded,
     Prepare,
     Refuse,
+    ReleaseProcess,
     Send,
     Signal,
     Start,
@@ -127,7 +127,7 @@ class Player:
                 return "launch " + " ".join(name_of(*start.key) for start in starts)
             case Signal(pid, number):
                 return f"{signal.Signals(number).name} {pid}"
-            case Ended(ended):
+            case ReleaseProcess(ended):
                 return f"gone {name_of(ended.address, ended.incarnation)}"
             case MeshEnded(mesh):
                 return f"mesh {mesh} gone"
@@ -1481,7 +1481,7 @@ def test_the_end_says_what_the_agent_has_put_into_it() -> None:
     player = Player()
     play(player, "spawn m 1", "runs m.0#0 100")
     effects = player.roster.exited(1.0, 100, 1)
-    (ended,) = (effect.ended for effect in effects if isinstance(effect, Ended))
+    (ended,) = (effect.ended for effect in effects if isinstance(effect, ReleaseProcess))
     ended.tail.append("last words")
     later = player.roster.watch(2.0, "W", Watch(ended.address, 0))
     for effect in (*effects, *later):
@@ -1563,7 +1563,7 @@ class AnyEvents(RuleBasedStateMachine):
                     for life in self.lives.values():
                         if life.pid == pid:
                             life.doomed = life.doomed or number == signal.SIGKILL
-                case Ended(ended):
+                case ReleaseProcess(ended):
                     assert self.running.pop(ended.address, ended.incarnation) == ended.incarnation
                     assert ended.incarnation > self.ends.get(ended.address, -1)
                     self.ends[ended.address] = ended.incarnation

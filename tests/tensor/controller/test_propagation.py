@@ -21,7 +21,7 @@ def meta(*shape: int, dtype: Any = torch.float32) -> metadata.Meta:
     return metadata.contiguous(shape, dtype, "cpu")
 
 
-def outcome(op: Any, args: list[Any], *inputs: metadata.Meta) -> propagation.Outcome:
+def outcome(op: Any, args: list[Any], *inputs: metadata.Meta) -> propagation.PropagatedOutcome:
     return propagation.propagate(op, args, {}, list(inputs))
 
 
