@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection import doctor, mesh_stacks
-from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stacks_of_program import AskProgram
 from monarch._mesh.inspection.wait_graph import WaitGraph
+from monarch._text import counted, duration, size
 from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking
@@ -93,14 +93,14 @@ def page(status: StatusReport, now: float | None = None) -> str:
     count = sum(len(host.processes) for host in status.hosts)
     hosts = len(status.hosts) + len(status.unreachable)
     places = {host: f"{place}  " for host, place in status.places.items()}
-    lines = [f"{title}, {_count(hosts, 'host')}, {_count(count, 'process')}"]
+    lines = [f"{title}, {counted(hosts, 'host')}, {counted(count, 'process')}"]
     running: dict[str, list[RunningHandler]] = {}
     for handler in status.waits.handlers:
         running.setdefault(handler.address, []).append(handler)
     order_of = {host: place for place, host in enumerate(places)}
     for host in sorted(status.hosts, key=lambda host: order_of.get(host.host, 0)):
         used = f"memory {size(host.memory - host.available)} of {size(host.memory)} used, load {host.load:.1f}"
-        lines.append(f"{places.get(host.host, '')}{host.name}  {_count(len(host.processes), 'process')}, {used}")
+        lines.append(f"{places.get(host.host, '')}{host.name}  {counted(len(host.processes), 'process')}, {used}")
         order = sorted(host.processes, key=lambda process: (process.mesh, process.rank))
         for process in order[:_MOST]:
             lines.append(f"    {_process(process)}")
@@ -141,7 +141,3 @@ def _handler(handler: RunningHandler) -> str:
     queued = f", {handler.queued} messages wait" if handler.queued else ""
     name = mesh_in(handler.who)
     return f"{name}.{handler.endpoint}() of rank {handler.rank} for {duration(handler.seconds)}{at}{queued}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('s') else 's'}"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from monarch._devices import own_device, vendors
+from monarch._text import first_line
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads
 from monarch.actor.lowlevel import start_thread
 from monarch.spmd import device_mesh
@@ -136,7 +137,7 @@ class TorchSetup(Actor):
             try:
                 self._join(group)
             except Exception as exc:
-                error = RuntimeError(f"{self._where()}, {self._stage}: {_first_line(exc)}")
+                error = RuntimeError(f"{self._where()}, {self._stage}: {first_line(exc)}")
             try:
                 loop.call_soon_threadsafe(finish, error)
             except RuntimeError:  # given up, and its loop is closed
@@ -209,7 +210,7 @@ def _end_group() -> None:
             else:
                 dist.destroy_process_group()
         except Exception as exc:
-            failed.append(_first_line(exc))
+            failed.append(first_line(exc))
 
     thread = start_thread(end, "monarch-torch-end")
     thread.join(_END)
@@ -302,7 +303,3 @@ def _set_threads(count: int) -> None:
     import torch
 
     torch.set_num_threads(count)
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

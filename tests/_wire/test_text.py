@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch import _text
 from monarch._errors import format_remote
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._text import NAME_LIMIT, TEXT_LIMIT, clip, sendable, text_of
@@ -127,3 +128,54 @@ def test_no_text_keeps_a_message_from_being_sent(cls: Any) -> None:
 def test_names_are_shorter_than_texts() -> None:
     spawn = made(message.Spawn, {"name": "x" * 10_000})
     assert len(spawn.name) == NAME_LIMIT
+
+
+# --- for people
+
+
+@pytest.mark.parametrize(
+    ("seconds", "long", "short"),
+    [
+        (0, "0.0 s", "0.0s"),
+        (0.0004, "0.4 ms", "0.0s"),
+        (0.012, "12 ms", "0.0s"),
+        (0.421, "421 ms", "0.4s"),
+        (0.9996, "1.0 s", "1.0s"),
+        (59.94, "59.9 s", "59.9s"),
+        (59.96, "1 min 0 s", "1m00s"),
+        (61, "1 min 1 s", "1m01s"),
+        (3661, "1 h 1 min", "1h01m"),
+        (90_000, "1 d 1 h", "1d01h"),
+    ],
+)
+def test_times(seconds: float, long: str, short: str) -> None:
+    assert (_text.duration(seconds), _text.age(seconds)) == (long, short)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1000, "1000 B"),
+        (1024, "1 KiB"),
+        (512 << 20, "512 MiB"),
+        ((1 << 30) - 1, "1.0 GiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 42, "4.0 TiB"),
+    ],
+)
+def test_sizes(count: int | None, shown: str) -> None:
+    assert _text.size(count) == shown
+
+
+def test_counts_and_first_lines() -> None:
+    assert [_text.counted(number, "host") for number in (0, 1, 2, 1000)] == [
+        "0 hosts",
+        "1 host",
+        "2 hosts",
+        "1,000 hosts",
+    ]
+    assert _text.counted(2, "process") == "2 processes"
+    assert _text.first_line("\n a\nb") == "a" and _text.first_line("") == ""
+    assert _text.first_line(ValueError("a\nb")) == "a" and _text.first_line(ValueError()) == "ValueError"

@@ -12,6 +12,8 @@ import re
 from collections import OrderedDict
 from typing import NamedTuple
 
+from monarch._text import size
+
 _INITIAL_PIDS = "pid:[4026531836]"  # the outermost pid namespace, a constant of the kernel
 _RECORDS = 5000  # of the kernel's log, read by one call at most
 _RECORD = 8192  # bytes: no record of /dev/kmsg is longer
@@ -243,15 +245,6 @@ def merge(first: Kill, second: Kill) -> Kill:
         second.group or first.group,
         second.held or first.held,
     )
-
-
-def size(count: int) -> str:
-    """`512 MiB`, `1.5 GiB`: three digits at most."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.3g} {units[0]}"
 
 
 def _read(path: str) -> str:

@@ -14,7 +14,6 @@ import msgspec
 
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection import folding
-from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.collectives import GroupState
 from monarch._mesh.inspection.folding import called, where
 from monarch._mesh.inspection.host_usage import HostUsage
@@ -22,6 +21,7 @@ from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
+from monarch._text import duration, size
 
 LONG = 5.0  # seconds from which an endpoint or a wait counts as long
 _MAJORITY = 0.6  # share of a mesh that has to be at one place for the others to be stragglers

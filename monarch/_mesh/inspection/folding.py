@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from monarch._mesh.inspection.amounts import duration
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
+from monarch._text import duration
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
 NO_NATIVE = "no native frames"  # with which the reason begins for which py-spy has shown nothing of a process

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from monarch._text import age, size
 from monarch.admin import payloads
 from monarch.admin.payloads import (
     ActorProperties,
@@ -63,7 +64,7 @@ def _root(
     lines = [
         DetailLine(say("Hosts"), str(root.num_hosts)),
         DetailLine(say("Started by"), root.started_by),
-        DetailLine(say("Uptime"), labels.age(max(0.0, now - payloads.seconds(root.started_at)))),
+        DetailLine(say("Uptime"), age(max(0.0, now - payloads.seconds(root.started_at)))),
         DetailLine(say("Started at"), clock(root.started_at)),
         DetailLine(say("Command"), root.command),
         _as_of(node, say),
@@ -80,9 +81,9 @@ def _host(nodes: Mapping[str, NodePayload], node: NodePayload, host: HostPropert
         DetailLine(say("Host"), host.hostname),
         DetailLine(say("Address"), host.addr),
         DetailLine(say("Procs"), str(host.num_procs)),
-        DetailLine(say("RSS"), f"{labels.size(host.memory.process_rss_bytes)} (host agent, pid {host.pid})"),
-        DetailLine(say("VM size"), labels.size(host.memory.process_vm_size_bytes)),
-        DetailLine(say("Memory"), f"{labels.size(used)} of {labels.size(host.memory_total_bytes)}"),
+        DetailLine(say("RSS"), f"{size(host.memory.process_rss_bytes)} (host agent, pid {host.pid})"),
+        DetailLine(say("VM size"), size(host.memory.process_vm_size_bytes)),
+        DetailLine(say("Memory"), f"{size(used)} of {size(host.memory_total_bytes)}"),
         DetailLine(say("Load"), f"{host.load_average:.2f} ({host.processors} processors)"),
         _as_of(node, say),
     ]
@@ -103,8 +104,8 @@ def _proc(nodes: Mapping[str, NodePayload], node: NodePayload, proc: ProcPropert
         DetailLine(say("State"), proc.state, "" if proc.state == "running" else "warning"),
         DetailLine(say("Pid"), f"{proc.pid} on {proc.hostname}"),
         DetailLine(say("Actors"), str(proc.num_actors)),
-        DetailLine(say("RSS"), labels.size(debug.memory.process_rss_bytes)),
-        DetailLine(say("VM size"), labels.size(debug.memory.process_vm_size_bytes)),
+        DetailLine(say("RSS"), size(debug.memory.process_rss_bytes)),
+        DetailLine(say("VM size"), size(debug.memory.process_vm_size_bytes)),
         DetailLine(say("Queue depth"), depth),
     ]
     if debug.actor_work_queue_depth_high_water_mark:
@@ -184,7 +185,7 @@ def _actor(
 
 
 def _wait(wait: payloads.WaitsFor, now: float) -> DetailLine:
-    since = labels.age(max(0.0, now - payloads.seconds(wait.since)))
+    since = age(max(0.0, now - payloads.seconds(wait.since)))
     ranks = f", {wait.unanswered} ranks" if wait.unanswered > 1 else ""
     return DetailLine("", f"{wait.target}{ranks}  {since}", "warning")
 
@@ -195,7 +196,7 @@ def _execution(actor: ActorProperties, now: float, say: Words) -> DetailSection:
         return DetailSection(say("Execution"), [])
     lines = []
     for handler in execution.active_handlers:
-        since = labels.age(max(0.0, now - payloads.seconds(handler.oldest_since)))
+        since = age(max(0.0, now - payloads.seconds(handler.oldest_since)))
         lines.append(DetailLine("", f"{handler.name} ×{handler.active_count}  {since}", "good"))  # noqa: RUF001
     return DetailSection(say("Execution"), lines or [DetailLine("", say("nothing runs"), "dim")])
 

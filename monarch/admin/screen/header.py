@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from monarch._text import age
 from monarch.admin import payloads
 from monarch.admin.references import ROOT
 from monarch.admin.screen import labels, themes
@@ -25,7 +26,7 @@ def first(name: str, state: TreeState, options: Options, now: float, say: Words)
     root = node.properties.Root if node is not None else None
     parts = ["mesh-admin", name]
     if root is not None:
-        parts.append(f"{say('up')}: {labels.age(max(0.0, now - payloads.seconds(root.started_at)))}")
+        parts.append(f"{say('up')}: {age(max(0.0, now - payloads.seconds(root.started_at)))}")
         parts.append(f"@{root.started_by}")
     parts.append(f"{say('sys')}:{say('on') if state.system else say('off')}")
     parts.append(f"{say('stopped')}:{say('on') if state.stopped else say('off')}")

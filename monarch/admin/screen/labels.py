@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch.admin.payloads import ActorProperties, ErrorProperties, NodePayload, ProcProperties
+from monarch._text import age, counted, first_line
+from monarch.admin.payloads import ActorProperties, NodePayload, ProcProperties
 
 STUCK_FROM = 1.0  # seconds that an endpoint has been running from which the tree says so
 
@@ -16,14 +17,14 @@ def label(node: NodePayload) -> str:
     if properties.Host is not None:
         host = properties.Host
         name = host.hostname or host.addr
-        return f"{name}  ({_count(host.num_procs, 'proc')})" + ("  [no answer]" if host.problem else "")
+        return f"{name}  ({counted(host.num_procs, 'proc')})" + ("  [no answer]" if host.problem else "")
     if properties.Proc is not None:
         return proc_label(properties.Proc)
     if properties.Actor is not None:
         return actor_name(node)
     error = properties.Error
     assert error is not None
-    return f"{short(node.identity)}  [error] {error.code}: {_first_line(error)}"
+    return f"{short(node.identity)}  [error] {error.code}: {first_line(error.message)}"
 
 
 def proc_label(proc: ProcProperties) -> str:
@@ -32,7 +33,7 @@ def proc_label(proc: ProcProperties) -> str:
     parts.append(f"{proc.num_actors - system} user")
     if stopped:
         parts.append(f"{stopped} stopped" + (" (max retained)" if stopped >= proc.stopped_retention_cap else ""))
-    text = f"{proc.proc_name}  ({_count(proc.num_actors, 'actor')}: {', '.join(parts)})"
+    text = f"{proc.proc_name}  ({counted(proc.num_actors, 'actor')}: {', '.join(parts)})"
     if proc.is_poisoned:
         text += f"  [POISONED: {proc.failed_actor_count} failed]"
     elif proc.failed_actor_count:
@@ -50,14 +51,6 @@ def actor_name(node: NodePayload) -> str:
 def short(reference: str) -> str:
     """Returns a reference without its location."""
     return reference.rpartition("@")[0] or reference
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _first_line(error: ErrorProperties) -> str:
-    return error.message.splitlines()[0] if error.message else ""
 
 
 def has_failed(node: NodePayload) -> bool:
@@ -105,26 +98,3 @@ def actor_note(actor: ActorProperties) -> str:
         return waits if actor.status == "client" else ""
     endpoint = actor.execution.active_handlers[0].name if actor.execution and actor.execution.active_handlers else ""
     return " ".join(part for part in (endpoint, age(seconds), waits) if part)
-
-
-def age(seconds: float) -> str:
-    """A duration in few characters: 4.2s, 3m05s, 2h07m, 3d02h."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
-
-
-def size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from monarch._text import counted, duration
 from monarch.dashboard.pages.queries import BUCKETS
 
 Row = Mapping[str, Any]
@@ -123,11 +124,11 @@ def health_of(by_status: Mapping[str, int]) -> dict[str, Any]:
     live = sum(by_status.get(name, 0) for name in LIVE)
     unknown = sum(by_status.values()) - failed - stopped - live
     if failed:
-        status, reasons = "unhealthy", [f"{count(failed, 'actor')} failed"]
+        status, reasons = "unhealthy", [f"{counted(failed, 'actor')} failed"]
     elif unknown:
-        status, reasons = "unknown", [f"{count(unknown, 'actor')} did not say how they are"]
+        status, reasons = "unknown", [f"{counted(unknown, 'actor')} did not say how they are"]
     elif live:
-        status, reasons = "healthy", [f"{count(live, 'actor')} at work or ready, none failed"]
+        status, reasons = "healthy", [f"{counted(live, 'actor')} at work or ready, none failed"]
     else:
         status = "inactive"
         reasons = ["all actors have stopped"] if stopped else ["no actors yet"]
@@ -156,23 +157,23 @@ def concerns(
         reason = first_line(row["reason"]) or "no reason given"
         found.append({"level": "error", "text": f"{name} failed: {reason}", "actor_id": str(row["actor_id"])})
     if len(failed) > len(first[:MOST_REASONS]):
-        found.append({"level": "error", "text": f"{count(len(failed), 'actor')} failed in all"})
+        found.append({"level": "error", "text": f"{counted(len(failed), 'actor')} failed in all"})
     old = [row for row in running if now_us - row["active_us"] >= long_us]
     by_endpoint: dict[str, list[Row]] = {}
     for row in old:
         by_endpoint.setdefault(row["endpoint"] or NOBODY, []).append(row)
     for endpoint, rows in list(by_endpoint.items())[:MOST_REASONS]:
-        age = duration(now_us - rows[0]["active_us"])
+        age = duration((now_us - rows[0]["active_us"]) / 1e6)
         found.append(
             {
                 "level": "warning",
-                "text": f"{endpoint}() has been running for {age} in {count(len(rows), 'actor')}",
+                "text": f"{endpoint}() has been running for {age} in {counted(len(rows), 'actor')}",
                 "actor_id": str(rows[0]["actor_id"]),
             }
         )
     for row in slow[:MOST_REASONS]:
         name = short_name(row["display_name"], row["full_name"])
-        took = f"{duration(row['own_us'])} where the others of its mesh take {duration(row['mesh_us'])}"
+        took = f"{duration(row['own_us'] / 1e6)} where the others of its mesh take {duration(row['mesh_us'] / 1e6)}"
         text = f"{name} is slow in {row['endpoint']}(): {took}"
         found.append({"level": "warning", "text": text, "actor_id": str(row["actor_id"])})
     if lost:
@@ -297,23 +298,6 @@ def tables(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 # --- words
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(us: float) -> str:
-    seconds = us / 1e6
-    if seconds < 1:
-        return f"{us / 1e3:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def first_line(text: str | None) -> str:

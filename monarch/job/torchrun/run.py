@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from monarch._devices import vendors
+from monarch._text import first_line
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
 from monarch.job.commands.command_actor import CommandActor, CommandEnded
@@ -147,7 +148,7 @@ class _TorchrunRun:
                 if number in lost:
                     _look([host], _ALIVE)
             except Exception as exc:
-                self._say(f"a host is gone, and the run goes on without it: {_first_line(exc)}")
+                self._say(f"a host is gone, and the run goes on without it: {first_line(exc)}")
             else:
                 found.append(host)
         return found
@@ -257,7 +258,7 @@ class _TorchrunAttempt:
         self._failures.append(
             RankFailure(
                 rank, rank % self._count, self._names[rank // self._count], self._pids[rank], 1, 0, time.time(),
-                self._tails[rank].value(), lost=_first_line(exc),
+                self._tails[rank].value(), lost=first_line(exc),
             )
         )  # fmt: skip
         self._end(signal.SIGTERM)
@@ -302,7 +303,3 @@ def _look(hosts: Sequence[HostMesh], patience: float) -> list[tuple[str, int, in
     with ExitStack() as stack:
         asked = [stack.enter_context(_facts(host)).look.call_one() for host in hosts]
         return [answer.get(patience) for answer in asked]
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

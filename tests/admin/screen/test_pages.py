@@ -65,13 +65,6 @@ def test_a_flight_recorder_of_another_version_is_shown_as_it_is(recorded: str | 
     assert [line.value for line in details.events(recorded)] == shown
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.04, "0.0s"), (59.94, "59.9s"), (61, "1m01s"), (3661, "1h01m"), (90_000, "1d01h")]
-)
-def test_ages(seconds: float, shown: str) -> None:
-    assert labels.age(seconds) == shown
-
-
 def test_labels() -> None:
     poisoned = trees.process("client", poisoned="the bootstrap function of its proc mesh raised")
     full = trees.process(
