@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import monarch.actor.config
 from monarch._runtime import log_thread
 from monarch._runtime.loop import Loop
 from monarch._wire import logs
@@ -27,7 +28,9 @@ class Handler(logging.Handler):
 
 
 @pytest.fixture
-def handler() -> Iterator[Handler]:
+def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handler]:
+    # A client that a test before this one has started in the same process has had records begin with their actor.
+    monkeypatch.setattr(monarch.actor.config, "prefix_python_logs_with_actor", False)
     logger, handler = logging.getLogger("monarch"), Handler()
     logger.addHandler(handler)
     yield handler
