@@ -95,7 +95,7 @@ _HOMES = {
 
 __version__ = "0.1.0"
 
-# What older programs import, such as `monarch.fetch`, are files of that folder; monarch-stubs/ says so to type checkers.
+# What older programs import, such as `monarch.fetch`, are files of that folder; stubs/ says so to type checkers.
 __path__.append(f"{__path__[0]}/_older_paths")
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604  a computed list of names
 

@@ -56,9 +56,9 @@ def test_the_stub_of_the_package_says_what_its_table_says() -> None:
 
 
 def test_the_stubs_of_older_paths_are_those_of_the_folder() -> None:
-    """Checkers do not see that `monarch/__init__.py` adds a folder to its path: monarch-stubs says it to them."""
+    """Checkers do not see that `monarch/__init__.py` adds a folder to its path: stubs/ says it to them."""
     package = Path(inspect.getfile(monarch)).parent
-    folder, stubs = package / "_older_paths", package.parent / "monarch-stubs"
+    folder, stubs = package / "_older_paths", package.parent / "stubs" / "monarch-stubs"
     modules = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")} - {Path("__init__")}
     assert {path.relative_to(stubs).with_suffix("") for path in stubs.rglob("*.pyi")} == modules
     for module in modules:
