@@ -3,6 +3,10 @@
 A scenario is a text: a line with `>` is an event, the lines below it are what the roster wants done on its account. A
 process is `mesh.rank#incarnation`; its connection has the same name; `C` is the client's, `W` and `V` are of others.
 Opening sockets succeeds at once unless the event is said `without room`; timers fire in `wait`.
+
+`given m of 2 runs` stands for the events that lead there, and what is wanted then: a mesh of two was asked for and launched,
+and its processes, 100 and 101, have said hello. `given m of 2 starts`: it was launched. `given m of 1 fails`: it could not be
+forked. Who asks for it is `C` unless said (`by F`).
 """
 
 from __future__ import annotations
@@ -269,14 +273,8 @@ class Player:
 SCENARIOS = {
     # --- owners on other hosts
     "the owner on another host ends": """
-        > spawn m 1 F
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        F <- started m.0#0 pid 1000
-        > spawn other 1
-        open other.0#0
-        launch other.0#0
+        given m of 1 by F runs
+        given other of 1 starts
         > runs other.0#0 101
         C <- started other.0#0 pid 1000
         > owner_ended
@@ -290,11 +288,7 @@ SCENARIOS = {
         > owner_ended
     """,
     "the host of the owner is lost": """
-        > spawn m 1 F
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        F <- started m.0#0 pid 1000
+        given m of 1 by F runs
         > host_ended tcp://other:1 the cable was cut
         > lost F
         > host_ended tcp://far:1 the cable was cut
@@ -304,9 +298,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "the host of the owner is lost before its process is there": """
-        > spawn m 1 F
-        open m.0#0
-        launch m.0#0
+        given m of 1 by F starts
         > lost F
         > host_ended tcp://far:1 the cable was cut
         > born m.0#0 100
@@ -340,9 +332,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "a mesh that is there is refused": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > spawn m 1
         C <- refused m: the mesh m runs on this host already
     """,
@@ -356,9 +346,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "it ends before its pid is known": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > exit 100 3
         > born m.0#0 100
         gone m.0#0
@@ -366,32 +354,24 @@ SCENARIOS = {
         mesh m gone
     """,
     "it is stopped before its pid is known": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > sigstop 100
         > born m.0#0 100
         C <- suspected m.0 pid 100 limit 300: stopped by signal 19 (SIGSTOP)
     """,
     "stopped and continued before its pid is known": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > sigstop 100
         > sigcont 100
         > born m.0#0 100
     """,
     "an orphan ends, and its number is given again": """
         > exit 100 0
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > born m.0#0 100
     """,
     "not ready in time": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > born m.0#0 100
         > wait 30
         SIGKILL 100
@@ -401,9 +381,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "not forked in time, and forked after all": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > wait 30
         gone m.0#0
         C <- ended m.0#0 code 1: was not ready within 30 s (setting host_spawn_ready_timeout)
@@ -413,9 +391,7 @@ SCENARIOS = {
         > exit 100 -9
     """,
     "not forked in time, and ended when its pid is known": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > wait 30
         gone m.0#0
         C <- ended m.0#0 code 1: was not ready within 30 s (setting host_spawn_ready_timeout)
@@ -424,11 +400,7 @@ SCENARIOS = {
         > born m.0#0 100
     """,
     "a process says hello twice": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > hello m.0#0 again
         > stop m
         > lost m.0#0
@@ -436,11 +408,7 @@ SCENARIOS = {
         C <- port 3 m.0
     """,
     "a process closes its descriptors and runs on": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > lost m.0#0
         > watch W m.0#0
         > wait 1.9
@@ -453,11 +421,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "a process takes long to end after its connection": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > lost m.0#0
         > wait 2
         SIGKILL 100
@@ -472,13 +436,7 @@ SCENARIOS = {
     """,
     # --- ending
     "it is killed": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
-        > runs m.1#0 101
-        C <- started m.1#0 pid 1000
+        given m of 2 runs
         > exit 100 -9 killed by the kernel: out of memory
         gone m.0#0
         C <- ended m.0#0 code -9: killed by the kernel: out of memory
@@ -488,11 +446,7 @@ SCENARIOS = {
         mesh m gone
     """,
     "a mesh is stopped by its owner": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > stop m
         > exit 100 0
         gone m.0#0
@@ -503,11 +457,7 @@ SCENARIOS = {
         C <- stopped m port 7
     """,
     "it does not stop": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > stop m
         > wait 4.5
         > pong m.0#0
@@ -527,9 +477,7 @@ SCENARIOS = {
         C <- stopped m port 7
     """,
     "stopped before it is up": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > stop m
         > born m.0#0 100
         > hello m.0#0
@@ -544,9 +492,7 @@ SCENARIOS = {
         C <- stopped m port 7
     """,
     "stopped before it is forked": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > stop m
         > wait 6
         gone m.0#0
@@ -570,14 +516,8 @@ SCENARIOS = {
         C <- stopped m port 7
     """,
     "its owner ends": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
-        > spawn k 2 m.0#0
-        open k.0#0 k.1#0
-        launch k.0#0 k.1#0
+        given m of 1 runs
+        given k of 2 by m.0#0 starts
         > runs k.0#0 200
         m.0#0 <- started k.0#0 pid 1000
         > exit 100 -9
@@ -598,11 +538,7 @@ SCENARIOS = {
         mesh k gone
     """,
     "the last words of an owner that has ended": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > exit 100 -9
         gone m.0#0
         C <- ended m.0#0 code -9
@@ -639,13 +575,7 @@ has ended)
         C <- started m.0#65536 pid 1000
     """,
     "the host was taken for lost and was not": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
-        > runs m.1#0 101
-        C <- started m.1#0 pid 1000
+        given m of 2 runs
         > give_up
         m.0#0 <- stop: its host was taken for lost
         m.1#0 <- stop: its host was taken for lost
@@ -670,9 +600,7 @@ has ended)
     """,
     # --- shutting down
     "a shutdown": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
+        given m of 2 starts
         > runs m.0#0 100
         C <- started m.0#0 pid 1000
         > shutdown
@@ -701,9 +629,7 @@ has ended)
         done
     """,
     "it comes up during a shutdown": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > born m.0#0 100
         > shutdown
         > hello m.0#0
@@ -752,9 +678,7 @@ has ended)
         W <- listening client#0
     """,
     "watching one that runs: it has to show that it does": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > watch V m.0#0
         > runs m.0#0 100
         C <- started m.0#0 pid 1000
@@ -775,9 +699,7 @@ has ended)
         mesh m gone
     """,
     "watching one that does not show that it runs": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > watch W m.0#0
         > watch V m.0#0
         > lost V
@@ -801,9 +723,7 @@ has ended)
     "a census": """
         > census
         C <- port 3
-        > spawn m 3
-        open m.0#0 m.1#0 m.2#0
-        launch m.0#0 m.1#0 m.2#0
+        given m of 3 starts
         > runs m.2#0 102
         C <- started m.2#0 pid 1000
         > runs m.0#0 100
@@ -813,9 +733,7 @@ has ended)
     """,
     # --- restarts
     "a restart of one that has ended": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
+        given m of 2 starts
         > runs m.0#0 100
         C <- started m.0#0 pid 1000
         > watch W m.0#0
@@ -845,11 +763,7 @@ has ended)
         C <- ended m.0#1 code 1
     """,
     "a restart of one that runs": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > restart m.0#1
         > wait 4
         > pong m.0#0
@@ -868,9 +782,7 @@ has ended)
         C <- started m.0#1 pid 1000
     """,
     "a restart of several": """
-        > spawn m 3
-        open m.0#0 m.1#0 m.2#0
-        launch m.0#0 m.1#0 m.2#0
+        given m of 3 starts
         > born m.0#0 100
         > exit 100 1
         gone m.0#0
@@ -886,9 +798,7 @@ has ended)
         launch m.0#1 m.1#1
     """,
     "a restart of one whose owner does not know yet that it runs": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > restart m.0#1
         > born m.0#0 100
         SIGKILL 100
@@ -900,13 +810,7 @@ has ended)
         launch m.0#1
     """,
     "a restart of a whole mesh that has ended": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > stillborn m.0#0
-        gone m.0#0
-        C <- ended m.0#0 code 1: could not be forked
-        mesh m gone
+        given m of 1 fails
         > restart m.0#1
         open m.0#1
         C <- listening m.0#1
@@ -916,9 +820,7 @@ has ended)
         C <- started m.0#1 pid 1000
     """,
     "a restart that fails": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > watch W m.0#0
         > stillborn m.0#0
         gone m.0#0
@@ -938,11 +840,7 @@ has ended)
         launch m.0#2
     """,
     "a second restart while the first is under way": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > restart m.0#1
         > wait 4
         > pong m.0#0
@@ -960,9 +858,7 @@ has ended)
         > restart m.0#2
     """,
     "a watcher that does not answer holds nothing up": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > watch W m.0#0
         > stillborn m.0#0
         gone m.0#0
@@ -1002,9 +898,7 @@ has ended)
         C <- started m.0#1 pid 1000
     """,
     "watching between an end and a restart": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > born m.0#0 100
         > exit 100 -9
         gone m.0#0
@@ -1019,9 +913,7 @@ has ended)
         launch m.0#1
     """,
     "watching after a restart, knowing the one before": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > born m.0#0 100
         > exit 100 -9
         gone m.0#0
@@ -1047,13 +939,7 @@ has ended)
         V <- listening m.0#1
     """,
     "watching while the socket of the new one is opened": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > stillborn m.0#0
-        gone m.0#0
-        C <- ended m.0#0 code 1: could not be forked
-        mesh m gone
+        given m of 1 fails
         > later
         > restart m.0#1
         open m.0#1
@@ -1067,9 +953,7 @@ has ended)
         launch m.0#1
     """,
     "an old process says hello": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > wait 30
         gone m.0#0
         C <- ended m.0#0 code 1: was not ready within 30 s (setting host_spawn_ready_timeout)
@@ -1088,14 +972,8 @@ has ended)
         > exit 100 -9
     """,
     "its owner ends while its mesh restarts": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
-        > spawn k 1 m.0#0
-        open k.0#0
-        launch k.0#0
+        given m of 1 runs
+        given k of 1 by m.0#0 starts
         > runs k.0#0 200
         m.0#0 <- started k.0#0 pid 1000
         > watch W k.0#0
@@ -1119,11 +997,7 @@ has ended)
         mesh k gone
     """,
     "a stop during a restart": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > restart m.0#1
         > stop m
         > exit 100 0
@@ -1134,13 +1008,7 @@ has ended)
         C <- stopped m port 7
     """,
     "a stop that its owner has not told the new process of": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > stillborn m.0#0
-        gone m.0#0
-        C <- ended m.0#0 code 1: could not be forked
-        mesh m gone
+        given m of 1 fails
         > restart m.0#1
         open m.0#1
         C <- listening m.0#1
@@ -1155,11 +1023,7 @@ has ended)
         C <- stopped m port 7
     """,
     "a shutdown during a restart": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > restart m.0#1
         > shutdown
         m.0#0 <- stop: the client has ended
@@ -1171,9 +1035,7 @@ has ended)
         done
     """,
     "who watches a mesh that was stopped is forgotten": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
+        given m of 2 starts
         > watch W m.1#0
         > stillborn m.1#0
         gone m.1#0
@@ -1193,9 +1055,7 @@ has ended)
         launch m.1#1
     """,
     "a mesh that has ended by itself is stopped": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
+        given m of 1 starts
         > watch W m.0#0
         > stillborn m.0#0
         gone m.0#0
@@ -1211,11 +1071,7 @@ has ended)
     """,
     # --- suspicion
     "it is stopped, and continued": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > watch W m.0#0
         m.0#0 <- ping
         > pong m.0#0
@@ -1238,11 +1094,7 @@ has ended)
         > wait 4
     """,
     "it stays stopped": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > sigstop 100
         C <- suspected m.0 pid 100 limit 300: stopped by signal 19 (SIGSTOP)
         > wait 300
@@ -1253,11 +1105,7 @@ has ended)
         mesh m gone
     """,
     "it is stopped by a signal and then by its owner": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > sigstop 100
         C <- suspected m.0 pid 100 limit 300: stopped by signal 19 (SIGSTOP)
         > stop m
@@ -1272,11 +1120,7 @@ has ended)
         C <- stopped m port 7
     """,
     "it is stopped by a signal and restarted": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > sigstop 100
         C <- suspected m.0 pid 100 limit 300: stopped by signal 19 (SIGSTOP)
         > restart m.0#1
@@ -1291,11 +1135,7 @@ has ended)
         launch m.0#1
     """,
     "heartbeats": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > wait 3
         > frame m.0#0
         > wait 4.9
@@ -1308,11 +1148,7 @@ has ended)
         > pong m.0#0
     """,
     "it gives no sign of life": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > wait 9.9
         m.0#0 <- ping
         > wait 0.1
@@ -1335,11 +1171,7 @@ suspect_timeout)
         mesh m gone
     """,
     "silent, and then stopped and continued": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > wait 10
         m.0#0 <- ping
         C <- suspected m.0 pid 100 limit 300: its I/O thread has not answered for 10 s: something holds the interpreter \
@@ -1354,11 +1186,7 @@ lock, or the process does not get the processor
         m.0#0 <- ping
     """,
     "the agent itself did not run": """
-        > spawn m 1
-        open m.0#0
-        launch m.0#0
-        > runs m.0#0 100
-        C <- started m.0#0 pid 1000
+        given m of 1 runs
         > frozen 100
         m.0#0 <- ping
         > frozen 100
@@ -1371,9 +1199,7 @@ lock, or the process does not get the processor
 lock, or the process does not get the processor
     """,
     "one timer serves all": """
-        > spawn m 2
-        open m.0#0 m.1#0
-        launch m.0#0 m.1#0
+        given m of 2 starts
         > runs m.0#0 100
         C <- started m.0#0 pid 1000
         > wait 0.4
@@ -1386,11 +1212,32 @@ lock, or the process does not get the processor
 }
 
 
+def opening(mesh: str, _of: str, count: str, *words: str) -> list[tuple[str, list[str]]]:
+    """The steps that a line `given` stands for."""
+    owner, state = words[-2] if "by" in words else "C", words[-1]
+    names = [f"{mesh}.{rank}#0" for rank in range(int(count))]
+    joined = " ".join(names)
+    steps = [(f"spawn {mesh} {count} {owner}", [f"open {joined}", f"launch {joined}"])]
+    match state:
+        case "runs":
+            return steps + [
+                (f"runs {name} {pid}", [f"{owner} <- started {name} pid 1000"]) for pid, name in enumerate(names, 100)
+            ]
+        case "fails":
+            (name,) = names
+            ended = f"{owner} <- ended {name} code 1: could not be forked"
+            return [*steps, (f"stillborn {name}", [f"gone {name}", ended, f"mesh {mesh} gone"])]
+    assert state == "starts"
+    return steps
+
+
 def parse(scenario: str) -> list[tuple[str, list[str]]]:
     """(event, what is wanted then)."""
     steps: list[tuple[str, list[str]]] = []
     for line in map(str.strip, scenario.strip().splitlines()):
-        if line.startswith("> "):
+        if line.startswith("given "):
+            steps += opening(*line.split()[1:])
+        elif line.startswith("> "):
             steps.append((line[2:], []))
         else:
             steps[-1][1].append(line)
