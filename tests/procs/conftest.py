@@ -60,3 +60,15 @@ def spawn_procs(host: HostMesh) -> Iterator[Any]:
     yield spawn
     for mesh in meshes:
         mesh.stop().get(timeout=TIMEOUT)
+
+
+@pytest.fixture
+def own(spawn_procs: Any) -> Any:
+    """Two processes that a test may kill."""
+    return spawn_procs({"gpus": 2})
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where actors write down what happens to them."""
+    return tmp_path / "journal"

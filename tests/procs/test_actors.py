@@ -873,11 +873,6 @@ class Journal(Actor):
         self.write("cleanup " + ("None" if exc is None else "Exception"))
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
-
-
 def test_cleanup_runs_once_when_an_actor_is_stopped(proc: ProcMesh, journal: Path) -> None:
     mesh = proc.spawn("journal", Journal, str(journal))
     assert mesh.stop().get(timeout=TIMEOUT) is None

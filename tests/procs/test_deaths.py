@@ -128,12 +128,6 @@ class Owner(Actor):
         return True
 
 
-@pytest.fixture
-def own(spawn_procs: Any) -> Any:
-    """Two processes that a test may kill."""
-    return spawn_procs({"gpus": 2})
-
-
 def name(mesh: Any) -> str:
     return str(mesh._name.get(timeout=TIMEOUT))
 

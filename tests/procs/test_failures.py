@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
-import pickle
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -22,31 +19,12 @@ from monarch.actor import (
     SupervisionError,
     current_rank,
     endpoint,
-    this_host,
 )
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 SOON = 5  # well below the ten seconds that looking now and then for dead processes would need
-
-
-class Unpicklable(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.handle = threading.Lock()
-
-
-class Replayless(Exception):
-    """Pickling stores `args`, which do not fit the constructor."""
-
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"code {code}: {reason}")
-        self.code = code
-
-
-class NotException(BaseException):
-    pass
 
 
 class Frail(Actor):
@@ -65,29 +43,6 @@ class Frail(Actor):
     @endpoint
     async def fail(self, text: str = "as asked") -> None:
         raise ValueError(text)
-
-    @endpoint
-    async def fail_with_cause(self) -> None:
-        try:
-            raise KeyError("the root of it")
-        except KeyError as exc:
-            raise RuntimeError("on top") from exc
-
-    @endpoint
-    async def fail_unpicklably(self) -> None:
-        raise Unpicklable("with a handle")
-
-    @endpoint
-    async def fail_replayless(self) -> None:
-        raise Replayless(7, reason="worn out")
-
-    @endpoint
-    async def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
-
-    @endpoint
-    async def generator(self) -> Any:
-        return (x for x in ())
 
     @endpoint
     async def hold(self, port: Port[Any]) -> None:
@@ -111,20 +66,6 @@ class Frail(Actor):
         ctypes.string_at(0)
 
 
-class SyncFrail(Actor):
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("as asked")
-
-    @endpoint
-    def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
-
-    @endpoint
-    def alive(self) -> str:
-        return "alive"
-
-
 @pytest.fixture
 def frail(procs2: ProcMesh) -> Any:
     return procs2.spawn("frail", Frail)
@@ -133,12 +74,6 @@ def frail(procs2: ProcMesh) -> Any:
 @pytest.fixture
 def one(frail: Any) -> Any:
     return frail.slice(gpus=0)
-
-
-@pytest.fixture
-def own(spawn_procs: Any) -> Any:
-    """Two processes that a test may kill."""
-    return spawn_procs({"gpus": 2})
 
 
 # --- an endpoint raises and its caller waits
@@ -160,46 +95,6 @@ def test_an_actor_error_shows_the_remote_traceback(one: Any) -> None:
     assert error.__cause__ is None
 
 
-def test_an_actor_error_shows_causes(one: Any) -> None:
-    with pytest.raises(ActorError) as caught:
-        one.fail_with_cause.call_one().get(timeout=TIMEOUT)
-    assert "KeyError: 'the root of it'" in str(caught.value) and "RuntimeError: on top" in str(caught.value)
-
-
-def test_an_actor_error_can_be_pickled(one: Any) -> None:
-    error = one.fail.call_one("broken").exception(timeout=TIMEOUT)
-    again = pickle.loads(pickle.dumps(error))
-    assert str(again) == str(error) and again.message == error.message
-
-
-@pytest.mark.parametrize("adverb", ["call", "call_one", "choose"])
-def test_an_actor_survives_what_its_caller_was_told(one: Any, adverb: str) -> None:
-    with pytest.raises(ActorError):
-        getattr(one.fail, adverb)().get(timeout=TIMEOUT)
-    assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"
-
-
-def test_an_exception_that_cannot_be_pickled_comes_as_text(one: Any) -> None:
-    with pytest.raises(ActorError) as caught:
-        one.fail_unpicklably.call_one().get(timeout=TIMEOUT)
-    assert "Unpicklable: with a handle" in str(caught.value) and "in fail_unpicklably" in str(caught.value)
-    assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"
-
-
-def test_an_exception_whose_constructor_cannot_be_replayed_comes_as_text(one: Any) -> None:
-    with pytest.raises(ActorError) as caught:
-        one.fail_replayless.call_one().get(timeout=TIMEOUT)
-    assert "Replayless: code 7: worn out" in str(caught.value)
-    assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"
-
-
-def test_a_result_that_cannot_be_pickled_is_an_actor_error(one: Any) -> None:
-    with pytest.raises(ActorError, match="generator") as caught:
-        one.generator.call_one().get(timeout=TIMEOUT)
-    assert isinstance(caught.value.exception, TypeError)
-    assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"
-
-
 # --- an actor fails
 
 
@@ -215,73 +110,6 @@ def test_a_broadcast_to_a_failing_endpoint_reaches_the_hook_once(frail: Any, fau
     assert "actor explicitly aborted due to:" in report
     frail.slice(gpus=0).alive.call_one().get(timeout=TIMEOUT)
     assert faults.rest() == []
-
-
-def test_a_failed_rank_fails_every_view_that_has_it_and_no_other(frail: Any, faults: Any) -> None:
-    frail.slice(gpus=1).fail.broadcast("a reason")
-    faults.next()
-    for view in (frail, frail.slice(gpus=1), frail.flatten("x")):
-        with pytest.raises(SupervisionError, match="a reason") as caught:
-            view.alive.call().get(timeout=TIMEOUT)
-        assert "alive()" in str(caught.value)
-    assert frail.slice(gpus=0).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    for future in frail.alive.stream():
-        assert isinstance(future.exception(timeout=TIMEOUT), SupervisionError)
-    with pytest.raises(SupervisionError, match="a reason"):
-        frail.alive.choose().get(timeout=TIMEOUT)
-    assert faults.rest() == []
-
-
-def test_other_actors_of_the_process_go_on_and_new_ones_can_be_made(procs2: ProcMesh, frail: Any, faults: Any) -> None:
-    other = procs2.spawn("other", Frail)
-    frail.fail.broadcast()
-    faults.next()
-    faults.next()
-    assert other.alive.call().get(timeout=TIMEOUT).values() == ["alive"] * 2
-    assert procs2.spawn("fresh", Frail).alive.call().get(timeout=TIMEOUT).values() == ["alive"] * 2
-
-
-def test_who_caught_the_error_is_not_told_again(frail: Any, faults: Any) -> None:
-    frail.slice(gpus=0).fail.broadcast()
-    faults.next()
-    for _ in range(3):
-        with pytest.raises(SupervisionError):
-            frail.alive.call().get(timeout=TIMEOUT)
-    assert frail.slice(gpus=1).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    assert faults.rest() == []
-
-
-def test_a_call_behind_the_failure_fails_with_its_report(one: Any, faults: Any) -> None:
-    one.fail.broadcast("before it")
-    with pytest.raises(SupervisionError, match="before it"):
-        one.alive.call_one().get(timeout=TIMEOUT)
-    assert "before it" in faults.next(handled=True).report()
-
-
-@pytest.mark.parametrize("kind", [Frail, SyncFrail])
-@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "custom"])
-def test_a_base_exception_is_a_failure_of_the_actor(
-    procs2: ProcMesh, faults: Any, kind: type[Frail], name: str
-) -> None:
-    mesh = procs2.slice(gpus=0).spawn("frail", kind)
-    with pytest.raises(SupervisionError):
-        mesh.raise_base.call_one(name).get(timeout=TIMEOUT)
-    expected = "NotException" if name == "custom" else name
-    assert expected in faults.next(handled=True).report()
-    assert procs2.spawn("fresh", SyncFrail).alive.call().get(timeout=TIMEOUT).values() == ["alive"] * 2
-
-
-def test_a_supervision_error_can_be_pickled(one: Any, faults: Any) -> None:
-    one.fail.broadcast()
-    error = one.alive.call_one().exception(timeout=TIMEOUT)
-    assert isinstance(error, SupervisionError) and isinstance(error, RuntimeError)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    faults.next(handled=True)
-
-
-def test_a_mesh_failure_is_made_by_the_runtime_only() -> None:
-    with pytest.raises(TypeError):
-        MeshFailure()
 
 
 # --- the constructor raises
@@ -378,101 +206,6 @@ def test_the_report_has_the_last_lines_the_process_wrote(scripts: Any) -> None:
             raise SystemExit("no error")
         """
     )
-
-
-def test_other_slices_go_on_and_can_be_spawned_on(own: Any, faults: Any) -> None:
-    mesh, other = own.spawn("frail", Frail), own.spawn("other", Frail)
-    mesh.slice(gpus=0).exit.broadcast(1)
-    with pytest.raises(SupervisionError):
-        mesh.alive.call().get(timeout=SOON)
-    for healthy in (mesh.slice(gpus=1), other.slice(gpus=1), own.slice(gpus=1).spawn("fresh", Frail)):
-        assert healthy.alive.call_one().get(timeout=TIMEOUT) == "alive"
-    with pytest.raises(SupervisionError):
-        other.alive.call().get(timeout=SOON)
-    faults.next(handled=True)
-
-
-def test_each_mesh_on_a_dead_process_is_reported_once(own: Any, faults: Any) -> None:
-    meshes = [own.spawn(name, Frail) for name in ("first", "second")]
-    for mesh in meshes:
-        mesh.alive.call().get(timeout=TIMEOUT)
-    os.kill(meshes[0].pid.call().get(timeout=TIMEOUT).get(1), signal.SIGKILL)
-    found = [faults.next(), faults.next()]
-    assert {failure.mesh_name for failure in found} == {mesh._name.get(timeout=TIMEOUT) for mesh in meshes}
-    assert all("crashed_ranks=[1]" in str(failure) for failure in found)
-    assert meshes[0].slice(gpus=0).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    assert faults.rest() == []
-
-
-# --- supervision by an actor
-
-
-class Owner(Actor):
-    def __init__(self, handles: bool) -> None:
-        self.handles = handles
-        self.kid = this_host().spawn_procs({"k": 2}).spawn("kid", Frail)
-        self.seen: list[str] = []
-        self.told = asyncio.Event()
-
-    @endpoint
-    async def break_one(self) -> list[str]:
-        self.kid.slice(k=1).fail.broadcast("a kid failed")
-        await self.told.wait()
-        return self.seen
-
-    @endpoint
-    async def seen_now(self) -> list[str]:
-        return self.seen
-
-    @endpoint
-    async def healthy(self) -> str:
-        return await self.kid.slice(k=0).alive.call_one()
-
-    @endpoint
-    async def give_kid(self) -> Any:
-        return self.kid
-
-    def __supervise__(self, failure: MeshFailure) -> bool:
-        self.seen.append(str(failure))
-        self.told.set()
-        return self.handles
-
-
-def test_a_true_answer_of_supervise_ends_the_matter(proc: ProcMesh) -> None:
-    owner = proc.spawn("owner", Owner, True)
-    (said,) = owner.break_one.call_one().get(timeout=TIMEOUT)
-    assert "crashed_ranks=[1]" in said and "kid" in said
-    assert owner.healthy.call_one().get(timeout=TIMEOUT) == "alive"
-    assert len(owner.seen_now.call_one().get(timeout=TIMEOUT)) == 1
-    owner.stop().get(timeout=TIMEOUT)
-
-
-def test_a_failure_goes_to_the_owner_whoever_caused_it(proc: ProcMesh) -> None:
-    owner = proc.spawn("owner", Owner, True)
-    kid = owner.give_kid.call_one().get(timeout=TIMEOUT)
-    kid.slice(k=1).fail.broadcast("from outside")
-    with pytest.raises(SupervisionError, match="from outside"):
-        kid.alive.call().get(timeout=TIMEOUT)
-
-    async def until_told() -> list[str]:
-        while True:
-            seen: list[str] = await owner.seen_now.call_one()
-            if seen:
-                return seen
-
-    (said,) = asyncio.run(asyncio.wait_for(until_told(), TIMEOUT))
-    assert "crashed_ranks=[1]" in said
-    owner.stop().get(timeout=TIMEOUT)
-
-
-def test_a_false_answer_of_supervise_is_a_failure_of_the_owner(proc: ProcMesh, faults: Any) -> None:
-    owner = proc.spawn("owner", Owner, False)
-    owner.break_one.broadcast()
-    failure = faults.next()
-    assert failure.mesh_name == owner._name.get(timeout=TIMEOUT)
-    assert "a kid failed" in failure.report()
-    with pytest.raises(SupervisionError, match="a kid failed"):
-        owner.seen_now.call_one().get(timeout=TIMEOUT)
 
 
 # --- nobody supervises

@@ -122,11 +122,6 @@ def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
-
-
 def children_first(lines: list[str]) -> None:
     """Whoever was cleaned up, was after all below it."""
     names = [line.split()[0] for line in lines]
