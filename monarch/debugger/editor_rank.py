@@ -55,10 +55,13 @@ class EditorOutput(msgspec.Struct, frozen=True):
 
 
 class _Conversation:
-    def __init__(self, number: int, sock: socket.socket, hook: Any) -> None:
+    """The talk with one editor. `tracer`: debugpy's for it. `hook`: what breakpoint() called before."""
+
+    def __init__(self, number: int, sock: socket.socket, hook: Any, tracer: Any) -> None:
         sock.setblocking(False)
         self.number = number
         self.hook = hook
+        self.tracer = tracer
         self._sock = sock
         self._to_send = bytearray()
 
@@ -86,6 +89,7 @@ class _Conversation:
 
 _now: _Conversation | None = None
 _last = 0
+_first_mtime = 0  # of the next conversation's tracer
 _lock = threading.Lock()
 
 
@@ -112,8 +116,12 @@ def begin(proc: Proc, argument: bytes) -> bytes:
         if not loopback_peer.is_socket_ours(sock):
             sock.close()
             raise RuntimeError("another user's program came first; try again")
+        # From Python 3.12 on pydevd keeps for the process where it stops in a function, as long as `mtime` is the same. Each
+        # tracer counts its changes of breakpoints from 0, and would believe what was so in an earlier conversation.
+        tracer = _tracer()
+        tracer.mtime += _first_mtime
         _last += 1
-        _now = _Conversation(_last, sock, hook)
+        _now = _Conversation(_last, sock, hook, tracer)
     return _opened(_last)
 
 
@@ -151,15 +159,20 @@ _decode = msgspec.msgpack.Decoder(EditorInput).decode
 
 
 def _leave(conversation: _Conversation) -> None:
-    global _now
+    global _now, _first_mtime
     _now = None
     conversation.close()
     importlib.import_module("pydevd").stoptrace()  # debugpy's tracer, importable where debugpy is loaded
-    tracer = importlib.import_module("_pydevd_bundle.pydevd_constants").get_global_debugger
     limit = time.monotonic() + _STOP
-    while tracer() is not None and time.monotonic() < limit:  # its own threads may be stopping it at this moment
+    while _tracer() is not None and time.monotonic() < limit:  # its own threads may be stopping it at this moment
         time.sleep(0.01)
     sys.breakpointhook = conversation.hook
+    _first_mtime = conversation.tracer.mtime + 1
+
+
+def _tracer() -> Any:
+    """Returns debugpy's tracer of this moment, or None."""
+    return importlib.import_module("_pydevd_bundle.pydevd_constants").get_global_debugger()
 
 
 def _connect(debugpy: Any, address: tuple[str, int]) -> None:
