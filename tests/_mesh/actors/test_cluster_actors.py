@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,49 +14,18 @@ from monarch.actor import (
     ActorError,
     BackpressureTimeout,
     Channel,
-    MeshFailure,
     Port,
     SupervisionError,
     concurrent_endpoint,
     context,
-    current_rank,
     endpoint,
     this_host,
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.support.actors import TIMEOUT, Gate, Recorder, Script, Sync, SyncOwner, own, values
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
-
-
-class Recorder(Actor):
-    """Keeps what it was sent; `hold` stands still until the test's gate opens."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    @endpoint
-    def add(self, value: Any) -> int:
-        self.seen.append(value)
-        return len(self.seen)
-
-    @endpoint
-    def all(self) -> list[Any]:
-        return self.seen
-
-    @endpoint
-    def rank(self) -> int:
-        return current_rank().rank
-
-    @endpoint
-    def fail(self, text: str) -> None:
-        raise ValueError(text)
-
-    @endpoint
-    def hold(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
-        entered.value.set()
-        gate.value.wait(TIMEOUT)
 
 
 class AsyncRecorder(Recorder):
@@ -78,45 +46,20 @@ def recorder(request: pytest.FixtureRequest) -> type[Recorder]:
     return request.param  # type: ignore[no-any-return]
 
 
-class Gate:
-    """An event that says "I am inside", another that lets it go on."""
-
-    def __init__(self) -> None:
-        self.entered = Local(threading.Event())
-        self.opened = Local(threading.Event())
-
-    def hold(self, mesh: Any) -> Any:
-        """Holds a mesh of one still, from now on; returns the Future of that call."""
-        future = mesh.hold.call_one(self.entered, self.opened)
-        assert self.entered.value.wait(TIMEOUT)
-        return future
-
-    def open(self) -> None:
-        self.opened.value.set()
-
-
-@pytest.fixture
-def gate(cluster: InProcessCluster) -> Iterator[Gate]:
-    """Opened before the cluster is left, so that a failing test does not wait for the actors it held."""
-    gate = Gate()
-    yield gate
-    gate.open()
-
-
 # --- Calls.
 
 
 def test_call_gathers_every_rank_in_order(recorder: type[Recorder]) -> None:
     actors = this_host().spawn_procs({"gpus": 4}).spawn("a", recorder)
-    assert [value for _, value in actors.rank.call().get(TIMEOUT)] == [0, 1, 2, 3]
+    assert values(actors, "rank") == [0, 1, 2, 3]
 
 
 def test_a_slice_is_called_alone_and_ranks_are_those_of_the_slice(recorder: type[Recorder]) -> None:
     actors = this_host().spawn_procs({"hosts": 2, "gpus": 2}).spawn("a", recorder)
     column = actors.slice(gpus=1)
-    assert [value for _, value in column.rank.call().get(TIMEOUT)] == [0, 1]
+    assert values(column, "rank") == [0, 1]
     column.add.call("x").get(TIMEOUT)
-    assert [value for _, value in actors.all.call().get(TIMEOUT)] == [[], ["x"], [], ["x"]]
+    assert values(actors, "all") == [[], ["x"], [], ["x"]]
 
 
 def test_messages_of_one_sender_keep_their_order_over_all_adverbs(recorder: type[Recorder]) -> None:
@@ -126,7 +69,7 @@ def test_messages_of_one_sender_keep_their_order_over_all_adverbs(recorder: type
     actors.add.call(2)
     actors.slice(gpus=0).add.call_one(3)
     actors.add.broadcast(4)
-    assert [value for _, value in actors.all.call().get(TIMEOUT)] == [[0, 2, 3, 4], [0, 1, 2, 4]]
+    assert values(actors, "all") == [[0, 2, 3, 4], [0, 1, 2, 4]]
 
 
 def test_arguments_arrive_as_copies() -> None:
@@ -203,35 +146,24 @@ def test_a_bootstrap_function_runs_in_each_process_before_its_actors() -> None:
 # --- Ends.
 
 
-class Cleaner(Actor):
-    def __init__(self, cleaned: Local[list[Any]]) -> None:
-        self.cleaned = cleaned
-
-    @endpoint
-    def ping(self) -> str:
-        return "pong"
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        self.cleaned.value.append(exc)
-
-
 def test_stopping_processes_runs_the_cleanup_of_their_actors() -> None:
-    cleaned = Local[list[Any]]([])
+    script = Script()
     procs = this_host().spawn_procs({"gpus": 3})
-    procs.spawn("a", Cleaner, cleaned).ping.call().get(TIMEOUT)
+    procs.spawn("a", Sync, Local(script)).ping.call().get(TIMEOUT)
+    assert script.rest() == ["init"] * 3
     procs.stop().get(TIMEOUT)
-    assert cleaned.value == [None, None, None]
+    assert script.rest() == [("cleanup", None)] * 3
 
 
 def test_a_killed_process_runs_no_cleanup(cluster: InProcessCluster) -> None:
-    cleaned = Local[list[Any]]([])
+    script = Script()
     procs = this_host().spawn_procs({"gpus": 2})
-    actors = procs.spawn("a", Cleaner, cleaned)
+    actors = procs.spawn("a", Sync, Local(script))
     actors.ping.call().get(TIMEOUT)
     cluster.kill(procs, 1)
     assert cluster.next_failure().crashed_ranks == [1]
     actors.stop().get(TIMEOUT)
-    assert cleaned.value == [None]
+    assert script.rest() == ["init", "init", ("cleanup", None)]
 
 
 @pytest.mark.parametrize("adverb", ["call", "call_one"])
@@ -299,43 +231,18 @@ def test_a_task_that_waits_in_a_killed_process_ends(cluster: InProcessCluster, m
 # --- Supervision.
 
 
-class Owner(Actor):
-    def __init__(self, handles: bool, told: Local[threading.Event], reports: Local[list[str]]) -> None:
-        self.handles = handles
-        self.told = told
-        self.reports = reports
-
-    @endpoint
-    def own(self) -> Recorder:
-        procs = this_host().spawn_procs({"gpus": 2}, name="owned")
-        self.child = procs.spawn("child", Recorder)
-        self.child.rank.call().get(TIMEOUT)
-        return self.child
-
-    @endpoint
-    def alive(self) -> bool:
-        return True
-
-    def __supervise__(self, failure: MeshFailure) -> bool:
-        self.reports.value.append(failure.report())
-        self.told.value.set()
-        return self.handles
-
-
 def test_an_owner_that_handles_a_failure_lives_on(cluster: InProcessCluster) -> None:
-    told, reports = Local(threading.Event()), Local[list[str]]([])
-    owner = this_host().spawn_procs().spawn("owner", Owner, True, told, reports)
-    child = owner.own.call_one().get(TIMEOUT)
+    owner = this_host().spawn_procs().spawn("owner", SyncOwner, Local(script := Script()))
+    child = own(owner)
+    assert script.next() == "init"
     cluster.kill(child, 1)
-    assert told.value.wait(TIMEOUT)
-    assert "Killed(sig=9)" in reports.value[0]
-    assert owner.alive.call_one().get(TIMEOUT)
+    assert "Killed(sig=9)" in script.next_supervised().report()
+    assert owner.ping.call_one().get(TIMEOUT)
 
 
 def test_an_owner_that_does_not_handle_a_failure_fails_with_it(cluster: InProcessCluster) -> None:
-    told, reports = Local(threading.Event()), Local[list[str]]([])
-    owner = this_host().spawn_procs().spawn("owner", Owner, False, told, reports)
-    child = owner.own.call_one().get(TIMEOUT)
+    script = Script(supervise=lambda actor, failure: False)
+    child = own(this_host().spawn_procs().spawn("owner", SyncOwner, Local(script)))
     cluster.kill(child, 0)
     failure = cluster.next_failure()
     assert failure.mesh_name.startswith("owner")
@@ -343,14 +250,14 @@ def test_an_owner_that_does_not_handle_a_failure_fails_with_it(cluster: InProces
 
 
 def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster, gate: Gate) -> None:
-    owner = this_host().spawn_procs().spawn("owner", Owner, True, Local(threading.Event()), Local[list[str]]([]))
-    child = owner.own.call_one().get(TIMEOUT)
+    owner = this_host().spawn_procs().spawn("owner", SyncOwner)
+    child = own(owner)
     gate.hold(child.slice(gpus=0))  # so that it cannot end before it was asked
     cluster.kill(owner)
     cluster.next_failure()
     cluster.settle()
     with pytest.raises(SupervisionError, match="stopped"):
-        child.slice(gpus=0).add.call_one(1).get(TIMEOUT)
+        child.slice(gpus=0).ping.call_one().get(TIMEOUT)
 
 
 # --- Time.

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import os
 import pickle
 import queue
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import monarch
 from monarch.actor import (
-    Actor,
     ActorAddr,
     ActorError,
     Channel,
@@ -32,150 +30,29 @@ from monarch.actor import (
     Port,
     SupervisionError,
     bind_context,
-    concurrent_endpoint,
     context,
     current_rank,
-    endpoint,
     send,
     this_host,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.support.actors import (
+    TIMEOUT,
+    Async,
+    AsyncOwner,
+    Concurrent,
+    Gate,
+    MixedOwner,
+    Script,
+    Scripted,
+    Sync,
+    SyncOwner,
+    do,
+    own,
+)
 from tests.support.pairs import pairs
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
-
-
-# --- Actors that do what the test says.
-
-
-class Script:
-    """What the hooks of an actor do, and what happened to it: shared between a test and its actors."""
-
-    def __init__(self, **hooks: Callable[..., Any]) -> None:
-        self.hooks = hooks
-        self.happened: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def run(self, hook: str, default: Any, actor: Any, *args: Any) -> Any:
-        self.note(hook, *args)
-        action = self.hooks.get(hook)
-        return default if action is None else action(actor, *args)
-
-    def note(self, *what: Any) -> None:
-        self.happened.put(what[0] if len(what) == 1 else what)
-
-    def next(self) -> Any:
-        """What happened next; waits for it."""
-        return self.happened.get(timeout=TIMEOUT)
-
-    def next_supervised(self) -> MeshFailure:
-        hook, failure = self.next()
-        assert hook == "supervise"
-        return failure  # type: ignore[no-any-return]
-
-    def rest(self) -> list[Any]:
-        """What happened and was not taken yet, without waiting."""
-        found = []
-        while not self.happened.empty():
-            found.append(self.happened.get_nowait())
-        return found
-
-
-Scripted = Local[Script]
-Action = Local[Callable[..., Any]]
-
-
-class Sync(Actor):
-    """On a plain thread. Overrides no `__supervise__`."""
-
-    def __init__(self, script: Scripted | None = None) -> None:
-        self.script = Script() if script is None else script.value
-        self.script.run("init", None, self)
-
-    @endpoint
-    def do(self, action: Action, *args: Any) -> Any:
-        return action.value(self, *args)
-
-    @endpoint
-    def ping(self) -> str:
-        return "pong"
-
-    @endpoint
-    def note(self, what: Any) -> None:
-        self.script.note(what)
-
-    @endpoint(explicit_response_port=True)
-    def explicit(self, port: Port[Any], action: Action) -> None:
-        action.value(self, port)
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        self.script.run("cleanup", None, self, exc)
-
-    def _handle_undeliverable_message(self, envelope: Any) -> Any:
-        return self.script.run("undeliverable", True, self, envelope)
-
-
-class SyncOwner(Sync):
-    """Handles failures unless its script says otherwise."""
-
-    def __supervise__(self, failure: MeshFailure) -> Any:
-        return self.script.run("supervise", True, self, failure)
-
-
-class Async(Actor):
-    """On an event loop. Overrides no `__supervise__`."""
-
-    def __init__(self, script: Scripted | None = None) -> None:
-        self.script = Script() if script is None else script.value
-        self.script.run("init", None, self)
-
-    @endpoint
-    async def do(self, action: Action, *args: Any) -> Any:
-        return await _awaited(action.value(self, *args))
-
-    @endpoint
-    async def ping(self) -> str:
-        return "pong"
-
-    @endpoint
-    async def note(self, what: Any) -> None:
-        self.script.note(what)
-
-    @endpoint(explicit_response_port=True)
-    async def explicit(self, port: Port[Any], action: Action) -> None:
-        await _awaited(action.value(self, port))
-
-    async def __cleanup__(self, exc: Exception | None) -> None:
-        await _awaited(self.script.run("cleanup", None, self, exc))
-
-    async def _handle_undeliverable_message(self, envelope: Any) -> Any:
-        return await _awaited(self.script.run("undeliverable", True, self, envelope))
-
-
-class AsyncOwner(Async):
-    async def __supervise__(self, failure: MeshFailure) -> Any:
-        return await _awaited(self.script.run("supervise", True, self, failure))
-
-
-class MixedOwner(Async):
-    """Its endpoints are async, its `__supervise__` is not."""
-
-    def __supervise__(self, failure: MeshFailure) -> Any:
-        return self.script.run("supervise", True, self, failure)
-
-
-class Concurrent(Async):
-    @concurrent_endpoint
-    async def do(self, action: Action, *args: Any) -> Any:
-        return await _awaited(action.value(self, *args))
-
-    @concurrent_endpoint(explicit_response_port=True)
-    async def explicit(self, port: Port[Any], action: Action) -> None:
-        await _awaited(action.value(self, port))
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 KINDS = [Sync, Async]
@@ -194,11 +71,6 @@ def spawn(kind: Any, script: Script | None = None, name: str = "a", procs: Any =
     return (procs or this_host().spawn_procs()).spawn(name, kind, Local(script or Script()))
 
 
-def do(mesh: Any, action: Callable[..., Any], *args: Any) -> Any:
-    """Has a mesh of one run `action(actor, *args)` and waits for the result."""
-    return mesh.do.call_one(Local(action), *args).get(TIMEOUT)
-
-
 def raising(exc: BaseException) -> Callable[..., Any]:
     def action(*_: Any) -> Any:
         raise exc
@@ -206,56 +78,10 @@ def raising(exc: BaseException) -> Callable[..., Any]:
     return action
 
 
-def own(owner: Any, kind: Any = Sync, script: Script | None = None, name: str = "child", **size: int) -> Any:
-    """Has `owner` spawn processes and actors there; a reference to them, once they live."""
-    spawned = Local(script or Script())
-
-    def spawn_it(actor: Any) -> Any:
-        procs = this_host().spawn_procs(size or {"gpus": 2}, name="owned")
-        return procs.spawn(name, kind, spawned)
-
-    child = do(owner, spawn_it)
-    child.ping.call().get(TIMEOUT)
-    return child
-
-
 def fails(future: Future[Any], match: str | None = None) -> str:
     with pytest.raises(SupervisionError, match=match) as caught:
         future.get(TIMEOUT)
     return str(caught.value)
-
-
-class Gate:
-    """An endpoint waits at it, blocking its thread."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    def hold(self, mesh: Any) -> Any:
-        """Holds a mesh of one still, from now on; the Future of that call."""
-        future = mesh.do.call_one(Local(lambda actor: self.stand()))
-        self.reached()
-        return future
-
-    def stand(self, result: Any = None) -> Any:
-        self.entered.set()
-        assert self.opened.wait(TIMEOUT)
-        return result
-
-    def reached(self) -> None:
-        assert self.entered.wait(TIMEOUT)
-
-    def open(self) -> None:
-        self.opened.set()
-
-
-@pytest.fixture
-def gate(cluster: InProcessCluster) -> Iterator[Gate]:
-    """Opened before the cluster is left, so that a failing test does not wait for the actors it held."""
-    gate = Gate()
-    yield gate
-    gate.open()
 
 
 # --- The types and their texts.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,46 +20,17 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local
+from tests.support.actors import TIMEOUT, Gate, Recorder, awaited
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
-class Gate:
-    """Holds constructors still, from the `held`-th on."""
-
-    def __init__(self, held: int = 1) -> None:
-        self.held = held
-        self.constructed = 0
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    def pass_through(self) -> None:
-        self.constructed += 1
-        if self.constructed >= self.held:
-            self.entered.set()
-            self.opened.wait(TIMEOUT)
-
-
-class Worker(Actor):
+class Worker(Recorder):
     def __init__(self, gate: Local[Gate] | None = None) -> None:
-        self.count = 0
+        super().__init__()
         if gate is not None:
-            gate.value.pass_through()
-
-    @endpoint
-    def add(self) -> int:
-        self.count += 1
-        return self.count
-
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("as asked")
-
-    @endpoint
-    def hold(self, gate: Local[Gate]) -> None:
-        gate.value.pass_through()
+            gate.value.stand()
 
 
 class Raising(Actor):
@@ -69,13 +39,6 @@ class Raising(Actor):
     def __init__(self) -> None:
         if current_rank().rank == 1:
             raise ValueError("no such checkpoint")
-
-
-@pytest.fixture
-def gate(cluster: InProcessCluster) -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.opened.set()
 
 
 def fails_with(error: type[BaseException], action: Callable[[], Any]) -> str:
@@ -91,29 +54,25 @@ def test_a_mesh_and_its_slices_are_healthy_once_constructed(gate: Gate) -> None:
     gate.held = 2
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(gate))
     waiting = mesh.healthy()
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     assert "pending" in repr(waiting)
-    gate.opened.set()
+    gate.open()
     waiting.get(TIMEOUT)
     mesh.slice(gpus=1).healthy().get(TIMEOUT)
     asyncio.run(awaited(mesh.healthy(timeout=TIMEOUT)))
 
 
-async def awaited(future: Any) -> Any:
-    return await future
-
-
 def test_what_an_actor_is_busy_with_does_not_hold_it_up(gate: Gate) -> None:
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker)
-    mesh.hold.broadcast(Local(gate))
-    gate.entered.wait(TIMEOUT)
+    mesh.do.broadcast(Local(gate.stand))
+    gate.reached()
     mesh.healthy().get(TIMEOUT)
 
 
 def test_a_timeout_names_the_ranks_that_are_not_up(gate: Gate) -> None:
     gate.held = 2
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(gate))
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     text = fails_with(TimeoutError, lambda: mesh.healthy(timeout=0.05).get(TIMEOUT))
     assert "after 0.05 s 1 of 2 ranks of w-" in text
     assert "its constructor runs, or its process is stuck" in text
@@ -139,8 +98,8 @@ def test_calls_that_fail_are_followed_by_none(cluster: InProcessCluster, gate: G
     with RestartPolicy(max_restarts=20):
         mesh = procs.spawn("w", Worker)
     for _ in range(5):
-        under_way = mesh.slice(gpus=1).hold.call_one(Local(gate))
-        gate.entered.wait(TIMEOUT)
+        under_way = mesh.slice(gpus=1).do.call_one(Local(gate.stand))
+        gate.reached()
         gate.entered.clear()
         cluster.kill(procs, 1)
         with pytest.raises(SupervisionError):
@@ -156,11 +115,11 @@ def test_a_restart_that_is_held_up_is_waited_for_and_named(cluster: InProcessClu
         mesh = procs.spawn("w", Worker, Local(gate))
     mesh.healthy().get(TIMEOUT)
     cluster.kill(procs, 1)
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     waiting = mesh.healthy()
     assert "rank 1: " in fails_with(TimeoutError, lambda: mesh.healthy(timeout=0.05).get(TIMEOUT))
     mesh.slice(gpus=0).healthy().get(TIMEOUT)
-    gate.opened.set()
+    gate.open()
     waiting.get(TIMEOUT)
 
 
@@ -186,7 +145,7 @@ def test_without_a_policy_it_says_at_once_that_a_rank_will_not_come_back(cluster
 
 def test_one_that_dies_while_it_is_waited_for(cluster: InProcessCluster, gate: Gate) -> None:
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(gate))
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     waiting = mesh.healthy()
     cluster.kill(mesh, 1)
     assert "Killed(sig=9)" in fails_with(SupervisionError, lambda: waiting.get(TIMEOUT))
@@ -246,11 +205,11 @@ def test_a_stopped_mesh_will_not_come_back(gate: Gate) -> None:
 
 def test_one_that_is_stopped_while_it_is_waited_for(gate: Gate) -> None:
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(gate))
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     waiting = mesh.healthy()
     stopped = mesh.stop()
     assert "stopped" in fails_with(SupervisionError, lambda: waiting.get(TIMEOUT))
-    gate.opened.set()
+    gate.open()
     stopped.get(TIMEOUT)
 
 
@@ -287,13 +246,13 @@ def test_a_timeout_that_is_none(timeout: Any) -> None:
 
 def test_dropped_futures_and_timeouts_leave_nothing(cluster: InProcessCluster, gate: Gate) -> None:
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(gate))
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     for _ in range(10):
         mesh.healthy()
         mesh.healthy(timeout=1000)
         with pytest.raises(TimeoutError):
             mesh.healthy(timeout=0).get(TIMEOUT)
-    gate.opened.set()
+    gate.open()
     mesh.healthy().get(TIMEOUT)
     cluster.settle()
     assert not cluster._proc.mesh.health._checks
@@ -306,13 +265,13 @@ def test_processes_are_healthy_when_their_bootstrap_function_has_returned(gate: 
     local = Local(gate)
 
     def prepare() -> None:
-        local.value.pass_through()
+        local.value.stand()
 
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=prepare)
-    gate.entered.wait(TIMEOUT)
+    gate.reached()
     waiting = procs.healthy()
     assert "its bootstrap function runs" in fails_with(TimeoutError, lambda: procs.healthy(timeout=0.05).get(TIMEOUT))
-    gate.opened.set()
+    gate.open()
     waiting.get(TIMEOUT)
     procs.slice(gpus=0).healthy().get(TIMEOUT)
 

@@ -7,10 +7,9 @@ test here also says that nothing else was reported, and that no thread, port or 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,99 +29,46 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock, patch_actor
+from tests.support.actors import TIMEOUT, Action, Gate, Recorder, Script, Scripted, awaited, do, values
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
 # --- Actors that write down what happens to them, and do what the test says.
 
 
-class Diary:
-    """What happened to the actors of a test, in order. `hooks`: what they do then."""
-
-    def __init__(self) -> None:
-        self.hooks: dict[str, Callable[..., Any]] = {}
-        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-
-    def note(self, what: str, *rest: Any) -> None:
-        self._events.put((what, *rest))
-
-    def run(self, hook: str, actor: Any, *args: Any) -> Any:
-        action = self.hooks.get(hook)
-        return None if action is None else action(actor, *args)
-
-    def next(self) -> tuple[Any, ...]:
-        """What happened next; waits for it."""
-        return self._events.get(timeout=TIMEOUT)
-
-    def until(self, *what: Any) -> list[tuple[Any, ...]]:
-        """What happened up to an event that begins like this, and that event; waits for it."""
-        found = [self.next()]
-        while found[-1][: len(what)] != what:
-            found.append(self.next())
-        return found
-
-    def rest(self) -> list[tuple[Any, ...]]:
-        """What happened and was not taken yet, without waiting."""
-        found = []
-        while not self._events.empty():
-            found.append(self._events.get_nowait())
-        return found
-
-
-Shared = Local[Diary]
-
-
-class Worker(Actor):
+class Worker(Recorder):
     """On a plain thread. Notes ("init", rank, name), ("restarted", rank), ("cleanup", rank)."""
 
-    def __init__(self, diary: Shared, name: str = "first", *, extra: Any = None) -> None:
+    def __init__(self, diary: Scripted, name: str = "first", *, extra: Any = None) -> None:
+        super().__init__()
         self.diary = diary.value
         self.rank = context().actor_instance.rank.rank
         self.name = name
-        self.seen: list[Any] = []
         self.failure: MeshFailure | None = None
         self.diary.note("init", self.rank, name)
-        self.diary.run("init", self)
-
-    @endpoint
-    def add(self, value: Any) -> int:
-        self.seen.append(value)
-        return len(self.seen)
-
-    @endpoint
-    def all(self) -> list[Any]:
-        return self.seen
+        self.diary.act("init", self)
 
     @endpoint
     def called(self) -> str:
         return self.name
 
-    @endpoint
-    def fail(self, text: str = "as asked") -> None:
-        raise ValueError(text)
-
-    @endpoint
-    def do(self, action: Local[Callable[..., Any]], *args: Any) -> Any:
-        return action.value(self, *args)
-
     def __restarted__(self, failure: MeshFailure) -> Any:
         self.failure = failure
         self.diary.note("restarted", self.rank)
-        self.diary.run("restarted", self, failure)
+        self.diary.act("restarted", self, failure)
 
     def __cleanup__(self, exc: Exception | None) -> Any:
         self.diary.note("cleanup", self.rank)
-        self.diary.run("cleanup", self, exc)
+        self.diary.act("cleanup", self, exc)
 
 
 class AsyncWorker(Worker):
     """On an event loop."""
 
     @endpoint
-    async def do(self, action: Local[Callable[..., Any]], *args: Any) -> Any:
+    async def do(self, action: Action, *args: Any) -> Any:
         return await awaited(action.value(self, *args))
 
     async def __restarted__(self, failure: MeshFailure) -> None:
@@ -136,17 +82,13 @@ class AsyncWorker(Worker):
 class Owner(Worker):
     def __supervise__(self, failure: MeshFailure) -> Any:
         self.diary.note("supervise", failure)
-        return self.diary.run("supervise", self, failure)
+        return self.diary.act("supervise", self, failure)
 
 
 class AsyncOwner(AsyncWorker):
     async def __supervise__(self, failure: MeshFailure) -> Any:
         self.diary.note("supervise", failure)
-        return await awaited(self.diary.run("supervise", self, failure))
-
-
-async def awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+        return await awaited(self.diary.act("supervise", self, failure))
 
 
 KINDS = [Worker, AsyncWorker]
@@ -155,49 +97,17 @@ owners = pytest.mark.parametrize("kind", [Owner, AsyncOwner])
 
 
 @pytest.fixture
-def diary() -> Diary:
-    return Diary()
+def diary() -> Script:
+    return Script()
 
 
-class Gate:
-    """Holds an actor still inside a hook: `hook` goes into a diary."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    def hook(self, *_: Any) -> None:
-        self.entered.set()
-        self.opened.wait(TIMEOUT)
-
-    def wait_entered(self) -> None:
-        assert self.entered.wait(TIMEOUT)
-
-
-@pytest.fixture
-def gate(cluster: InProcessCluster) -> Iterator[Gate]:
-    """Opened before the cluster is left, so that a failing test does not wait for the actors it held."""
-    gate = Gate()
-    yield gate
-    gate.opened.set()
-
-
-def spawn(diary: Diary, kind: type = Worker, gpus: int = 2, procs: Any = None, name: str = "w", *args: Any) -> Any:
+def spawn(diary: Script, kind: type = Worker, gpus: int = 2, procs: Any = None, name: str = "w", *args: Any) -> Any:
     mesh = (procs if procs is not None else this_host().spawn_procs({"gpus": gpus})).spawn(
         name, kind, Local(diary), *args
     )
     mesh.called.call().get(TIMEOUT)
     diary.rest()
     return mesh
-
-
-def do(mesh: Any, action: Callable[..., Any], *args: Any) -> Any:
-    """Has a mesh of one run `action(actor, *args)` and waits for the result."""
-    return mesh.do.call_one(Local(action), *args).get(TIMEOUT)
-
-
-def values(mesh: Any, method: str, *args: Any) -> list[Any]:
-    return [value for _, value in getattr(mesh, method).call(*args).get(TIMEOUT)]
 
 
 def fail(cluster: InProcessCluster, mesh: Any, text: str = "as asked") -> MeshFailure:
@@ -241,7 +151,7 @@ def sizes(cluster: InProcessCluster) -> dict[str, Any]:
 
 
 @kinds
-def test_a_failed_actor_is_constructed_again(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_failed_actor_is_constructed_again(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn(diary, kind)
     assert values(mesh, "add", "before") == [1, 1]
     told = fail(cluster, mesh.slice(gpus=1), "no good")
@@ -257,7 +167,7 @@ def test_a_failed_actor_is_constructed_again(cluster: InProcessCluster, diary: D
 
 
 @kinds
-def test_a_living_actor_is_stopped_first_and_its_cleanup_runs(diary: Diary, kind: type) -> None:
+def test_a_living_actor_is_stopped_first_and_its_cleanup_runs(diary: Script, kind: type) -> None:
     mesh = spawn(diary, kind)
     values(mesh, "add", "before")
     ends: list[Any] = []
@@ -282,13 +192,13 @@ SELECTIONS = [
 
 
 @pytest.mark.parametrize(("selection", "ranks"), SELECTIONS)
-def test_a_part_is_selected_as_for_slice(diary: Diary, selection: dict[str, Any], ranks: list[int]) -> None:
+def test_a_part_is_selected_as_for_slice(diary: Script, selection: dict[str, Any], ranks: list[int]) -> None:
     mesh = spawn(diary, procs=this_host().spawn_procs({"hosts": 2, "gpus": 3}))
     mesh.restart(**selection).get(TIMEOUT)
     assert sorted(rank for what, rank, *_ in diary.rest() if what == "init") == ranks
 
 
-def test_failed_selects_among_the_others(cluster: InProcessCluster, diary: Diary) -> None:
+def test_failed_selects_among_the_others(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary, gpus=4)
     for rank in (1, 2):
         fail(cluster, mesh.slice(gpus=rank))
@@ -313,21 +223,21 @@ def test_failed_selects_among_the_others(cluster: InProcessCluster, diary: Diary
         ({"gpus": slice(1, 1)}, ValueError),
     ],
 )
-def test_a_selection_the_mesh_does_not_have(diary: Diary, selection: dict[str, Any], error: type) -> None:
+def test_a_selection_the_mesh_does_not_have(diary: Script, selection: dict[str, Any], error: type) -> None:
     mesh = spawn(diary)
     with pytest.raises(error, match=next(iter(selection))):
         mesh.restart(**selection)
     assert diary.rest() == [] and values(mesh, "called") == ["first"] * 2
 
 
-def test_a_mesh_of_one_without_dimensions(diary: Diary) -> None:
+def test_a_mesh_of_one_without_dimensions(diary: Script) -> None:
     mesh = spawn(diary, procs=this_host().spawn_procs())
     mesh.restart().get(TIMEOUT)
     assert diary.rest() == [("cleanup", 0), ("init", 0, "first"), ("restarted", 0)]
     assert mesh.called.call_one().get(TIMEOUT) == "first"
 
 
-def test_an_actor_in_the_clients_own_process(cluster: InProcessCluster, diary: Diary) -> None:
+def test_an_actor_in_the_clients_own_process(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary, procs=this_proc())
     mesh.add.call_one("before").get(TIMEOUT)
     fail(cluster, mesh)
@@ -336,7 +246,7 @@ def test_an_actor_in_the_clients_own_process(cluster: InProcessCluster, diary: D
         assert mesh.add.call_one("after").get(TIMEOUT) == 1
 
 
-def test_actors_spawned_on_a_slice_are_restarted_in_its_processes(cluster: InProcessCluster, diary: Diary) -> None:
+def test_actors_spawned_on_a_slice_are_restarted_in_its_processes(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 4})
     mesh = spawn(diary, procs=procs.slice(gpus=slice(1, 3)))
     fail(cluster, mesh.slice(gpus=1))
@@ -345,7 +255,7 @@ def test_actors_spawned_on_a_slice_are_restarted_in_its_processes(cluster: InPro
     assert actors_in(cluster, procs) == [[], ["w"], ["w"], []]
 
 
-def test_restarts_can_be_awaited(cluster: InProcessCluster, diary: Diary) -> None:
+def test_restarts_can_be_awaited(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary)
     fail(cluster, mesh.slice(gpus=0))
 
@@ -359,7 +269,7 @@ def test_restarts_can_be_awaited(cluster: InProcessCluster, diary: Diary) -> Non
 # --- with other arguments
 
 
-def test_other_arguments_hold_for_those_ranks_from_now_on(cluster: InProcessCluster, diary: Diary) -> None:
+def test_other_arguments_hold_for_those_ranks_from_now_on(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary, gpus=3)
     mesh.restart(args=(Local(diary), "second"), gpus=1).get(TIMEOUT)
     assert values(mesh, "called") == ["first", "second", "first"]
@@ -376,14 +286,14 @@ def test_other_arguments_hold_for_those_ranks_from_now_on(cluster: InProcessClus
     [{"args": ()}, {"kwargs": {}}, {"args": (1, 2, 3)}, {"args": (1,), "kwargs": {"nam": 1}}],
     ids=["too few", "none at all", "too many", "of another name"],
 )
-def test_arguments_that_do_not_fit_harm_nobody(diary: Diary, given: dict[str, Any]) -> None:
+def test_arguments_that_do_not_fit_harm_nobody(diary: Script, given: dict[str, Any]) -> None:
     mesh = spawn(diary)
     with pytest.raises(TypeError, match=r"Worker\.__init__"):
         mesh.restart(**given)
     assert diary.rest() == [] and values(mesh, "called") == ["first"] * 2
 
 
-def test_arguments_that_cannot_be_pickled_harm_nobody(diary: Diary) -> None:
+def test_arguments_that_cannot_be_pickled_harm_nobody(diary: Script) -> None:
     mesh = spawn(diary)
     with pytest.raises(TypeError, match="pickle"):
         mesh.restart(args=(threading.Lock(),))
@@ -410,7 +320,7 @@ def test_the_first_arguments_are_kept_as_they_were() -> None:
     assert keeper.get.call_one().get(TIMEOUT) == (10_000.0, ["before"])
 
 
-def test_arguments_too_large_to_be_kept_have_to_be_given_again(cluster: InProcessCluster, diary: Diary) -> None:
+def test_arguments_too_large_to_be_kept_have_to_be_given_again(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     with monarch.configured(restart_argument_bytes=5000):
         large = procs.spawn("large", Worker, Local(diary), extra=b"x" * 6000)
@@ -430,19 +340,19 @@ def test_arguments_too_large_to_be_kept_have_to_be_given_again(cluster: InProces
 # --- what stands in the way
 
 
-def test_a_reference_does_not_restart(diary: Diary) -> None:
+def test_a_reference_does_not_restart(diary: Script) -> None:
     mesh = spawn(diary)
     for reference in (mesh.slice(gpus=0), mesh.flatten("all")):
         with pytest.raises(NotImplementedError, match=r"the object that spawn\(\) returned; restart\(gpus=1\)"):
             reference.restart()
-    other = spawn(Diary(), procs=this_host().spawn_procs())
+    other = spawn(Script(), procs=this_host().spawn_procs())
     with pytest.raises(ActorError) as caught:
         do(other, lambda actor, sent: sent.restart(), mesh)
     assert isinstance(caught.value.exception, NotImplementedError)
     assert diary.rest() == [] and values(mesh, "called") == ["first"] * 2
 
 
-def test_a_stopped_mesh_is_not_restarted(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_stopped_mesh_is_not_restarted(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary)
     stopping = mesh.stop()
     with pytest.raises(RuntimeError, match=r"w-\w+ was stopped: spawn it anew"):
@@ -452,7 +362,7 @@ def test_a_stopped_mesh_is_not_restarted(cluster: InProcessCluster, diary: Diary
         mesh.restart(failed=True)
 
 
-def test_an_actor_whose_process_is_gone_is_not_restarted_alone(cluster: InProcessCluster, diary: Diary) -> None:
+def test_an_actor_whose_process_is_gone_is_not_restarted_alone(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary)
     values(mesh, "add", 1)
     cluster.kill(mesh, 1)
@@ -466,7 +376,7 @@ def test_an_actor_whose_process_is_gone_is_not_restarted_alone(cluster: InProces
 
 
 @kinds
-def test_a_constructor_that_raises(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_constructor_that_raises(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn(diary, kind)
 
     def no_room(actor: Worker) -> None:
@@ -487,7 +397,7 @@ def test_a_constructor_that_raises(cluster: InProcessCluster, diary: Diary, kind
 
 
 @kinds
-def test_a_restarted_hook_that_raises(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_restarted_hook_that_raises(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn(diary, kind)
 
     def lost(actor: Worker, failure: MeshFailure) -> None:
@@ -505,14 +415,14 @@ def test_a_restarted_hook_that_raises(cluster: InProcessCluster, diary: Diary, k
 
 @kinds
 def test_the_restarted_hook_runs_before_any_message(
-    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
+    cluster: InProcessCluster, diary: Script, gate: Gate, kind: type
 ) -> None:
     """A caller that the actor before never heard from reaches the new one at any time, and waits for the hook."""
     mesh = spawn(diary, kind, procs=this_host().spawn_procs())
-    asker = spawn(Diary(), procs=this_host().spawn_procs())
-    diary.hooks["restarted"] = gate.hook
+    asker = spawn(Script(), procs=this_host().spawn_procs())
+    diary.hooks["restarted"] = gate.stand
     restart = mesh.restart()
-    gate.wait_entered()
+    gate.reached()
     delivered = cluster.expect("Call", target=cluster.address_of(mesh))
     asked = asker.do.call_one(Local(lambda actor, other: other.add.call_one(1).get(TIMEOUT)), mesh)
     delivered.wait()
@@ -520,7 +430,7 @@ def test_the_restarted_hook_runs_before_any_message(
         restart.get(0)
     with pytest.raises(TimeoutError):
         asked.get(0)
-    gate.opened.set()
+    gate.open()
     restart.get(TIMEOUT)
     assert asked.get(TIMEOUT) == 1
 
@@ -531,7 +441,7 @@ def test_the_restarted_hook_runs_before_any_message(
 class Parent(Owner):
     """Owns a mesh of two in processes of its own, and restarts what fails of it."""
 
-    def __init__(self, diary: Shared, children: Shared) -> None:
+    def __init__(self, diary: Scripted, children: Scripted) -> None:
         super().__init__(diary)
         self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", Worker, children)
         self.child.called.call().get(TIMEOUT)
@@ -548,7 +458,7 @@ class Parent(Owner):
 
 
 class AsyncParent(AsyncOwner):
-    def __init__(self, diary: Shared, children: Shared) -> None:
+    def __init__(self, diary: Scripted, children: Scripted) -> None:
         super().__init__(diary)
         self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", AsyncWorker, children)
 
@@ -568,21 +478,21 @@ parents = pytest.mark.parametrize("kind", [Parent, AsyncParent])
 
 
 @parents
-def test_an_owner_restarts_what_failed_and_lives_on(diary: Diary, kind: type) -> None:
-    children = Diary()
+def test_an_owner_restarts_what_failed_and_lives_on(diary: Script, kind: type) -> None:
+    children = Script()
     parent = spawn(diary, kind, 1, this_host().spawn_procs(), "parent", Local(children))
     child = parent.get_child.call_one().get(TIMEOUT)
     for rank in (1, 0, 1):
         child.slice(gpus=rank).fail.broadcast()
-        assert diary.until("supervised") == [("supervise", [rank]), ("supervised",)]
+        assert diary.until("supervised") == [("supervise", [rank]), "supervised"]
         values(child, "add", rank)
     assert values(child, "all") == [[0, 1], [1]]
     assert parent.called.call_one().get(TIMEOUT) == "first"
 
 
 @parents
-def test_an_owner_whose_restart_fails_fails_with_it(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
-    children = Diary()
+def test_an_owner_whose_restart_fails_fails_with_it(cluster: InProcessCluster, diary: Script, kind: type) -> None:
+    children = Script()
     parent = spawn(diary, kind, 1, this_host().spawn_procs(), "parent", Local(children))
     child = parent.get_child.call_one().get(TIMEOUT)
 
@@ -596,8 +506,8 @@ def test_an_owner_whose_restart_fails_fails_with_it(cluster: InProcessCluster, d
     assert "no room" in failure.report() and "handling another failure" in failure.report()
 
 
-def test_an_actor_that_did_not_spawn_the_mesh_may_not_restart_it(diary: Diary) -> None:
-    parent = spawn(diary, Parent, 1, this_host().spawn_procs(), "parent", Local(Diary()))
+def test_an_actor_that_did_not_spawn_the_mesh_may_not_restart_it(diary: Script) -> None:
+    parent = spawn(diary, Parent, 1, this_host().spawn_procs(), "parent", Local(Script()))
     child = parent.get_child.call_one().get(TIMEOUT)
     with pytest.raises(NotImplementedError, match="requires an owned ActorMesh"):
         child.restart()
@@ -633,12 +543,12 @@ FRESH = ([1, 1], 2, ["first"] * 2, "first", [["call", "cast"], ["call", "one", "
 @askers
 @pytest.mark.parametrize("how", ["failed", "living"])
 def test_references_held_elsewhere_work_again(
-    cluster: InProcessCluster, diary: Diary, kind: type, ask: Callable[..., Any], how: str
+    cluster: InProcessCluster, diary: Script, kind: type, ask: Callable[..., Any], how: str
 ) -> None:
     """At once: nobody has to call twice. Those that called before, and those that did not."""
     mesh = spawn(diary, kind)
     view = mesh.flatten("gpus")
-    askers = [spawn(Diary(), kind, procs=this_host().spawn_procs()) for _ in range(3)]
+    askers = [spawn(Script(), kind, procs=this_host().spawn_procs()) for _ in range(3)]
     heard, silent, late = askers
     assert do(heard, ask, view) == FRESH
     held = do(silent, lambda actor, sent: (setattr(actor, "held", sent), Local(sent))[1], view).value
@@ -658,7 +568,7 @@ def test_references_held_elsewhere_work_again(
 
 
 @kinds
-def test_endpoints_taken_before_a_restart_serve_after_it(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_endpoints_taken_before_a_restart_serve_after_it(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn(diary, kind)
     add, part = mesh.add, mesh.slice(gpus=1).add
     add.call(0).get(TIMEOUT)
@@ -668,10 +578,10 @@ def test_endpoints_taken_before_a_restart_serve_after_it(cluster: InProcessClust
     assert part.call_one(2).get(TIMEOUT) == 2
 
 
-def test_references_sent_on_and_on(diary: Diary) -> None:
+def test_references_sent_on_and_on(diary: Script) -> None:
     """Through a chain of actors, each in a process of its own that never called the actors it passes on."""
     mesh = spawn(diary)
-    chain = spawn(Diary(), gpus=3, name="chain")
+    chain = spawn(Script(), gpus=3, name="chain")
 
     def pass_on(actor: Worker, chain: Any, mesh: Any) -> Any:
         step = chain.slice(gpus=slice(1, None)) if len(chain) > 1 else None
@@ -684,10 +594,10 @@ def test_references_sent_on_and_on(diary: Diary) -> None:
 
 @kinds
 def test_who_called_while_it_was_down_is_told_why_and_reaches_the_next(
-    cluster: InProcessCluster, diary: Diary, kind: type
+    cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
     mesh = spawn(diary, kind, procs=this_host().spawn_procs())
-    called, silent = (spawn(Diary(), procs=this_host().spawn_procs()) for _ in range(2))
+    called, silent = (spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2))
 
     def add(actor: Worker, sent: Any) -> Any:
         return sent.add.call_one(actor.name).get(TIMEOUT)
@@ -707,11 +617,11 @@ def test_who_called_while_it_was_down_is_told_why_and_reaches_the_next(
 
 
 @kinds
-def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Diary, kind: type) -> None:
+def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Script, kind: type) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
-        sender = spawn(Diary(), procs=this_host().spawn_procs())
+        sender = spawn(Script(), procs=this_host().spawn_procs())
 
         def add(actor: Worker, mesh: Any, *numbers: int) -> Any:
             actor.sent = [mesh.add.call_one(number) for number in numbers]
@@ -738,11 +648,11 @@ def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Diar
 
 
 @kinds
-def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Diary, kind: type) -> None:
+def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Script, kind: type) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
-        sender = spawn(Diary(), procs=this_host().spawn_procs())
+        sender = spawn(Script(), procs=this_host().spawn_procs())
 
         def cast(actor: Worker, mesh: Any, *numbers: int) -> Any:
             for number in numbers:
@@ -763,12 +673,12 @@ def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Diary, kind
 
 
 @kinds
-def test_a_sender_that_never_called_reaches_whoever_is_there(diary: Diary, kind: type) -> None:
+def test_a_sender_that_never_called_reaches_whoever_is_there(diary: Script, kind: type) -> None:
     """Its message was under way while the actor was restarted; nobody before had ever heard from it."""
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
-        sender = spawn(Diary(), procs=this_host().spawn_procs())
+        sender = spawn(Script(), procs=this_host().spawn_procs())
         with cluster.network.hold(cluster.address_of(sender), cluster.address_of(mesh)):
             for number in range(3):
                 do(sender, lambda actor, mesh, number: mesh.add.broadcast(number), mesh, number)
@@ -778,16 +688,16 @@ def test_a_sender_that_never_called_reaches_whoever_is_there(diary: Diary, kind:
         assert do(sender, lambda actor, mesh: mesh.all.call_one().get(TIMEOUT), mesh) == list(range(6))
 
 
-def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diary: Diary, gate: Gate) -> None:
+def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diary: Script, gate: Gate) -> None:
     mesh = spawn(diary, procs=this_host().spawn_procs())
-    held = mesh.do.call_one(Local(gate.hook))
-    gate.wait_entered()
+    held = mesh.do.call_one(Local(gate.stand))
+    gate.reached()
     waiting = [mesh.add.call_one(number) for number in range(3)]
     restart = mesh.restart()
     for future in waiting:
         with pytest.raises(SupervisionError, match="stopped: restarted by its owner"):
             future.get(TIMEOUT)
-    gate.opened.set()
+    gate.open()
     held.get(TIMEOUT)  # what it was doing, it finished
     restart.get(TIMEOUT)
     assert mesh.all.call_one().get(TIMEOUT) == []
@@ -809,11 +719,11 @@ def orders(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> queue.
 
 
 def test_a_first_spawn_that_was_lost_is_not_made_up_for_behind_the_order_to_make_room(
-    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+    cluster: InProcessCluster, diary: Script, orders: queue.SimpleQueue[StopActor]
 ) -> None:
     """The connection broke with the spawn, and the restart asked again first: two would live side by side."""
     network, procs = cluster.network, this_host().spawn_procs()
-    here, there = cluster.address_of("client"), cluster.address_of(spawn(Diary(), procs=procs))
+    here, there = cluster.address_of("client"), cluster.address_of(spawn(Script(), procs=procs))
     with network.hold(here, there):
         mesh = procs.spawn("w", Worker, Local(diary))
         restart = mesh.restart()
@@ -825,7 +735,7 @@ def test_a_first_spawn_that_was_lost_is_not_made_up_for_behind_the_order_to_make
 
 
 def test_nor_is_the_spawn_of_an_earlier_restart(
-    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor], monkeypatch: pytest.MonkeyPatch
+    cluster: InProcessCluster, diary: Script, orders: queue.SimpleQueue[StopActor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, layer, mesh = cluster.network, cluster._proc.mesh, spawn(diary, procs=this_host().spawn_procs())
     here, there = cluster.address_of("client"), cluster.address_of(mesh)
@@ -853,10 +763,10 @@ def test_nor_is_the_spawn_of_an_earlier_restart(
 
 
 def test_what_waited_for_an_actor_that_never_came_does_not_reach_the_one_in_its_place(
-    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+    cluster: InProcessCluster, diary: Script, orders: queue.SimpleQueue[StopActor]
 ) -> None:
     network, procs = cluster.network, this_host().spawn_procs()
-    here, there = cluster.address_of("client"), cluster.address_of(spawn(Diary(), procs=procs))
+    here, there = cluster.address_of("client"), cluster.address_of(spawn(Script(), procs=procs))
     with network.hold(cluster.address_of("agent"), here):  # that its process lives: until then, what is sent is kept
         with network.hold(here, there):
             mesh = procs.spawn("w", Worker, Local(diary))
@@ -871,7 +781,7 @@ def test_what_waited_for_an_actor_that_never_came_does_not_reach_the_one_in_its_
 
 
 def test_an_order_to_make_room_that_comes_again_leaves_the_next_alone(
-    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+    cluster: InProcessCluster, diary: Script, orders: queue.SimpleQueue[StopActor]
 ) -> None:
     mesh = spawn(diary, procs=this_host().spawn_procs())
     mesh.restart().get(TIMEOUT)
@@ -883,11 +793,11 @@ def test_an_order_to_make_room_that_comes_again_leaves_the_next_alone(
 
 @kinds
 def test_each_senders_messages_keep_their_order_over_restarts(
-    cluster: InProcessCluster, diary: Diary, kind: type
+    cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
     """Of casts and calls of several senders each actor handled some first ones, and in order."""
     mesh = spawn(diary, kind)
-    senders = [spawn(Diary(), procs=this_host().spawn_procs()) for _ in range(2)]
+    senders = [spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2)]
 
     def flood(actor: Worker, mesh: Any, name: str, start: int) -> None:
         for number in range(start, start + 20):
@@ -914,17 +824,17 @@ def test_each_senders_messages_keep_their_order_over_restarts(
 @pytest.mark.parametrize("where", ["cleanup", "init", "restarted"])
 @kinds
 def test_a_mesh_that_is_stopped_meanwhile_leaves_nothing(
-    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type, where: str
+    cluster: InProcessCluster, diary: Script, gate: Gate, kind: type, where: str
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    spawn(Diary(), kind, procs=procs, name="other")
+    spawn(Script(), kind, procs=procs, name="other")
     before = sizes(cluster)
     mesh = spawn(diary, kind, procs=procs)
-    diary.hooks[where] = gate.hook
+    diary.hooks[where] = gate.stand
     restart = mesh.restart(gpus=1)
-    gate.wait_entered()
+    gate.reached()
     stop = mesh.stop("enough")
-    gate.opened.set()
+    gate.open()
     stop.get(TIMEOUT)
     error = restart.exception(TIMEOUT)
     if error is not None or where == "cleanup":  # else it was restarted, and stopped then
@@ -937,10 +847,10 @@ def test_a_mesh_that_is_stopped_meanwhile_leaves_nothing(
 
 @kinds
 def test_a_mesh_whose_owner_ends_meanwhile_leaves_nothing(
-    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
+    cluster: InProcessCluster, diary: Script, gate: Gate, kind: type
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    children = Diary()
+    children = Script()
     owner = spawn(diary, Owner if kind is Worker else AsyncOwner, procs=this_host().spawn_procs(), name="owner")
 
     def own(actor: Worker) -> None:
@@ -951,11 +861,11 @@ def test_a_mesh_whose_owner_ends_meanwhile_leaves_nothing(
 
     do(owner, own)
     children.until("init", 1)
-    children.hooks["init"] = gate.hook
+    children.hooks["init"] = gate.stand
     do(owner, begin)
-    gate.wait_entered()
+    gate.reached()
     stop = owner.stop()
-    gate.opened.set()
+    gate.open()
     stop.get(TIMEOUT)
     restarts_are_over()
     cluster.settle()
@@ -963,22 +873,22 @@ def test_a_mesh_whose_owner_ends_meanwhile_leaves_nothing(
 
 
 def test_an_owner_that_fails_meanwhile_takes_its_mesh_with_it(
-    cluster: InProcessCluster, diary: Diary, gate: Gate
+    cluster: InProcessCluster, diary: Script, gate: Gate
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    children = Diary()
+    children = Script()
     owner = spawn(diary, Owner, procs=this_host().spawn_procs(), name="owner")
 
     def own(actor: Worker) -> None:
         actor.child = procs.spawn("child", Worker, Local(children))
         actor.child.called.call().get(TIMEOUT)
-        children.hooks["restarted"] = gate.hook
+        children.hooks["restarted"] = gate.stand
         actor.child.restart(gpus=0)
 
     do(owner, own)
-    gate.wait_entered()
+    gate.reached()
     owner.fail.broadcast("the owner fails")
-    gate.opened.set()
+    gate.open()
     assert "the owner fails" in cluster.next_failure().report()
     diary.until("cleanup", 0)  # after its meshes have stopped
     restarts_are_over()
@@ -986,11 +896,11 @@ def test_an_owner_that_fails_meanwhile_takes_its_mesh_with_it(
     assert actors_in(cluster, procs) == [[], []]
 
 
-def test_a_process_that_dies_meanwhile_fails_the_restart(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+def test_a_process_that_dies_meanwhile_fails_the_restart(cluster: InProcessCluster, diary: Script, gate: Gate) -> None:
     mesh = spawn(diary)
-    diary.hooks["init"] = gate.hook
+    diary.hooks["init"] = gate.stand
     restart = mesh.restart(gpus=1)
-    gate.wait_entered()
+    gate.reached()
     cluster.kill(mesh, 1)
     with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
         restart.get(TIMEOUT)
@@ -999,11 +909,11 @@ def test_a_process_that_dies_meanwhile_fails_the_restart(cluster: InProcessClust
         mesh.restart(failed=True).get(TIMEOUT)
 
 
-def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, diary: Script, gate: Gate) -> None:
     mesh = spawn(diary)
-    diary.hooks["cleanup"] = gate.hook
+    diary.hooks["cleanup"] = gate.stand
     restart = mesh.restart(gpus=1)
-    gate.wait_entered()
+    gate.reached()
     cluster.kill(mesh, 1)
     with pytest.raises(RuntimeError, match=r"its process .* has ended .*Killed\(sig=9\)"):
         restart.get(TIMEOUT)
@@ -1016,7 +926,7 @@ def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, d
 
 @kinds
 def test_restarts_of_the_same_actor_are_done_one_after_the_other(
-    cluster: InProcessCluster, diary: Diary, kind: type
+    cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
     mesh = spawn(diary, kind)
     for _ in range(5):
@@ -1032,20 +942,20 @@ def test_restarts_of_the_same_actor_are_done_one_after_the_other(
         assert whats == ["cleanup", "init"] * 21
 
 
-def test_restarts_of_different_meshes_do_not_wait_for_each_other(diary: Diary, gate: Gate) -> None:
+def test_restarts_of_different_meshes_do_not_wait_for_each_other(diary: Script, gate: Gate) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    slow_diary = Diary()
+    slow_diary = Script()
     slow, fast = spawn(slow_diary, procs=procs, name="slow"), spawn(diary, procs=procs, name="fast")
-    slow_diary.hooks["cleanup"] = gate.hook
+    slow_diary.hooks["cleanup"] = gate.stand
     waiting = slow.restart()
-    gate.wait_entered()
+    gate.reached()
     fast.restart().get(TIMEOUT)
     assert not [event for event in slow_diary.rest() if event[0] == "init"]
-    gate.opened.set()
+    gate.open()
     waiting.get(TIMEOUT)
 
 
-def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Diary) -> None:
+def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary, gpus=4)
     errors: list[str] = []
 
@@ -1069,9 +979,9 @@ def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Diary) -> 
 
 
 @full
-def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn(diary, gpus=2)
-    sender = spawn(Diary(), procs=this_host().spawn_procs())
+    sender = spawn(Script(), procs=this_host().spawn_procs())
     target = cluster._agent.living[cluster.address_of(mesh, 1)]
     source = cluster._agent.living[cluster.address_of(sender)]
     (asker,) = source.actors.values()
@@ -1107,12 +1017,12 @@ def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, di
 # --- By a policy.
 
 
-def spawn_under(policy: RestartPolicy, diary: Diary, kind: type = Worker, gpus: int = 2, **options: Any) -> Any:
+def spawn_under(policy: RestartPolicy, diary: Script, kind: type = Worker, gpus: int = 2, **options: Any) -> Any:
     with policy:
         return spawn(diary, kind, gpus, **options)
 
 
-def until_restarted(cluster: InProcessCluster, diary: Diary, *ranks: int) -> list[tuple[Any, ...]]:
+def until_restarted(cluster: InProcessCluster, diary: Script, *ranks: int) -> list[tuple[Any, ...]]:
     """Waits until so many actors say that they were restarted, the policy's work is done, and everybody knows."""
     events: list[tuple[Any, ...]] = []
     for _ in ranks:
@@ -1124,7 +1034,7 @@ def until_restarted(cluster: InProcessCluster, diary: Diary, *ranks: int) -> lis
 
 
 @kinds
-def test_one_for_one_restarts_what_failed(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_one_for_one_restarts_what_failed(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn_under(RestartPolicy(), diary, kind)
     values(mesh, "add", "before")
     for _ in range(3):
@@ -1135,13 +1045,13 @@ def test_one_for_one_restarts_what_failed(cluster: InProcessCluster, diary: Diar
 
 
 @kinds
-def test_all_for_one_restarts_all_meshes_of_the_block(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_all_for_one_restarts_all_meshes_of_the_block(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    other = Diary()
+    other = Script()
     with RestartPolicy("all_for_one"):
         mesh = spawn(diary, kind, procs=procs)
         second = spawn(other, kind, procs=procs.slice(gpus=slice(0, 1)), name="second")
-    outside = spawn(Diary(), kind, procs=procs, name="outside")
+    outside = spawn(Script(), kind, procs=procs, name="outside")
     for each in (mesh, second, outside):
         values(each, "add", "before")
     mesh.slice(gpus=0).fail.broadcast()
@@ -1158,7 +1068,7 @@ def test_all_for_one_restarts_all_meshes_of_the_block(cluster: InProcessCluster,
 @kinds
 def test_rest_for_one_restarts_what_came_after(cluster: InProcessCluster, kind: type) -> None:
     procs = this_host().spawn_procs({"gpus": 3})
-    diaries = [Diary() for _ in range(3)]
+    diaries = [Script() for _ in range(3)]
     with RestartPolicy("rest_for_one"):
         meshes = [spawn(diary, kind, procs=procs, name=f"w{i}") for i, diary in enumerate(diaries)]
     for mesh in meshes:
@@ -1171,9 +1081,9 @@ def test_rest_for_one_restarts_what_came_after(cluster: InProcessCluster, kind: 
     assert diaries[0].rest() == []
 
 
-def test_a_mesh_of_the_block_that_was_stopped_stays_stopped(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_mesh_of_the_block_that_was_stopped_stays_stopped(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
-    other = Diary()
+    other = Script()
     with RestartPolicy("all_for_one"):
         stopped = spawn(other, procs=procs, name="stopped")
         mesh = spawn(diary, procs=procs)
@@ -1184,7 +1094,7 @@ def test_a_mesh_of_the_block_that_was_stopped_stays_stopped(cluster: InProcessCl
     assert other.rest() == []
 
 
-def test_a_mesh_that_is_stopped_by_its_owner_is_not_restarted(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_mesh_that_is_stopped_by_its_owner_is_not_restarted(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn_under(RestartPolicy(), diary)
     before = cluster._agent.living[cluster.address_of(mesh)]
     mesh.stop().get(TIMEOUT)
@@ -1192,7 +1102,7 @@ def test_a_mesh_that_is_stopped_by_its_owner_is_not_restarted(cluster: InProcess
     assert before.actors == {}
 
 
-def test_an_actor_that_stops_by_itself_is_not_restarted(diary: Diary) -> None:
+def test_an_actor_that_stops_by_itself_is_not_restarted(diary: Script) -> None:
     mesh = spawn_under(RestartPolicy(), diary)
     do(mesh.slice(gpus=0), lambda actor: context().actor_instance.stop("done"))
     assert diary.until("cleanup", 0) == [("cleanup", 0)]
@@ -1204,7 +1114,7 @@ def test_an_actor_that_stops_by_itself_is_not_restarted(diary: Diary) -> None:
 # --- too often
 
 
-def test_beyond_its_limit_a_failure_reaches_the_root(cluster: InProcessCluster, diary: Diary) -> None:
+def test_beyond_its_limit_a_failure_reaches_the_root(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn_under(RestartPolicy(max_restarts=2, within="1h"), diary)
     for rank in (0, 1):
         mesh.slice(gpus=rank).fail.broadcast()
@@ -1223,8 +1133,8 @@ def test_beyond_its_limit_a_failure_reaches_the_root(cluster: InProcessCluster, 
 
 
 @owners
-def test_beyond_its_limit_a_failure_reaches_its_owner(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
-    children = Diary()
+def test_beyond_its_limit_a_failure_reaches_its_owner(cluster: InProcessCluster, diary: Script, kind: type) -> None:
+    children = Script()
     owner = spawn(diary, kind, procs=this_host().spawn_procs(), name="owner")
     diary.hooks["supervise"] = lambda actor, failure: True
 
@@ -1245,13 +1155,13 @@ def test_beyond_its_limit_a_failure_reaches_its_owner(cluster: InProcessCluster,
     assert owner.called.call_one().get(TIMEOUT) == "first"
 
 
-def test_without_restarts_a_policy_only_says_so(cluster: InProcessCluster, diary: Diary) -> None:
+def test_without_restarts_a_policy_only_says_so(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn_under(RestartPolicy(max_restarts=0), diary)
     mesh.slice(gpus=0).fail.broadcast()
     assert "0 restarts within 60 s" in cluster.next_failure().report()
 
 
-def test_after_some_time_it_restarts_again(diary: Diary) -> None:
+def test_after_some_time_it_restarts_again(diary: Script) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn_under(RestartPolicy(max_restarts=1, within=10), diary)
@@ -1270,7 +1180,7 @@ def test_after_some_time_it_restarts_again(diary: Diary) -> None:
 
 
 @kinds
-def test_restarts_wait_longer_each_time(diary: Diary, kind: type) -> None:
+def test_restarts_wait_longer_each_time(diary: Script, kind: type) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn_under(RestartPolicy(max_restarts=9, within="1h", backoff=2, max_backoff=5), diary, kind)
@@ -1290,7 +1200,7 @@ def test_restarts_wait_longer_each_time(diary: Diary, kind: type) -> None:
             assert one.called.call_one().get(TIMEOUT) == "first"
 
 
-def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Diary) -> None:
+def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Script) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn_under(RestartPolicy("all_for_one", backoff=2), diary)
@@ -1310,7 +1220,7 @@ def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Diar
         until_restarted(cluster, diary, 0, 1)
 
 
-def test_a_mesh_that_is_stopped_before_its_time_is_not_restarted(diary: Diary) -> None:
+def test_a_mesh_that_is_stopped_before_its_time_is_not_restarted(diary: Script) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn_under(RestartPolicy(backoff=2), diary)
@@ -1329,7 +1239,7 @@ def test_a_mesh_that_is_stopped_before_its_time_is_not_restarted(diary: Diary) -
 
 
 @kinds
-def test_a_restart_that_fails_is_tried_again(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_restart_that_fails_is_tried_again(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     mesh = spawn_under(RestartPolicy(max_restarts=3), diary, kind)
     tries = iter(["no room", "no room", ""])
 
@@ -1348,7 +1258,7 @@ def test_a_restart_that_fails_is_tried_again(cluster: InProcessCluster, diary: D
 @kinds
 @pytest.mark.parametrize("hook", ["init", "restarted"])
 def test_a_restart_that_always_fails_ends_at_the_limit(
-    cluster: InProcessCluster, diary: Diary, kind: type, hook: str
+    cluster: InProcessCluster, diary: Script, kind: type, hook: str
 ) -> None:
     mesh = spawn_under(RestartPolicy(max_restarts=3), diary, kind)
 
@@ -1363,7 +1273,7 @@ def test_a_restart_that_always_fails_ends_at_the_limit(
 
 
 def test_an_actor_that_fails_faster_than_its_restart_goes_on(
-    cluster: InProcessCluster, diary: Diary, monkeypatch: pytest.MonkeyPatch
+    cluster: InProcessCluster, diary: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Word of its failure is here before the thread that sent the spawn does anything else."""
     mesh = spawn_under(RestartPolicy(max_restarts=3), diary)
@@ -1393,7 +1303,7 @@ def test_an_actor_that_fails_faster_than_its_restart_goes_on(
 
 
 def test_a_restart_does_not_overtake_the_first_spawn(
-    cluster: InProcessCluster, diary: Diary, monkeypatch: pytest.MonkeyPatch
+    cluster: InProcessCluster, diary: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rank fails, and all are to be restarted, before the last one was spawned at all."""
     layer = cluster._proc.mesh
@@ -1422,7 +1332,7 @@ def test_a_restart_does_not_overtake_the_first_spawn(
 
 
 def test_what_fails_while_it_is_stopped_for_a_restart_is_told_to_nobody(
-    cluster: InProcessCluster, diary: Diary
+    cluster: InProcessCluster, diary: Script
 ) -> None:
     mesh = spawn_under(RestartPolicy("all_for_one", max_restarts=1), diary, gpus=3)
 
@@ -1436,20 +1346,22 @@ def test_what_fails_while_it_is_stopped_for_a_restart_is_told_to_nobody(
     diary.hooks.clear()
 
 
-def test_another_that_fails_meanwhile_is_restarted_as_well(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+def test_another_that_fails_meanwhile_is_restarted_as_well(
+    cluster: InProcessCluster, diary: Script, gate: Gate
+) -> None:
     mesh = spawn_under(RestartPolicy(), diary, gpus=3)
-    diary.hooks["init"] = lambda actor: gate.hook() if actor.rank == 0 else None
+    diary.hooks["init"] = lambda actor: gate.stand() if actor.rank == 0 else None
     mesh.slice(gpus=0).fail.broadcast()
-    gate.wait_entered()
+    gate.reached()
     mesh.slice(gpus=1).fail.broadcast()
     mesh.slice(gpus=2).fail.broadcast()
     assert {diary.until("restarted")[-1][1] for _ in range(2)} == {1, 2}
-    gate.opened.set()
+    gate.open()
     until_restarted(cluster, diary, 0)
     assert values(mesh, "called") == ["first"] * 3
 
 
-def test_arguments_that_were_not_kept_end_it_at_once(cluster: InProcessCluster, diary: Diary) -> None:
+def test_arguments_that_were_not_kept_end_it_at_once(cluster: InProcessCluster, diary: Script) -> None:
     with monarch.configured(restart_argument_bytes=5000), RestartPolicy("all_for_one"):
         mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(diary), extra=b"x" * 6000)
     values(mesh, "add", 1)
@@ -1465,11 +1377,11 @@ def test_arguments_that_were_not_kept_end_it_at_once(cluster: InProcessCluster, 
 
 
 @kinds
-def test_casts_to_a_rank_that_is_down_harm_nobody(diary: Diary, kind: type) -> None:
+def test_casts_to_a_rank_that_is_down_harm_nobody(diary: Script, kind: type) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         mesh = spawn_under(RestartPolicy(backoff=10), diary, kind)
-        sender = spawn(Diary(), procs=this_host().spawn_procs())
+        sender = spawn(Script(), procs=this_host().spawn_procs())
 
         def cast(actor: Worker, mesh: Any, text: str) -> None:
             mesh.add.broadcast(text)
@@ -1492,39 +1404,39 @@ def test_casts_to_a_rank_that_is_down_harm_nobody(diary: Diary, kind: type) -> N
 
 @kinds
 def test_casts_to_a_rank_that_is_stopped_for_another_harm_nobody(
-    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
+    cluster: InProcessCluster, diary: Script, gate: Gate, kind: type
 ) -> None:
     mesh = spawn_under(RestartPolicy("all_for_one"), diary, kind)
-    sender = spawn(Diary(), procs=this_host().spawn_procs())
-    diary.hooks["cleanup"] = lambda actor, exc: gate.hook() if actor.rank == 0 else None
+    sender = spawn(Script(), procs=this_host().spawn_procs())
+    diary.hooks["cleanup"] = lambda actor, exc: gate.stand() if actor.rank == 0 else None
     mesh.slice(gpus=1).fail.broadcast()
-    gate.wait_entered()
+    gate.reached()
     bounced = [cluster.expect("Bounced", target=cluster.address_of(who)) for who in ("client", sender)]
     mesh.slice(gpus=0).add.broadcast("lost")
     do(sender, lambda actor, mesh: mesh.slice(gpus=0).add.broadcast("lost"), mesh)
     for one in bounced:
         one.wait()
-    gate.opened.set()
+    gate.open()
     until_restarted(cluster, diary, 0, 1)
     assert values(mesh, "all") == [[], []]
     assert do(sender, lambda actor: actor.name) == "first"
 
 
-def test_a_cast_to_a_mesh_that_was_stopped_is_an_error_as_ever(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_cast_to_a_mesh_that_was_stopped_is_an_error_as_ever(cluster: InProcessCluster, diary: Script) -> None:
     mesh = spawn_under(RestartPolicy(), diary)
-    sender = spawn(Diary(), procs=this_host().spawn_procs())
+    sender = spawn(Script(), procs=this_host().spawn_procs())
     do(sender, lambda actor, mesh: mesh.add.broadcast(1), mesh)
     mesh.stop().get(TIMEOUT)
     do(sender, lambda actor, mesh: mesh.add.broadcast(2), mesh)
     assert "undeliverable message" in cluster.next_failure().report()
 
 
-def test_an_owner_is_restarted_with_what_it_owns(cluster: InProcessCluster, diary: Diary) -> None:
+def test_an_owner_is_restarted_with_what_it_owns(cluster: InProcessCluster, diary: Script) -> None:
     """Nested: the child's policy has enough, its owner fails with that, and the owner's policy makes both anew."""
-    children = Diary()
+    children = Script()
 
     class Nest(Worker):
-        def __init__(self, diary: Shared, children: Shared) -> None:
+        def __init__(self, diary: Scripted, children: Scripted) -> None:
             super().__init__(diary)
             with RestartPolicy(max_restarts=1):
                 self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", Worker, children)
@@ -1549,8 +1461,8 @@ def test_an_owner_is_restarted_with_what_it_owns(cluster: InProcessCluster, diar
     assert "did not handle" in failure.event and "1 restarts" in failure.event
 
 
-def test_a_policy_in_an_async_actor_holds_for_the_block_only(cluster: InProcessCluster, diary: Diary) -> None:
-    children = Diary()
+def test_a_policy_in_an_async_actor_holds_for_the_block_only(cluster: InProcessCluster, diary: Script) -> None:
+    children = Script()
     owner = spawn(diary, AsyncOwner, procs=this_host().spawn_procs(), name="owner")
     diary.hooks["supervise"] = lambda actor, failure: True
 
@@ -1559,7 +1471,7 @@ def test_a_policy_in_an_async_actor_holds_for_the_block_only(cluster: InProcessC
         with RestartPolicy():
             actor.kept = procs.spawn("kept", Worker, Local(children))
             await actor.kept.called.call()
-        actor.lost = procs.spawn("lost", Worker, Local(Diary()))
+        actor.lost = procs.spawn("lost", Worker, Local(Script()))
         return actor.kept, actor.lost
 
     kept, lost = do(owner, own)
@@ -1590,7 +1502,7 @@ def kill(cluster: InProcessCluster, mesh: Any, rank: int, *owned: Any, code: int
 
 @kinds
 def test_a_process_that_died_is_replaced_and_its_actors_after_it(
-    cluster: InProcessCluster, diary: Diary, kind: type
+    cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, kind, procs=procs)
@@ -1613,10 +1525,10 @@ def test_a_process_that_died_is_replaced_and_its_actors_after_it(
 
 
 @kinds
-def test_a_living_process_is_stopped_in_order_first(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_living_process_is_stopped_in_order_first(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, kind, procs=procs)
-    other = spawn(Diary(), kind, procs=procs, name="other")
+    other = spawn(Script(), kind, procs=procs, name="other")
     values(mesh, "add", "before")
     procs.restart(gpus=0).get(TIMEOUT)
     assert diary.rest() == [("cleanup", 0)]
@@ -1628,12 +1540,12 @@ def test_a_living_process_is_stopped_in_order_first(cluster: InProcessCluster, d
     assert actors_in(cluster, procs) == [["w"], ["other", "w"]]
     other.restart(failed=True).get(TIMEOUT)
     assert values(other, "called") == ["first"] * 2
-    late = spawn(Diary(), kind, procs=procs, name="late")  # and new meshes can be spawned there as ever
+    late = spawn(Script(), kind, procs=procs, name="late")  # and new meshes can be spawned there as ever
     assert values(late, "called") == ["first"] * 2
 
 
 @pytest.mark.parametrize("code", [0, 7, -11])
-def test_whatever_way_a_process_ended_it_can_be_replaced(cluster: InProcessCluster, diary: Diary, code: int) -> None:
+def test_whatever_way_a_process_ended_it_can_be_replaced(cluster: InProcessCluster, diary: Script, code: int) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, procs=procs)
     ended = cluster.expect("ProcEnded", target=cluster.address_of("client"))
@@ -1646,7 +1558,7 @@ def test_whatever_way_a_process_ended_it_can_be_replaced(cluster: InProcessClust
 
 @pytest.mark.parametrize(("selection", "ranks"), SELECTIONS)
 def test_processes_are_selected_as_for_slice(
-    cluster: InProcessCluster, diary: Diary, selection: dict[str, Any], ranks: list[int]
+    cluster: InProcessCluster, diary: Script, selection: dict[str, Any], ranks: list[int]
 ) -> None:
     procs = this_host().spawn_procs({"hosts": 2, "gpus": 3})
     mesh = spawn(diary, procs=procs)
@@ -1668,7 +1580,7 @@ def test_where_no_process_has_ended_failed_selects_none(cluster: InProcessCluste
     assert pids(cluster, procs) == before
 
 
-def test_what_is_no_part_of_it_or_not_ours_is_refused(cluster: InProcessCluster, diary: Diary) -> None:
+def test_what_is_no_part_of_it_or_not_ours_is_refused(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     for wrong, error in (({"hosts": 0}, TypeError), ({"gpus": 2}, IndexError)):
         with pytest.raises(error):
@@ -1676,7 +1588,7 @@ def test_what_is_no_part_of_it_or_not_ours_is_refused(cluster: InProcessCluster,
     for reference in (procs.slice(gpus=0), this_proc()):
         with pytest.raises(ValueError, match=r"its owner, the object that spawn_procs\(\) returned"):
             reference.restart()
-    other = spawn(Diary(), procs=this_host().spawn_procs())
+    other = spawn(Script(), procs=this_host().spawn_procs())
     with pytest.raises(ActorError, match="not owned"):
         do(other, lambda actor, sent: sent.restart(), procs)
     procs.stop().get(TIMEOUT)
@@ -1684,7 +1596,7 @@ def test_what_is_no_part_of_it_or_not_ours_is_refused(cluster: InProcessCluster,
         procs.restart()
 
 
-def test_all_processes_at_once_and_without_dimensions(cluster: InProcessCluster, diary: Diary) -> None:
+def test_all_processes_at_once_and_without_dimensions(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs()
     mesh = spawn(diary, procs=procs)
     for _ in range(2):
@@ -1695,11 +1607,11 @@ def test_all_processes_at_once_and_without_dimensions(cluster: InProcessCluster,
 
 @kinds
 def test_the_end_of_a_process_that_took_anothers_place_is_told_once(
-    cluster: InProcessCluster, diary: Diary, kind: type
+    cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, kind, procs=procs)
-    asker = spawn(Diary(), procs=this_host().spawn_procs())
+    asker = spawn(Script(), procs=this_host().spawn_procs())
     for _ in range(3):
         (failure,) = kill(cluster, procs, 1, mesh)
         assert failure.crashed_ranks == [1]
@@ -1716,12 +1628,12 @@ def test_the_end_of_a_process_that_took_anothers_place_is_told_once(
 @askers
 @pytest.mark.parametrize("how", ["killed", "living"])
 def test_references_reach_the_actors_of_new_processes(
-    cluster: InProcessCluster, diary: Diary, kind: type, ask: Callable[..., Any], how: str
+    cluster: InProcessCluster, diary: Script, kind: type, ask: Callable[..., Any], how: str
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, kind, procs=procs)
     view = mesh.flatten("gpus")
-    heard, silent, late = (spawn(Diary(), kind, procs=this_host().spawn_procs()) for _ in range(3))
+    heard, silent, late = (spawn(Script(), kind, procs=this_host().spawn_procs()) for _ in range(3))
 
     def replace() -> None:
         if how == "killed":
@@ -1743,13 +1655,13 @@ def test_references_reach_the_actors_of_new_processes(
         assert [value for _, value in view.add.call(1).get(TIMEOUT)] == [1, 1]
 
 
-def test_who_calls_between_the_restarts_of_process_and_actor(diary: Diary) -> None:
+def test_who_calls_between_the_restarts_of_process_and_actor(diary: Script) -> None:
     """Nobody is there for too long; and whoever comes after all is reached by the next call."""
     clock = VirtualClock()
     with InProcessCluster(clock=clock) as cluster:
         procs = this_host().spawn_procs({"gpus": 2})
         mesh = spawn(diary, procs=procs)
-        heard, silent = (spawn(Diary(), procs=this_host().spawn_procs()) for _ in range(2))
+        heard, silent = (spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2))
 
         def call(actor: Worker, mesh: Any) -> Any:
             return mesh.slice(gpus=1).add.call_one(actor.name).exception(TIMEOUT)
@@ -1778,23 +1690,23 @@ def test_who_calls_between_the_restarts_of_process_and_actor(diary: Diary) -> No
 
 
 def test_a_bootstrap_function_runs_in_the_new_process_before_its_actors(
-    cluster: InProcessCluster, diary: Diary
+    cluster: InProcessCluster, diary: Script
 ) -> None:
     shared = Local(diary)
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=lambda: shared.value.note("bootstrap"))
     mesh = spawn(diary, procs=procs)
     kill(cluster, procs, 1, mesh)
     procs.restart(failed=True).get(TIMEOUT)
-    assert diary.rest() == [("bootstrap",)]
+    assert diary.rest() == ["bootstrap"]
     mesh.restart(failed=True).get(TIMEOUT)
     assert diary.rest() == [("init", 1, "first"), ("restarted", 1)]
     procs.restart(gpus=0).get(TIMEOUT)
-    assert diary.rest() == [("cleanup", 0), ("bootstrap",)]
+    assert diary.rest() == [("cleanup", 0), "bootstrap"]
     mesh.restart(failed=True).get(TIMEOUT)
     assert values(mesh, "called") == ["first"] * 2
 
 
-def test_a_bootstrap_function_that_raises_in_the_new_process(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_bootstrap_function_that_raises_in_the_new_process(cluster: InProcessCluster, diary: Script) -> None:
     trouble: Local[list[str]] = Local([])
 
     def bootstrap() -> None:
@@ -1829,7 +1741,7 @@ class Mock(Actor):
         return "mock"
 
 
-def test_replaced_classes_hold_in_the_new_process(cluster: InProcessCluster, diary: Diary) -> None:
+def test_replaced_classes_hold_in_the_new_process(cluster: InProcessCluster, diary: Script) -> None:
     with patch_actor(Real, Mock):
         procs = this_host().spawn_procs({"gpus": 2})
         mesh = spawn(diary, procs=procs)
@@ -1848,15 +1760,15 @@ def test_replaced_classes_hold_in_the_new_process(cluster: InProcessCluster, dia
 # --- ends while processes restart
 
 
-def test_several_restarts_of_a_process_at_once_are_one(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+def test_several_restarts_of_a_process_at_once_are_one(cluster: InProcessCluster, diary: Script, gate: Gate) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, procs=procs)
     before = len(cluster._agent.procs)
-    diary.hooks["cleanup"] = gate.hook
+    diary.hooks["cleanup"] = gate.stand
     first = procs.restart(gpus=1)
-    gate.wait_entered()
+    gate.reached()
     second = procs.restart()
-    gate.opened.set()
+    gate.open()
     for restart in (second, first):
         restart.get(TIMEOUT)
     assert sorted(diary.rest()) == [("cleanup", 0), ("cleanup", 1)]
@@ -1865,7 +1777,7 @@ def test_several_restarts_of_a_process_at_once_are_one(cluster: InProcessCluster
     assert len(cluster._agent.procs) == before + 2
 
 
-def test_a_process_may_be_replaced_before_the_mesh_has_started(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_process_may_be_replaced_before_the_mesh_has_started(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 3})
     restart = procs.restart(gpus=2)
     assert procs.initialized.get(TIMEOUT) is True
@@ -1875,15 +1787,15 @@ def test_a_process_may_be_replaced_before_the_mesh_has_started(cluster: InProces
 
 @pytest.mark.parametrize("bootstrap", [None, lambda: None], ids=["plain", "bootstrap"])
 def test_processes_that_are_stopped_while_they_restart_leave_nothing(
-    cluster: InProcessCluster, diary: Diary, gate: Gate, bootstrap: Any
+    cluster: InProcessCluster, diary: Script, gate: Gate, bootstrap: Any
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=bootstrap)
     mesh = spawn(diary, procs=procs)
-    diary.hooks["cleanup"] = lambda actor, exc: gate.hook() if actor.rank == 1 else None
+    diary.hooks["cleanup"] = lambda actor, exc: gate.stand() if actor.rank == 1 else None
     restart = procs.restart()
-    gate.wait_entered()
+    gate.reached()
     stop = procs.stop("enough")
-    gate.opened.set()
+    gate.open()
     with pytest.raises(RuntimeError, match="was stopped while it was being restarted: enough"):
         restart.get(TIMEOUT)
     stop.get(TIMEOUT)
@@ -1893,7 +1805,7 @@ def test_processes_that_are_stopped_while_they_restart_leave_nothing(
         mesh.restart(failed=True).get(TIMEOUT)
 
 
-def test_a_new_process_that_dies_at_once(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_new_process_that_dies_at_once(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, procs=procs)
     kill(cluster, procs, 1, mesh)
@@ -1914,9 +1826,9 @@ def test_a_new_process_that_dies_at_once(cluster: InProcessCluster, diary: Diary
 
 
 def test_an_owner_that_ends_while_its_processes_restart_leaves_nothing(
-    cluster: InProcessCluster, diary: Diary, gate: Gate
+    cluster: InProcessCluster, diary: Script, gate: Gate
 ) -> None:
-    children = Diary()
+    children = Script()
     home = this_host().spawn_procs()
     owner = spawn(diary, Owner, procs=home, name="owner")
 
@@ -1924,23 +1836,23 @@ def test_an_owner_that_ends_while_its_processes_restart_leaves_nothing(
         actor.procs = this_host().spawn_procs({"gpus": 2})
         actor.child = actor.procs.spawn("child", Worker, Local(children))
         actor.child.called.call().get(TIMEOUT)
-        children.hooks["cleanup"] = gate.hook
+        children.hooks["cleanup"] = gate.stand
         actor.procs.restart(gpus=1)
 
     do(owner, own)
-    gate.wait_entered()
+    gate.reached()
     stop = owner.stop()
-    gate.opened.set()
+    gate.open()
     stop.get(TIMEOUT)
     cluster.settle()
     assert [proc.address for proc in cluster._agent.living.values()] == [cluster.address_of(home)]
 
 
 @full
-def test_hundreds_of_restarts_of_a_process_leave_what_one_leaves(cluster: InProcessCluster, diary: Diary) -> None:
+def test_hundreds_of_restarts_of_a_process_leave_what_one_leaves(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn(diary, procs=procs)
-    sender = spawn(Diary(), procs=this_host().spawn_procs())
+    sender = spawn(Script(), procs=this_host().spawn_procs())
     source = cluster._agent.living[cluster.address_of(sender)]
     (asker,) = source.actors.values()
 
@@ -1977,10 +1889,10 @@ def test_hundreds_of_restarts_of_a_process_leave_what_one_leaves(cluster: InProc
 
 
 @kinds
-def test_a_policy_restarts_process_and_actor(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+def test_a_policy_restarts_process_and_actor(cluster: InProcessCluster, diary: Script, kind: type) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn_under(RestartPolicy(), diary, kind, procs=procs)
-    asker = spawn(Diary(), procs=this_host().spawn_procs())
+    asker = spawn(Script(), procs=this_host().spawn_procs())
     do(asker, lambda actor, mesh: values(mesh, "add", "before"), mesh)
     for code in (-9, 7, -11):
         before = pids(cluster, procs)
@@ -1993,7 +1905,7 @@ def test_a_policy_restarts_process_and_actor(cluster: InProcessCluster, diary: D
     assert "Killed(sig=11)" in do(mesh.slice(gpus=1), lambda actor: actor.failure.report())
 
 
-def test_a_process_that_exits_cleanly_is_not_restarted_by_a_policy(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_process_that_exits_cleanly_is_not_restarted_by_a_policy(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn_under(RestartPolicy(), diary, procs=procs)
     ended = cluster.expect("ProcEnded", target=cluster.address_of("client"))
@@ -2006,7 +1918,7 @@ def test_a_process_that_exits_cleanly_is_not_restarted_by_a_policy(cluster: InPr
 
 
 def test_meshes_of_different_policies_share_the_restart_of_their_process(cluster: InProcessCluster) -> None:
-    diaries = [Diary() for _ in range(4)]
+    diaries = [Script() for _ in range(4)]
     procs = this_host().spawn_procs({"gpus": 2})
     meshes = [
         spawn_under(RestartPolicy(strategy), diary, procs=procs, name=f"w{i}")
@@ -2027,24 +1939,24 @@ def test_meshes_of_different_policies_share_the_restart_of_their_process(cluster
     assert values(meshes[3], "all") == [new, old]
 
 
-def test_a_policy_and_a_bootstrap_function(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_policy_and_a_bootstrap_function(cluster: InProcessCluster, diary: Script) -> None:
     shared = Local(diary)
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=lambda: shared.value.note("bootstrap"))
     mesh = spawn_under(RestartPolicy("all_for_one"), diary, procs=procs)
     for _ in range(2):
         cluster.kill(procs, 1)
         events = until_restarted(cluster, diary, 0, 1)
-        assert events[0] == ("cleanup", 0) and ("bootstrap",) in events
-        assert events.index(("bootstrap",)) < events.index(("init", 1, "first"))
+        assert events[0] == ("cleanup", 0) and "bootstrap" in events
+        assert events.index("bootstrap") < events.index(("init", 1, "first"))
         assert values(mesh, "called") == ["first"] * 2
 
 
-def test_processes_of_others_are_not_restarted(cluster: InProcessCluster, diary: Diary) -> None:
+def test_processes_of_others_are_not_restarted(cluster: InProcessCluster, diary: Script) -> None:
     """The actors are the owner's, the processes are not: it is told what can be done."""
     procs = this_host().spawn_procs({"gpus": 2})
     owner = spawn(diary, Owner, procs=this_host().spawn_procs(), name="owner")
     diary.hooks["supervise"] = lambda actor, failure: True
-    children = Diary()
+    children = Script()
 
     def own(actor: Worker, procs: Any) -> Any:
         with RestartPolicy("all_for_one", max_restarts=9):
@@ -2063,7 +1975,7 @@ def test_processes_of_others_are_not_restarted(cluster: InProcessCluster, diary:
     assert values(child, "called") == ["first"] * 2
 
 
-def test_a_process_that_dies_again_and_again(cluster: InProcessCluster, diary: Diary) -> None:
+def test_a_process_that_dies_again_and_again(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn_under(RestartPolicy(max_restarts=2), diary, procs=procs)
     for _ in range(2):
@@ -2078,20 +1990,20 @@ def test_a_process_that_dies_again_and_again(cluster: InProcessCluster, diary: D
     assert values(mesh, "called") == ["first"] * 2
 
 
-def test_a_process_that_dies_while_its_actor_is_restarted(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+def test_a_process_that_dies_while_its_actor_is_restarted(cluster: InProcessCluster, diary: Script, gate: Gate) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = spawn_under(RestartPolicy("all_for_one"), diary, procs=procs)
     first = iter([True])
-    diary.hooks["cleanup"] = lambda actor, exc: gate.hook() if actor.rank == 0 and next(first, False) else None
+    diary.hooks["cleanup"] = lambda actor, exc: gate.stand() if actor.rank == 0 and next(first, False) else None
     mesh.slice(gpus=1).fail.broadcast()
-    gate.wait_entered()
+    gate.reached()
     cluster.kill(procs, 1)  # the actor there has failed; now its process is gone as well
-    gate.opened.set()
+    gate.open()
     until_restarted(cluster, diary, 0, 1)
     assert values(mesh, "add", 1) == [1, 1]
 
 
-def test_all_processes_die_at_once(cluster: InProcessCluster, diary: Diary) -> None:
+def test_all_processes_die_at_once(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 4})
     mesh = spawn_under(RestartPolicy(max_restarts=4), diary, procs=procs)
     values(mesh, "add", "before")
@@ -2100,7 +2012,7 @@ def test_all_processes_die_at_once(cluster: InProcessCluster, diary: Diary) -> N
     assert values(mesh, "all") == [[]] * 4
 
 
-def test_processes_that_are_stopped_are_not_restarted_by_a_policy(cluster: InProcessCluster, diary: Diary) -> None:
+def test_processes_that_are_stopped_are_not_restarted_by_a_policy(cluster: InProcessCluster, diary: Script) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     spawn_under(RestartPolicy("all_for_one"), diary, procs=procs)
     procs.stop().get(TIMEOUT)
