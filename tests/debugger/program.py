@@ -15,6 +15,10 @@ from typing import Any
 
 from monarch.actor import Actor, attach_to_workers, concurrent_endpoint, context, endpoint, this_host
 
+# Since Python 3.13 pdb stops at the line that calls breakpoint(), before that at the next one.
+STOPS_AT_THE_CALL = sys.version_info >= (3, 13)
+FIRST_STOP = "breakpoint()  # noqa: T100" if STOPS_AT_THE_CALL else "total += 100"  # of Worker.add
+
 
 class Worker(Actor):
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.debugger.program import STOPS_AT_THE_CALL
 from tests.support.tiers import full
 
 TIMEOUT = 60
-STOPS_AT_THE_CALL = sys.version_info >= (3, 13)  # there pdb stops at the line of breakpoint(), before at the next one
 pytestmark = full
 ACTOR = """
 import sys, threading

@@ -12,14 +12,11 @@ from typing import Any
 import msgspec
 
 from monarch.debugger.visit import STREAM, Visit
+from tests.debugger.program import FIRST_STOP, STOPS_AT_THE_CALL
 from tests.support.tiers import full
 
 TIMEOUT = 60
 PDB = "(Pdb) "
-
-# Since Python 3.13 pdb stops at the line that calls breakpoint(), before that at the next one.
-STOPS_AT_THE_CALL = sys.version_info >= (3, 13)
-FIRST_STOP = r"breakpoint\(\)  # noqa: T100" if STOPS_AT_THE_CALL else r"total \+= 100"
 
 
 def test_byte_for_byte(running: Any) -> None:
@@ -45,7 +42,7 @@ def test_byte_for_byte(running: Any) -> None:
     assert talk("a other 7") == "Error processing command: No debug sessions for actor other\nmonarch_dbg> "
     attached = talk("attach worker 1", PDB)
     assert attached.startswith(f"Attached to debug session for worker 1 ({host})\n> ")
-    assert re.search(rf"program\.py\(\d+\)add\(\)\n-> {FIRST_STOP}\n\(Pdb\) $", attached)
+    assert re.search(rf"program\.py\(\d+\)add\(\)\n-> {re.escape(FIRST_STOP)}\n\(Pdb\) $", attached)
     assert talk("p total, self.value", PDB) == "(6, 5)\n(Pdb) "
     assert talk("detach") == (
         f"Detaching from debug session for worker 1 ({host})\nDetached from debug session for worker 1 ({host})\n"

@@ -11,6 +11,7 @@ import pytest
 
 from monarch._mesh.output.kept import OutputPage, OutputRequest
 from monarch.debugger.visit import EDITOR, STREAM, Visit
+from tests.debugger.program import FIRST_STOP
 from tests.support.tiers import full
 
 pytestmark = full
@@ -25,7 +26,7 @@ def test_breakpoints_editors_and_logs(afar: Any) -> None:
     limit = time.monotonic() + TIMEOUT
     while talk("list").count("| worker ") != 2:
         assert time.monotonic() < limit
-    assert "-> total += 100\n" in talk("attach worker 1", PDB)
+    assert f"-> {FIRST_STOP}\n" in talk("attach worker 1", PDB)
     assert talk("p total", PDB) == f"6\n{PDB}"
     talk("detach")
     sock = afar.program.stream(STREAM, msgspec.msgpack.encode(Visit(EDITOR, mesh="pair", rank=0)))
