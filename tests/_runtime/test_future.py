@@ -17,20 +17,9 @@ import pytest
 
 from monarch._runtime import future as module
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, done_future, make_future
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
-
-
-def start(fn: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=fn, daemon=True)
-    thread.start()
-    return thread
-
-
-def join(*threads: threading.Thread) -> None:
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
 
 
 class Observed(Slot):

@@ -10,6 +10,7 @@ import pytest
 
 from monarch._runtime import loop as module
 from monarch._runtime.loop import Loop
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
 
@@ -56,16 +57,12 @@ def test_soon_is_in_order_and_on_the_loops_thread(loop: Loop) -> None:
 
 def test_calls_from_many_threads_all_run(loop: Loop) -> None:
     seen: list[tuple[int, int]] = []
-    threads = [
-        threading.Thread(
-            target=lambda w=who: [loop.call_soon(lambda n=n: seen.append((w, n))) for n in range(500)]  # type: ignore[misc]
-        )
-        for who in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+
+    def calls(who: int) -> None:
+        for n in range(500):
+            loop.call_soon(lambda n=n: seen.append((who, n)))  # type: ignore[misc]
+
+    join(*[start(calls, who) for who in range(6)])
     turn(loop)
     for who in range(6):
         assert [number for sender, number in seen if sender == who] == list(range(500))

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from monarch._runtime.mailbox import Mailbox
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
 
@@ -19,18 +20,6 @@ def switching() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def start(fn: Callable[..., Any], *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=fn, args=args, daemon=True)
-    thread.start()
-    return thread
-
-
-def join(*threads: threading.Thread) -> None:
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive(), "somebody was never woken"
 
 
 def next_of(mailbox: Mailbox) -> Any:

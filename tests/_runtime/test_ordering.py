@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from queue import Queue
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from monarch._runtime.ordering import Numbering, RankKey, Reorder, compress, cut, expand
 from monarch._wire.message import Stamp
+from tests.support.threads import together
 
 SENDERS = ("a", "b", "c")
 counts = st.fixed_dictionaries({sender: st.integers(0, 12) for sender in SENDERS})
@@ -272,14 +272,10 @@ def test_many_threads_that_send_to_one_and_to_all_take_each_number_once() -> Non
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [Thread(target=run) for run in (casts, calls, casts)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(casts, calls, casts)
     finally:
         sys.setswitchinterval(interval)
-    assert sorted(number for _ in threads for number in taken.get()) == list(range(1, 901))
+    assert sorted(number for _ in range(3) for number in taken.get()) == list(range(1, 901))
 
 
 def test_what_is_held_can_be_taken_out_once() -> None:

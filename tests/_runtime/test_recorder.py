@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from monarch._runtime.metrics import BOUNDS, SERIES, Metrics
 from monarch._runtime.recorder import CALLED, HANDLED, SPAN, STATUS, Recorder
 from monarch.actor import Actor, SupervisionError, concurrent_endpoint, endpoint, get_meter, span, this_host
 from monarch.testing import InProcessCluster
+from tests.support.threads import together
 
 
 @pytest.fixture
@@ -198,9 +198,5 @@ def test_threads_may_measure_at_once() -> None:
         for _ in range(1000):
             metrics.count("name", "", 1, None, True)
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[add] * 4)
     assert metrics.take()[2][0][4] == 4000

@@ -9,6 +9,7 @@ import pytest
 
 from monarch._runtime.future import Future
 from monarch._runtime.returns_future import returns_future
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
@@ -131,16 +132,17 @@ def test_others_who_observe_meanwhile_get_the_same_result() -> None:
 
     future = body()
     got: list[object] = []
-    threads = [threading.Thread(target=lambda: got.append(future.get(TIMEOUT)), daemon=True) for _ in range(3)]
-    threads[0].start()
+
+    def get() -> None:
+        got.append(future.get(TIMEOUT))
+
+    first = start(get)
     assert begun.wait(TIMEOUT)
     with pytest.raises(TimeoutError):
         future.get(0)  # this one only looks; the body goes on
-    for thread in threads[1:]:
-        thread.start()
+    others = [start(get), start(get)]
     go_on.set()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    join(first, *others)
     assert len(got) == 3 and set(got) == {future.get()}
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +8,9 @@ import pytest
 
 from monarch.actor import Actor, endpoint, this_host
 from monarch.testing import InProcessCluster, Local, SequenceBroken, Sequencer
+from tests.support.threads import together
 
 TIMEOUT = 30
-
-
-def in_threads(*functions: Callable[[], Any]) -> None:
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
 
 
 def test_blocks_of_threads_run_in_the_order_of_their_numbers() -> None:
@@ -32,7 +24,7 @@ def test_blocks_of_threads_run_in_the_order_of_their_numbers() -> None:
 
         return run
 
-    in_threads(block(2, 5), block(3), block(1, 4, 6))
+    together(block(2, 5), block(3), block(1, 4, 6))
     assert order == [1, 2, 3, 4, 5, 6]
 
 
@@ -65,7 +57,7 @@ def test_threads_and_tasks_take_turns() -> None:
             async with seq(position):
                 order.append(f"task {position}")
 
-    in_threads(lambda: asyncio.run(tasks()), thread)
+    together(lambda: asyncio.run(tasks()), thread)
     assert order == ["thread 1", "task 2", "thread 3", "task 4"]
 
 
@@ -82,7 +74,7 @@ def test_a_block_that_raises_breaks_the_sequence_for_all_behind_it() -> None:
         with pytest.raises(KeyError), seq(1):
             raise KeyError("lost")
 
-    in_threads(behind, first)
+    together(behind, first)
     assert seen == ["block 2 never has its turn: block 1 raised KeyError: 'lost'"]
     with pytest.raises(SequenceBroken), seq(3):
         pass

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,20 +18,10 @@ from monarch._runtime.flight_recorder import KEPT, TEXT, FlightRecorder
 from monarch.actor import Actor, ActorError, ActorMesh, concurrent_endpoint, context, endpoint, this_host
 from monarch.config import configured
 from monarch.testing import InProcessCluster, Local
+from tests.support.actors import Gate
+from tests.support.threads import together
 
 TIMEOUT = 60.0
-
-
-class Gate:
-    """An endpoint says that it has begun, and goes on when it may."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.goes_on = threading.Event()
-
-    def __call__(self) -> None:
-        self.begun.set()
-        assert self.goes_on.wait(TIMEOUT)
 
 
 class Worker(Actor):
@@ -42,7 +31,7 @@ class Worker(Actor):
 
     @endpoint
     def hold(self, gate: Local[Gate]) -> None:
-        gate.value()
+        gate.value.stand()
 
     @endpoint
     def wait_for(self, other: Any, gate: Local[Gate]) -> None:
@@ -55,24 +44,8 @@ class Worker(Actor):
 
 class Looped(Actor):
     @concurrent_endpoint
-    async def hold(self, gate: Local[Gate], done: Local[asyncio.Event]) -> None:
-        gate.value.begun.set()
-        await asyncio.to_thread(gate.value.goes_on.wait, TIMEOUT)
-
-
-@pytest.fixture
-def gates() -> Iterator[list[Gate]]:
-    """All of them open when the test has ended."""
-    made: list[Gate] = []
-    yield made
-    for gate in made:
-        gate.goes_on.set()
-
-
-@pytest.fixture
-def cluster() -> Iterator[InProcessCluster]:
-    with InProcessCluster() as cluster:
-        yield cluster
+    async def hold(self, gate: Local[Gate]) -> None:
+        await asyncio.to_thread(gate.value.stand)
 
 
 def asked(ask: TreeRequest | None = None, **options: Any) -> SurveyAnswers:
@@ -130,49 +103,46 @@ def test_who_owns_an_actor(cluster: InProcessCluster) -> None:
     assert (facts.owner, facts.owner_proc) == (root.unique, processes()["client"].address)
 
 
-def test_an_endpoint_that_runs_and_messages_that_wait(cluster: InProcessCluster, gates: list[Gate]) -> None:
-    worker, gate = spawned(), Gate()
-    gates.append(gate)
+def test_an_endpoint_that_runs_and_messages_that_wait(gate: Gate) -> None:
+    worker = spawned()
     held = worker.hold.call_one(Local(gate))
-    assert gate.begun.wait(TIMEOUT)
+    gate.reached()
     waiting = [worker.name.call_one() for _ in range(5)]
     facts = until("worker", lambda facts: facts.queue == 5)
     assert (facts.status, facts.handling) == ("processing", 1)
     assert facts.detail.startswith("hold for ") and facts.detail.endswith("ms")
     assert [handler.endpoint for handler in facts.handlers] == ["hold"]
-    gate.goes_on.set()
+    gate.open()
     for future in (held, *waiting):
         future.get(TIMEOUT)
     facts = actor("worker")
     assert facts.peak == 5 and facts.status == "idle" and facts.queue == 0
 
 
-def test_concurrent_endpoints_are_counted_by_name(cluster: InProcessCluster, gates: list[Gate]) -> None:
+def test_concurrent_endpoints_are_counted_by_name(cluster: InProcessCluster) -> None:
     looped = this_host().spawn_procs().spawn("looped", Looped)
-    mine = [Gate() for _ in range(3)]
-    gates += mine
-    held = [looped.hold.call_one(Local(gate), Local(None)) for gate in mine]
-    for gate in mine:
-        assert gate.begun.wait(TIMEOUT)
+    gates = [Gate() for _ in range(3)]
+    held = [looped.hold.call_one(Local(gate)) for gate in gates]
+    for gate in gates:
+        gate.reached()
     facts = actor("looped")
     assert [(handler.endpoint, handler.count) for handler in facts.handlers] == [("hold", 3)]
     assert facts.handling == 3
-    for gate in mine:
-        gate.goes_on.set()
+    for gate in gates:
+        gate.open()
     for future in held:
         future.get(TIMEOUT)
 
 
-def test_whom_an_actor_waits_for(cluster: InProcessCluster, gates: list[Gate]) -> None:
+def test_whom_an_actor_waits_for(gate: Gate) -> None:
     procs = this_host().spawn_procs()
-    first, second, gate = procs.spawn("first", Worker), procs.spawn("second", Worker), Gate()
-    gates.append(gate)
+    first, second = procs.spawn("first", Worker), procs.spawn("second", Worker)
     call = first.wait_for.call_one(second, Local(gate))
-    assert gate.begun.wait(TIMEOUT)
+    gate.reached()
     (wait,) = actor("first").waits
     assert (wait.target, wait.unanswered) == ("second.hold", 1)
     assert actor("second").waits == []
-    gate.goes_on.set()
+    gate.open()
     call.get(TIMEOUT)
 
 
@@ -290,9 +260,5 @@ def test_many_threads_may_note_and_read() -> None:
             recorder.note("event")
             recorder.events("x")
 
-    threads = [threading.Thread(target=note) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    together(*[note] * 4)
     assert recorder.events()[-1].seq >= KEPT

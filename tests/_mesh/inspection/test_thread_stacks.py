@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from monarch._mesh.inspection import survey
 from monarch._mesh.inspection.thread_stacks import TEXT, VARIABLES, variables
 from monarch.actor import Actor, ActorMesh, Stacks, endpoint, this_host
 from monarch.testing import InProcessCluster, Local
+from tests.support.actors import TIMEOUT, Gate
 
-TIMEOUT = 60
+pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 class Plain(Actor):
@@ -42,20 +42,6 @@ class Looped(Actor):
         return await mesh.stacks()
 
 
-@pytest.fixture
-def cluster(no_leaks: None) -> Iterator[InProcessCluster]:
-    with InProcessCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def gate(cluster: InProcessCluster) -> Iterator[threading.Event]:
-    """Lets go of actors, also when a test fails."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
-
-
 def spawn(cls: type, count: int = 1) -> Any:
     mesh = this_host().spawn_procs({"gpus": count}, name="workers").spawn("held", cls)
     mesh.initialized.get(TIMEOUT)
@@ -70,9 +56,9 @@ def stacks_with(mesh: Any, function: str, **how: Any) -> Stacks:
             return found
 
 
-def test_a_blocked_endpoint_and_an_idle_one(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_a_blocked_endpoint_and_an_idle_one(cluster: InProcessCluster, gate: Gate) -> None:
     def wait_here() -> None:
-        gate.wait(TIMEOUT)
+        gate.opened.wait(TIMEOUT)
 
     mesh = spawn(Plain, 2)
     held = mesh.slice(gpus=1).hold.call_one(Local(wait_here))
@@ -82,7 +68,7 @@ def test_a_blocked_endpoint_and_an_idle_one(cluster: InProcessCluster, gate: thr
     assert (stuck.idle, stuck.endpoint, stuck.rank, stuck.actor) == (False, "hold", 1, "held")
     assert [frame.function.rpartition(".")[2] for frame in stuck.frames] == ["hold", "wait_here"]
     assert "rank 1 at test_thread_stacks.py" in str(found)
-    gate.set()
+    gate.open()
     held.get(TIMEOUT)
 
 
@@ -115,26 +101,26 @@ def test_a_suspended_endpoint_shows_where_it_awaits_and_what_it_has_begun(cluste
     held.get(TIMEOUT)
 
 
-def test_an_actor_may_look_at_others(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_an_actor_may_look_at_others(cluster: InProcessCluster, gate: Gate) -> None:
     def wait_here() -> None:
-        gate.wait(TIMEOUT)
+        gate.opened.wait(TIMEOUT)
 
     plain, looped = spawn(Plain), spawn(Looped)
     held = plain.hold.call_one(Local(wait_here))
     stacks_with(plain, "wait_here")
     assert "wait_here()" in str(looped.look.call_one(plain).get(TIMEOUT))
-    gate.set()
+    gate.open()
     held.get(TIMEOUT)
 
 
-def test_variables_are_text_and_secrets_are_not_shown(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_variables_are_text_and_secrets_are_not_shown(cluster: InProcessCluster, gate: Gate) -> None:
     class Rude:
         def __repr__(self) -> str:
             raise ValueError("no")
 
     def wait_here() -> None:
         text, api_token, rude = "x" * 10_000, "hunter2", Rude()
-        gate.wait(TIMEOUT)
+        gate.opened.wait(TIMEOUT)
         del text, api_token, rude
 
     mesh = spawn(Plain)
@@ -145,7 +131,7 @@ def test_variables_are_text_and_secrets_are_not_shown(cluster: InProcessCluster,
     assert "hunter2" not in str(shown)
     assert shown["rude"].startswith("<Rude instance at")
     assert "text = 'xxx" in str(found)
-    gate.set()
+    gate.open()
     held.get(TIMEOUT)
 
 

@@ -33,8 +33,8 @@ from monarch.actor import (
     wait_graph,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.support.actors import TIMEOUT, Gate
 
-TIMEOUT = 30
 LIMIT = 0.5  # real seconds, of waits that are to end
 LONG = 100.0  # virtual seconds, after which whatever the runtime would do by itself is done
 
@@ -84,13 +84,6 @@ def clock() -> VirtualClock:
 def cluster(no_leaks: None, clock: VirtualClock) -> Iterator[InProcessCluster]:
     with monarch.configured(deadlock_after="1s", slow_handler_after="60s"), InProcessCluster(clock=clock) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 def spawn(cls: type, count: int = 1, name: str = "a") -> list[ActorMesh[Any]]:
@@ -467,15 +460,13 @@ def test_an_endpoint_that_answers_through_a_port_may_be_answered_by_others(
     assert future.get(TIMEOUT) == "from elsewhere"
 
 
-def test_any_of_several_answers_of_a_stream_will_do(
-    cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event
-) -> None:
+def test_any_of_several_answers_of_a_stream_will_do(cluster: InProcessCluster, clock: VirtualClock, gate: Gate) -> None:
     (a,) = spawn(Plain)
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("both", Plain)
 
     def answers() -> int:
         if current_rank().rank:
-            assert gate.wait(TIMEOUT)
+            gate.stand()
         else:
             a.nothing.call_one().get()
         return current_rank().rank
@@ -486,11 +477,11 @@ def test_any_of_several_answers_of_a_stream_will_do(
 
     future = a.do.call_one(Local(first))
     stands_after(clock, cluster, 2)
-    gate.set()
+    gate.open()
     assert future.get(TIMEOUT) == 1
 
 
-def test_an_answer_on_its_way(cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event) -> None:
+def test_an_answer_on_its_way(cluster: InProcessCluster, clock: VirtualClock, gate: Gate) -> None:
     """The actor that gave it has gone on to another message and is blocked by that one."""
     a, b, c = spawn(Plain, 3)
     called = threading.Event()
@@ -498,7 +489,7 @@ def test_an_answer_on_its_way(cluster: InProcessCluster, clock: VirtualClock, ga
     def asks_a_first() -> Any:
         future = a.nothing.call_one()
         called.set()
-        assert gate.wait(TIMEOUT)
+        gate.stand()
         return future.get()
 
     with cluster.network.hold(cluster.address_of(a), cluster.address_of(b)):
@@ -507,7 +498,7 @@ def test_an_answer_on_its_way(cluster: InProcessCluster, clock: VirtualClock, ga
         second = a.do.call_one(asks(c.do, asks(b.nothing)))
         graph_with(edges=2)
         clock.advance(0.1)
-        gate.set()
+        gate.open()
         stands_after(clock, cluster, 3)
     assert first.get(TIMEOUT) == second.get(TIMEOUT) == 0
 
@@ -529,7 +520,7 @@ def test_an_event_loop_of_the_endpoints_own(
 
 
 def test_a_thread_beside_the_actor_waits_for_itself_only(
-    cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event
+    cluster: InProcessCluster, clock: VirtualClock, gate: Gate
 ) -> None:
     a, b = spawn(Plain, 2)
     started: list[threading.Thread] = []
@@ -538,23 +529,21 @@ def test_a_thread_beside_the_actor_waits_for_itself_only(
         thread = threading.Thread(target=monarch.actor.bind_context(lambda: b.do.call_one(asks(a.nothing)).get()))
         started.append(thread)
         thread.start()
-        assert gate.wait(TIMEOUT)
+        gate.stand()
 
     future = a.do.call_one(Local(starts))
     stands_after(clock, cluster, 2)
-    gate.set()
+    gate.open()
     future.get(TIMEOUT)
     started[0].join(TIMEOUT)
     assert not started[0].is_alive()
 
 
-def test_a_chain_that_ends_at_one_who_works(
-    cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event
-) -> None:
+def test_a_chain_that_ends_at_one_who_works(cluster: InProcessCluster, clock: VirtualClock, gate: Gate) -> None:
     a, b, c = spawn(Plain, 3)
-    future = a.do.call_one(asks(b.do, asks(c.do, Local(lambda: gate.wait(TIMEOUT)))))
+    future = a.do.call_one(asks(b.do, asks(c.do, Local(lambda: gate.opened.wait(TIMEOUT)))))
     stands_after(clock, cluster, 2)
-    gate.set()
+    gate.open()
     assert future.get(TIMEOUT) is True
 
 
@@ -563,14 +552,14 @@ def test_a_chain_that_ends_at_one_who_works(
 
 @both_kinds
 def test_who_waits_for_whom_and_where(
-    cluster: InProcessCluster, clock: VirtualClock, cls: type, waits_for: Any, gate: threading.Event
+    cluster: InProcessCluster, clock: VirtualClock, cls: type, waits_for: Any, gate: Gate
 ) -> None:
     a, b = spawn(cls, 2)
 
     async def held() -> None:
-        await asyncio.to_thread(gate.wait, TIMEOUT)
+        await asyncio.to_thread(gate.stand)
 
-    hold = Local(held) if cls is Looped else Local(lambda: gate.wait(TIMEOUT))
+    hold = Local(held) if cls is Looped else Local(lambda: gate.opened.wait(TIMEOUT))
     future = a.do.call_one(waits_for(b.do, hold))
     graph_with(edges=1, handlers=2)
     with monarch.configured(deadlock_after="0s", slow_handler_after="0s"):
@@ -590,32 +579,32 @@ def test_who_waits_for_whom_and_where(
     assert f"{shown} (rank 0, host " in text and "in do(), waits for a.do(), rank(s) 1, for 12.0 s" in text
     assert f", at {__file__}:{edge.line} in {edge.function}" in text and "has been running do() for 12.0 s" in text
     assert len(text.splitlines()) == 2 + 3 and graph.silent == {}
-    gate.set()
+    gate.open()
     future.get(TIMEOUT)
 
 
-def test_the_client_is_in_the_graph(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_the_client_is_in_the_graph(cluster: InProcessCluster, gate: Gate) -> None:
     (a,) = spawn(Plain)
-    future = a.do.call_one(Local(lambda: gate.wait(TIMEOUT)))
+    future = a.do.call_one(Local(gate.stand))
     thread = threading.Thread(target=future.get)
     thread.start()
     (edge,) = graph_with(edges=1).edges
     assert (edge.who, edge.doing, edge.target, edge.file) == ("<root>", "", "a.do", "")
-    gate.set()
+    gate.open()
     thread.join(TIMEOUT)
 
 
-def test_a_wait_under_gather_is_shown_where_the_endpoint_is(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_a_wait_under_gather_is_shown_where_the_endpoint_is(cluster: InProcessCluster, gate: Gate) -> None:
     (a,) = spawn(Looped)
     (b,) = spawn(Plain)
 
     async def run() -> None:
-        await asyncio.gather(b.do.call_one(Local(lambda: gate.wait(TIMEOUT))))
+        await asyncio.gather(b.do.call_one(Local(gate.stand)))
 
     future = a.do.call_one(Local(run))
     (edge,) = graph_with(edges=1).edges
     assert edge.file == __file__ and edge.function.endswith("run")
-    gate.set()
+    gate.open()
     future.get(TIMEOUT)
 
 
@@ -637,12 +626,12 @@ def test_from_an_actor(cluster: InProcessCluster) -> None:
         assert graph.silent == {}
 
 
-def test_it_can_be_sent(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_it_can_be_sent(cluster: InProcessCluster, gate: Gate) -> None:
     (a,) = spawn(Plain)
-    future = a.do.call_one(Local(lambda: gate.wait(TIMEOUT)))
+    future = a.do.call_one(Local(gate.stand))
     graph = graph_with(handlers=1)
     assert pickle.loads(pickle.dumps(graph)) == graph
-    gate.set()
+    gate.open()
     future.get(TIMEOUT)
 
 
@@ -677,18 +666,18 @@ def test_a_process_that_ends_meanwhile_is_not_waited_for(cluster: InProcessClust
     assert wait_graph().get(TIMEOUT).silent == {}
 
 
-def test_at_most_so_many(cluster: InProcessCluster, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_so_many(cluster: InProcessCluster, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 1)
     (a,) = spawn(Plain)
     (b,) = spawn(Looped)
-    held = a.do.call_one(Local(lambda: gate.wait(TIMEOUT)))
+    held = a.do.call_one(Local(gate.stand))
     futures = [b.beside.call_one(awaits(a.nothing)) for _ in range(4)]
     graph = graph_with(edges=1, handlers=2)
     while graph.left_out < 6:
         graph = graph_with()
     assert (len(graph.edges), len(graph.handlers), graph.left_out) == (1, 2, 6)
     assert "(6 more waits and endpoints are left out)" in str(graph)
-    gate.set()
+    gate.open()
     for future in [held, *futures]:
         future.get(TIMEOUT)
 
@@ -733,11 +722,11 @@ def test_an_endpoint_that_runs_long_is_logged_once(
     logged: Callable[[], list[str]],
     cls: type,
     waits_for: Any,
-    gate: threading.Event,
+    gate: Gate,
 ) -> None:
     (a,) = spawn(cls)
     (b,) = spawn(Plain, name="b")
-    future = a.do.call_one(waits_for(b.do, Local(lambda: gate.wait(TIMEOUT))))
+    future = a.do.call_one(waits_for(b.do, Local(gate.stand)))
     graph_with(edges=1, handlers=2)
     clock.advance(59.0)
     assert logged() == []
@@ -748,25 +737,25 @@ def test_an_endpoint_that_runs_long_is_logged_once(
     assert "waits for b.do(), rank(s) 0, for " in text
     assert "Stack (most recent call last):" in text and f'  File "{__file__}", line ' in text
     assert "monarch/_" not in text and "asyncio" not in text.replace("asyncio.to_thread", "")
-    gate.set()
+    gate.open()
     future.get(TIMEOUT)
 
 
 def test_an_endpoint_that_has_answered_runs_no_more(
-    cluster: InProcessCluster, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    cluster: InProcessCluster, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has the answer may ask before the actor's thread is ready for its next message."""
     reply = Proc.reply
 
     def then_wait(proc: Proc, *args: Any) -> None:
         reply(proc, *args)
-        gate.wait(TIMEOUT)
+        gate.opened.wait(TIMEOUT)
 
     (a,) = spawn(Plain)
     monkeypatch.setattr(Proc, "reply", then_wait)
     a.do.call_one(Local(lambda: None)).get(TIMEOUT)
     assert wait_graph().get(TIMEOUT).handlers == []
-    gate.set()
+    gate.open()
 
 
 def test_concurrent_endpoints_that_run_long_are_logged_each(
@@ -794,15 +783,15 @@ def test_concurrent_endpoints_that_run_long_are_logged_each(
 
 
 def test_never_when_the_setting_is_0(
-    cluster: InProcessCluster, clock: VirtualClock, logged: Callable[[], list[str]], gate: threading.Event
+    cluster: InProcessCluster, clock: VirtualClock, logged: Callable[[], list[str]], gate: Gate
 ) -> None:
     with monarch.configured(slow_handler_after="0s"):
         (a,) = spawn(Plain)
-        future = a.do.call_one(Local(lambda: gate.wait(TIMEOUT)))
+        future = a.do.call_one(Local(gate.stand))
         graph_with(handlers=1)
         clock.advance(10_000.0)
         assert logged() == []
-        gate.set()
+        gate.open()
         future.get(TIMEOUT)
 
 
@@ -824,11 +813,11 @@ def test_idle_actors_cost_little(
 
 
 @pytest.fixture
-def held(cluster: InProcessCluster, gate: threading.Event) -> ActorMesh[Any]:
+def held(cluster: InProcessCluster, gate: Gate) -> ActorMesh[Any]:
     """Two actors that do nothing for now."""
     mesh = this_host().spawn_procs({"gpus": 2}).spawn("a", Plain)
     mesh.nothing.call().get(TIMEOUT)
-    mesh.do.broadcast(Local(lambda: gate.wait(TIMEOUT)))
+    mesh.do.broadcast(Local(gate.stand))
     return mesh
 
 
@@ -862,14 +851,14 @@ def endpoint_for(adverb: str, mesh: ActorMesh[Any]) -> Any:
 
 @pytest.mark.parametrize("limit", [None, LONG])
 @pytest.mark.parametrize("adverb", CALLS)
-def test_a_dropped_future(held: ActorMesh[Any], gate: threading.Event, adverb: str, limit: float | None) -> None:
+def test_a_dropped_future(held: ActorMesh[Any], gate: Gate, adverb: str, limit: float | None) -> None:
     endpoint = endpoint_for(adverb, held)
     before = ports()
     future = CALLS[adverb](endpoint if limit is None else endpoint.with_timeout(limit))
     assert ports() == before + 1 and limits() == (limit is not None)
     del future
     assert ports() == before and limits() == 0
-    gate.set()
+    gate.open()
     assert [value for _, value in held.nothing.call().get(TIMEOUT)] == [0, 1]  # late answers harm nobody
 
 
@@ -957,12 +946,12 @@ def test_a_limit_says_that_a_process_is_suspected(
     proc.suspected.clear()
 
 
-def test_choose_does_not_care_for_those_it_did_not_choose(cluster: InProcessCluster, gate: threading.Event) -> None:
+def test_choose_does_not_care_for_those_it_did_not_choose(cluster: InProcessCluster, gate: Gate) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = procs.spawn("a", Plain)
-    future = mesh.do.choose(Local(lambda: gate.wait(TIMEOUT) and current_rank().rank))
+    future = mesh.do.choose(Local(lambda: gate.opened.wait(TIMEOUT) and current_rank().rank))
     (handler,) = graph_with(handlers=1).handlers
     cluster.kill(procs, 1 - handler.rank)
     cluster.next_failure()
-    gate.set()
+    gate.open()
     assert future.get(TIMEOUT) == handler.rank

@@ -7,6 +7,7 @@ test here also says that nothing else was reported, and that no thread, port or 
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from monarch.actor import (
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock, patch_actor
 from tests.support.actors import TIMEOUT, Action, Gate, Recorder, Script, Scripted, awaited, do, values
+from tests.support.threads import together
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
@@ -962,11 +964,7 @@ def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Script) ->
     def restart(rank: int) -> None:
         errors.extend(str(error) for _ in range(10) if (error := mesh.restart(gpus=rank).exception(TIMEOUT)))
 
-    threads = [threading.Thread(target=restart, args=(rank % 4,)) for rank in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    together(*[functools.partial(restart, rank % 4) for rank in range(8)])
     assert [error for error in errors if "stopped: restarted by its owner" not in error] == []
     events = diary.rest()
     for rank in range(4):
