@@ -2053,6 +2053,7 @@ def test_a_constructor_that_raises_while_it_is_stopped(cluster: InProcessCluster
 def test_a_failure_while_stopping_is_not_told(cluster: InProcessCluster, kind: Any, how: str, gate: Gate) -> None:
     def stand_and_fail(actor: Any) -> None:
         gate.stand()
+        actor.script.note("went on")
         if how == "raises":
             raise ValueError("too late")
         end("abort", "too late")()
@@ -2066,7 +2067,7 @@ def test_a_failure_while_stopping_is_not_told(cluster: InProcessCluster, kind: A
     assert stopped.get(TIMEOUT) is None
     cluster.settle()
     fails(mesh.ping.call_one())
-    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
+    assert [_hook(entry) for entry in script.rest()] == ["init", "went on", "cleanup"]
 
 
 @kinds
