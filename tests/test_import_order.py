@@ -38,15 +38,7 @@ TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", 
 PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
 SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard")
-FACES = (
-    "builtins",
-    "checkpoint",
-    "memory",
-    "profiler",
-    "random",
-    "simulator",
-    "timer",
-)
+FACES = ("builtins", "checkpoint", "memory", "profiler", "random", "simulator", "timer")
 OTHER_FACES = {"gather_mount": ("remotemount",), "_older_paths": ("actor", "telemetry", "tensor")}
 ROOT = ""  # monarch/__init__.py itself
 
@@ -56,20 +48,10 @@ TOP = "."
 PROGRAMS = ("bootstrap.py",)  # run with `python -m`; as an __init__.py they may import any, and none imports them
 ROOMS = {
     "_mesh": (
-        TOP,
-        "output",
-        "start",
-        "casts",
-        "failures",
-        "inspection",
-        "agent",
-        "actors",
-        "meshes",
-        "workspace",
-        "process",
+        TOP, "output", "start", "casts", "failures", "inspection", "agent", "actors", "meshes", "workspace", "process",
     ),
     "tensor": (TOP, "worker", "controller", "recording", "remote", "simulator"),
-}
+}  # fmt: skip
 
 
 RINGS_STAY = {
@@ -279,17 +261,12 @@ def test_each_outer_function_exists(name: str) -> None:
     file = file_of(PACKAGE, ["monarch", *module.split(".")])
     assert file is not None
     defined = ast.parse(file.read_text()).body
-    assert function in [
-        node.name for node in defined if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
+    assert function in [getattr(node, "name", "") for node in defined]
 
 
 def test_outer_functions_are_called_by_their_names_in_the_table_alone() -> None:
-    named, loaded = (
-        set(plugins_named(PACKAGE, ("outer", "_outer"))),
-        list(plugins_named(PACKAGE, ("load", "import_module"))),
-    )
-    assert loaded == []
+    assert list(plugins_named(PACKAGE, ("load", "import_module"))) == []
+    named = set(plugins_named(PACKAGE, ("outer", "_outer")))
     assert named | set(admin_socket.STREAMS.values()) == plugins.OUTER.keys()
 
 
@@ -335,27 +312,16 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("_shape/deep/__init__.py", "from ... import _wire", "1: _shape may not import _wire"),
         ("_wire/a.py", "def f():\n    import monarch._runtime.proc as p", "2: _wire may not import _runtime"),
         ("_wire/a.py", "async def f():\n    from .. import _mesh", "2: _wire may not import _mesh"),
-        (
-            "_runtime/a.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from monarch._mesh.actors.actor import Actor",
-            "3: _runtime may not import _mesh",
-        ),
-        (
-            "_mesh/a.py",
-            "try:\n    import monarch.actor\nexcept ImportError: ...",
-            "2: _mesh may not import actor",
-        ),
+        ("_runtime/a.py", "if TYPE_CHECKING:\n    from monarch._mesh.a import A", "2: _runtime may not import _mesh"),
+        ("_mesh/a.py", "try:\n    import monarch.actor\nexcept ImportError: ...", "2: _mesh may not import actor"),
         ("_mesh/a.py", "importlib.import_module('monarch.rdma')", "1: _mesh may not import rdma"),
         ("_mesh/a.py", "__import__('monarch.job.base')", "1: _mesh may not import job"),
         ("_mesh/a.py", "import monarch.testing", "1: _mesh may not import testing"),
         ("actor/__init__.py", "from monarch import rdma", "1: actor may not import rdma"),
         ("rdma/a.py", "from monarch._wire import frame", "1: rdma may not import _wire"),
         ("rdma/a.py", "from monarch.testing import cluster", "1: rdma may not import testing"),
-        ("rdma/a.py", "import monarch.job", "1: rdma may not import job"),
-        ("branch.py", "import monarch._shape", "1: branch may not import _shape"),
         ("tensor/a.py", "import monarch.timer", "1: tensor may not import timer"),
         ("timer.py", "from monarch.actor import Actor", "1: timer may not import actor"),
-        ("timer.py", "import monarch.rdma", "1: timer may not import rdma"),
         ("testing/a.py", "import monarch.rdma", "1: testing may not import rdma"),
         ("job/a.py", "import monarch.tools", "1: job may not import tools"),
         ("job/a.py", "import monarch._mesh", "1: job may not import _mesh"),
@@ -395,13 +361,7 @@ IN_ORDER = (TOP, "low", "high")
         ("low/a.py", "import json\nfrom monarch.tensor.high.b import B", "2: low may not import high"),
         ("low/a.py", "from ..high import b", "1: low may not import high"),
         ("low/a.py", "from monarch.tensor import high", "1: low may not import high"),
-        ("low/deep/a.py", "def f():\n    from monarch.tensor.high import b", "2: low may not import high"),
-        (
-            "low/a.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from monarch.tensor.high.b import B",
-            "3: low may not import high",
-        ),
-        ("low/a.py", "importlib.import_module('monarch.tensor.high.b')", "1: low may not import high"),
+        ("low/deep/a.py", "if TYPE_CHECKING:\n    from monarch.tensor.high import b", "2: low may not import high"),
         ("high/a.py", "from monarch.tensor import Shown", "1: high may not import tensor itself"),
         ("strange/a.py", "from monarch.tensor import base", "1: strange has no place in the order of tensor"),
         ("high/a.py", "from monarch.tensor.strange import a", "1: high may not import strange"),
@@ -428,11 +388,7 @@ def test_imports_from_earlier_folders_are_not_reported(tmp_path: Path) -> None:
     [
         ({"base": "from monarch.tensor import other", "other": "from .base import f"}, "base -> other -> base"),
         (
-            {
-                "low/a": "from monarch.tensor.low import c",
-                "low/c": "def f():\n    from . import d",
-                "low/d": "from monarch.tensor.low.a import A",
-            },
+            {"low/a": "from ..low import c", "low/c": "def f():\n    from . import d", "low/d": "from .a import A"},
             "low/a -> low/c -> low/d -> low/a",
         ),
         (

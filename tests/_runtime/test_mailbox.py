@@ -34,12 +34,7 @@ def test_control_items_go_first() -> None:
     mailbox.put("m2")
     mailbox.put_control("stop")
     assert len(mailbox) == 3
-    assert [mailbox.take(), next_of(mailbox), mailbox.take(), next_of(mailbox)] == [
-        "stop",
-        "m1",
-        "m2",
-        None,
-    ]
+    assert [mailbox.take(), next_of(mailbox), mailbox.take(), next_of(mailbox)] == ["stop", "m1", "m2", None]
 
 
 def test_many_putters_and_one_taker(switching: None) -> None:

@@ -169,11 +169,7 @@ def test_metrics_are_summed_until_they_are_taken(recorder: Recorder) -> None:
     time.record(30_000)
     since, now, sums, distributions, values = recorder.metrics.take()
     assert since <= now
-    assert sums == [
-        ("jobs", "", (("kind", "1"),), True, 5),
-        ("jobs", "", (), True, 1),
-        ("open", "", (), False, -2),
-    ]
+    assert sums == [("jobs", "", (("kind", "1"),), True, 5), ("jobs", "", (), True, 1), ("open", "", (), False, -2)]
     assert values == [("level", "%", (), 2.0)]
     (found,) = distributions
     assert found[:7] == ("time", "", (), 2, 30_003.0, 3.0, 30_000.0)

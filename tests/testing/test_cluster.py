@@ -177,10 +177,7 @@ def test_an_exception_of_the_block_is_not_hidden_by_what_it_left() -> None:
 
 def test_an_actor_that_does_not_stop_is_named() -> None:
     entered, gate = Local(threading.Event()), Local(threading.Event())
-    with (
-        pytest.raises(TimeoutError, match=r"\n  stuck, rank 1, in hold\(\)$"),
-        InProcessCluster(patience=0.2),
-    ):
+    with pytest.raises(TimeoutError, match=r"\n  stuck, rank 1, in hold\(\)$"), InProcessCluster(patience=0.2):
         workers = this_host().spawn_procs({"gpus": 2}).spawn("stuck", Worker)
         workers.pid.call().get(TIMEOUT)
         workers.slice(gpus=1).hold.broadcast(entered, gate)
@@ -189,10 +186,7 @@ def test_an_actor_that_does_not_stop_is_named() -> None:
 
 
 def test_an_error_inside_the_runtime_fails_the_test() -> None:
-    with (
-        pytest.raises(RuntimeError, match=r"1 error\(s\) inside the runtime") as caught,
-        InProcessCluster() as cluster,
-    ):
+    with pytest.raises(RuntimeError, match=r"1 error\(s\) inside the runtime") as caught, InProcessCluster() as cluster:
         cluster._loop.call_soon(lambda: 1 // 0)
         cluster.settle()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

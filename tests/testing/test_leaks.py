@@ -32,10 +32,7 @@ def test_an_open_descriptor_is_reported_with_what_it_is(tmp_path: Path) -> None:
 def test_a_running_thread_is_reported_with_where_it_is() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="left behind", daemon=True)
-    with (
-        pytest.raises(LeakError, match=r"thread  left behind, at .*threading\.py:\d+ in wait"),
-        check_leaks(NOW),
-    ):
+    with pytest.raises(LeakError, match=r"thread  left behind, at .*threading\.py:\d+ in wait"), check_leaks(NOW):
         thread.start()
     stop.set()
     thread.join()

@@ -212,10 +212,6 @@ def test_patches_of_classes_of_the_main_program_reach_real_processes() -> None:
         print(this_host().spawn_procs().spawn("outer", Outer).ask.call_one().get(30))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout.split(), done.returncode) == (["mock", "real"], 0), done.stderr

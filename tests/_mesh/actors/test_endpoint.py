@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._errors import BackpressureTimeout
 from monarch._mesh.actors.arity import Arity
-from monarch._mesh.actors.endpoint import (
-    Endpoint,
-    EndpointProperty,
-    ValueStream,
-    concurrent_endpoint,
-    endpoint,
-    send,
-)
+from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, ValueStream, concurrent_endpoint, endpoint, send
 from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current

@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import (
-    Actor,
-    Channel,
-    Port,
-    ProcMesh,
-    SupervisionError,
-    current_rank,
-    endpoint,
-    send,
-)
+from monarch.actor import Actor, Channel, Port, ProcMesh, SupervisionError, current_rank, endpoint, send
 from monarch.testing import InProcessCluster
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
@@ -184,11 +175,7 @@ def test_under_send_any_number_of_answers_arrives(senders: Any) -> None:
 
 
 def test_an_exception_for_the_port_is_raised_unwrapped(senders: Any, one: Any) -> None:
-    for future in (
-        senders.answer_error.call(),
-        one.answer_error.call_one(),
-        next(iter(one.answer_error.stream())),
-    ):
+    for future in (senders.answer_error.call(), one.answer_error.call_one(), next(iter(one.answer_error.stream()))):
         with pytest.raises(KeyError, match="as it is"):
             future.get(timeout=TIMEOUT)
     assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"

@@ -109,10 +109,7 @@ def test_the_root_passes_on_what_comes() -> None:
     down = casts.cast(0.0, "P", reduction(number=0), b"")
     assert [
         effect.message.combine for effect in down if isinstance(effect, Forward) and type(effect.message) is Cast
-    ] == [
-        b"how",
-        b"how",
-    ]
+    ] == [b"how", b"how"]
     casts.answers(0.0, "C", Answers(CALLER, PORT, [0, 1], [VALUE, MERGED], [2, 0]), b"cc")
     *_, up = casts.answers(0.0, "D", Answers(CALLER, PORT, [2], [VALUE], [1]), b"d")
     ups = [effect for effect in (up, *_) if isinstance(effect, Reply)]

@@ -376,10 +376,7 @@ def test_who_hears_that_a_child_cannot_reach_a_host_serves_it_itself() -> None:
     effects = casts.unreached(0.0, "A", HostUnreachable("C"))
     assert [
         (effect.host, effect.message.again, bytes(effect.body)) for effect in effects if type(effect.message) is Cast
-    ] == [
-        ("C", "A", b"broadcast"),
-        ("C", "A", b"call"),
-    ]
+    ] == [("C", "A", b"broadcast"), ("C", "A", b"call")]
     assert casts.answers(0.0, "A", *answers(1, 2, gone=[3])) != []  # what it says of C counts no more
     casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")
     assert casts.counts().gatherings == 1

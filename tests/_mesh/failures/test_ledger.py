@@ -135,11 +135,7 @@ SCENARIOS: dict[str, tuple[list[Event], list[list[int]], list[int]]] = {
     "stopped, then an actor fails": (["enough", failed(2)], [], ALL),
     "stopped, then a process is killed": (["enough", ended("p1")], [], ALL),
     "an actor fails, then the mesh is stopped": ([failed(2), "enough"], [[2]], ALL),
-    "an actor fails, the mesh is stopped, its process killed": (
-        [failed(2), "enough", ended("p0")],
-        [[2]],
-        ALL,
-    ),
+    "an actor fails, the mesh is stopped, its process killed": ([failed(2), "enough", ended("p0")], [[2]], ALL),
     "a report of two ranks": ([failed(0, 1)], [[0, 1]], [0, 1]),
     "a report of no rank": ([failed()], [], []),
     # --- restarts
@@ -170,11 +166,7 @@ SCENARIOS: dict[str, tuple[list[Event], list[list[int]], list[int]]] = {
     "one of two was restarted": ([failed(0), failed(2), begin(0, 2), done(0)], [[0], [2]], [2]),
     "its process ends meanwhile": ([begin(2), ended("p1")], [], [2]),
     "the process of two, one of them restarting": ([begin(0), ended("p0")], [[0, 1]], [0, 1]),
-    "a process and its actor are restarted": (
-        [ended("p1"), begin(2), done(2, incarnation=NEXT)],
-        [[2]],
-        [],
-    ),
+    "a process and its actor are restarted": ([ended("p1"), begin(2), done(2, incarnation=NEXT)], [[2]], []),
     "the end of the process before is told again": (
         [ended("p1"), begin(2), done(2, incarnation=NEXT), ended("p1"), ended("p1", 0, stopped=True)],
         [[2]],
@@ -357,9 +349,7 @@ def test_each_incarnation_that_failed_is_told_of_once(steps: list[tuple[str, int
 
 
 @given(events)
-def test_a_rank_is_told_of_at_most_once_and_never_after_a_stop(
-    happened: list[Failure | ProcEnded | str],
-) -> None:
+def test_a_rank_is_told_of_at_most_once_and_never_after_a_stop(happened: list[Failure | ProcEnded | str]) -> None:
     ledger = ledger_with()
     told: list[int] = []
     for event in happened:
@@ -395,11 +385,7 @@ def test_views_without_a_failed_rank_are_healthy(dead: list[int]) -> None:
 def test_a_caller_hears_why_its_first_dead_rank_ended() -> None:
     ledger = ledger_with()
     feed(ledger, failed(2), ended("p0", 7), "enough")
-    for view, text in (
-        ([2, 0], "it raised"),
-        ([0, 2], "exited with non-zero code 7"),
-        ([3], "stopped: enough"),
-    ):
+    for view, text in (([2, 0], "it raised"), ([0, 2], "exited with non-zero code 7"), ([3], "stopped: enough")):
         why = ledger.check("k1", view)
         assert why is not None and text in why.report
     assert ledger.check("k9", [0]) is None
@@ -513,12 +499,7 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
     ):
         assert part in report
     assert report.startswith("The actor <root>.<Worker workers {'gpus': 0/4}> and all its descendants have failed:\n")
-    assert (failure.mesh, failure.mesh_name, failure.ranks, failure.stopped) == (
-        "k1",
-        "workers",
-        [0, 1],
-        False,
-    )
+    assert (failure.mesh, failure.mesh_name, failure.ranks, failure.stopped) == ("k1", "workers", [0, 1], False)
     simulated = ledgers.process_failure(Mesh(), ended("inproc:n/m.0"), [0]).report
     assert "last lines" not in simulated and "pid 4711, at inproc:n/m.0" in simulated
     never = ProcEnded("unix:/h/m.0", 0, 1, False, [], "was never started on this host", hostname="node3")

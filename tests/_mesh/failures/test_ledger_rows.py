@@ -1718,9 +1718,7 @@ def test_a_failure_is_told_though_the_cleanup_blocks(kind: Any, gate: Gate) -> N
         gate.open()
 
 
-def test_a_failure_is_told_though_an_endpoint_does_not_let_itself_be_cancelled(
-    cluster: InProcessCluster,
-) -> None:
+def test_a_failure_is_told_though_an_endpoint_does_not_let_itself_be_cancelled(cluster: InProcessCluster) -> None:
     awaited = Awaited()
 
     async def stubborn(actor: Any) -> None:

@@ -17,14 +17,7 @@ from typing import Any
 import pytest
 
 from monarch._mesh.inspection import fault_dump, fault_signal
-from monarch._mesh.inspection.fault_signal import (
-    FILE,
-    CannotSignal,
-    Signalled,
-    ask_by_signal,
-    read_note,
-    status_of,
-)
+from monarch._mesh.inspection.fault_signal import FILE, CannotSignal, Signalled, ask_by_signal, read_note, status_of
 from monarch._mesh.inspection.stack_records import ThreadStack
 from tests.support.processes import stopped
 from tests.support.tiers import first_of

@@ -121,10 +121,7 @@ def answer(attaching: Attaching, rank: int) -> AttachedHost:
 def test_every_host_is_asked_and_has_to_answer() -> None:
     attaching, proc = asked()
     told = [(address, os_text.decode(msg.env, dict[str, str]), msg.port, msg.rank) for address, msg in proc.posted]
-    assert told == [
-        (agent_at(A), {"X": "1"}, 5, 0),
-        (agent_at(B), {"X": "1"}, 5, 1),
-    ]
+    assert told == [(agent_at(A), {"X": "1"}, 5, 0), (agent_at(B), {"X": "1"}, 5, 1)]
     first = answer(attaching, 1)
     assert not attaching.ready and attaching.unanswered() == [0]
     assert [answer(attaching, 0), first] == attaching.value() and attaching.ready
@@ -136,8 +133,7 @@ def test_a_host_that_cannot_be_attached_is_named_with_the_reason() -> None:
     ended = ProcEnded(agent_at(B), 0, 1, False, [], "nobody listens there")
     attaching.fail(attaching.target.failure_of(agent_at(B), ended))
     with pytest.raises(
-        RuntimeError,
-        match=f"^attach failed: config push failed during attach to {B}: nobody listens there$",
+        RuntimeError, match=f"^attach failed: config push failed during attach to {B}: nobody listens there$"
     ):
         attaching.value()
     attaching.give_up(ValueError("too late"))

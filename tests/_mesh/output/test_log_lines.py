@@ -79,12 +79,7 @@ def groups(block: str) -> list[tuple[int, str, str]]:
     """(how many, ranks, line) of each group of a block; checks its frame."""
     plain = re.sub(r"\x1b\[\d+m", "", block)
     first, *middle, last, blank, end = plain.split("\n")
-    assert (first, last, blank, end) == (
-        ">>> Aggregated Logs (now) >>>",
-        "<<< Aggregated Logs (now) <<<",
-        "",
-        "",
-    )
+    assert (first, last, blank, end) == (">>> Aggregated Logs (now) >>>", "<<< Aggregated Logs (now) <<<", "", "")
     found = [re.fullmatch(r"\[(\d+) similar log lines\] (?:\[([\d,-]+)\] )?(.*)", line) for line in middle]
     return [(int(match[1]), match[2] or "", match[3]) for match in found if match]
 
