@@ -1,4 +1,4 @@
-"""Host and proc meshes: where processes come from, what they inherit, who may stop them."""
+"""Processes of meshes: where they come from, what they inherit, how they end. See tests/_mesh/meshes/test_proc_mesh.py."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ import pytest
 
 from monarch.actor import (
     Actor,
-    ActorError,
     HostMesh,
     ProcMesh,
-    SupervisionError,
     context,
-    current_rank,
-    current_size,
     default_bootstrap_cmd,
     endpoint,
-    get_active_proc_meshes,
-    register_proc_mesh_spawn_callback,
     this_host,
     this_proc,
-    unregister_proc_mesh_spawn_callback,
 )
 from monarch.config import configured
 from tests.support.tiers import full
@@ -47,14 +40,6 @@ class Probe(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
-
-    @endpoint
-    def rank(self) -> tuple[int, dict[str, int], dict[str, int]]:
-        return current_rank().rank, dict(current_rank()), current_size()
-
-    @endpoint
-    def home_rank(self) -> dict[str, int]:
-        return dict(context().actor_instance.rank)
 
     @endpoint
     def address(self) -> str:
@@ -96,23 +81,6 @@ class Probe(Actor):
     def echo(self, value: Any) -> Any:
         return value
 
-    @endpoint
-    def append(self, values: list[int]) -> list[int]:
-        values.append(0)
-        return values
-
-
-class Cleaner(Actor):
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        Path(self.path).write_text(f"cleaned {exc}")
-
 
 class Nester(Actor):
     """Uses the mesh API from inside a process."""
@@ -132,22 +100,6 @@ class Nester(Actor):
     @endpoint
     def here(self) -> tuple[int, int]:
         return os.getpid(), this_proc().spawn("probe", Probe).pid.call_one().get(timeout=TIMEOUT)
-
-    @endpoint
-    def try_stop(self, procs: ProcMesh) -> str:
-        try:
-            procs.stop().get(timeout=TIMEOUT)
-        except Exception as exc:
-            return f"{type(exc).__name__}: {exc}"
-        return "stopped"
-
-    @endpoint
-    def try_host(self, host: HostMesh) -> str:
-        try:
-            host.shutdown().get(timeout=TIMEOUT)
-        except Exception as exc:
-            return f"{type(exc).__name__}: {exc}"
-        return "shut down"
 
 
 def pids(mesh: ProcMesh) -> list[int]:
@@ -175,13 +127,6 @@ def test_an_actor_of_this_proc_runs_in_the_clients_process() -> None:
     assert pids(this_proc()) == [os.getpid()]
 
 
-def test_arguments_are_copied_even_within_one_process() -> None:
-    probe = this_proc().spawn("probe", Probe)
-    mine: list[int] = [1]
-    assert probe.append.call_one(mine).get(timeout=TIMEOUT) == [1, 0]
-    assert mine == [1]
-
-
 def test_this_proc_inside_an_actor_is_its_own_process(proc: ProcMesh) -> None:
     own, other = proc.spawn("nester", Nester).here.call_one().get(timeout=TIMEOUT)
     assert own == other != os.getpid()
@@ -195,10 +140,6 @@ def test_without_per_host_the_mesh_has_no_dimension(proc: ProcMesh) -> None:
     assert pids(proc) != [os.getpid()]
 
 
-def test_an_empty_per_host_is_the_same_as_none(spawn_procs: Any) -> None:
-    assert dict(spawn_procs({}).sizes) == {}
-
-
 def test_every_rank_is_a_process_of_its_own(procs4: ProcMesh) -> None:
     assert len({*pids(procs4), os.getpid()}) == 5
 
@@ -206,37 +147,6 @@ def test_every_rank_is_a_process_of_its_own(procs4: ProcMesh) -> None:
 def test_the_extent_is_per_host_in_its_own_order(procs4: ProcMesh) -> None:
     assert procs4.extent.labels == ["a", "b"] and procs4.extent.sizes == [2, 2]
     assert procs4.size() == 4 and procs4.size("b") == 2
-
-
-@full
-def test_host_dimensions_come_first(spawn_procs: Any, host: HostMesh) -> None:
-    mesh = spawn_procs({"gpus": 2}, on=host.flatten("hosts"))
-    assert mesh.extent.labels == ["hosts", "gpus"] and mesh.extent.sizes == [1, 2]
-    assert len(set(pids(mesh))) == 2
-
-
-def test_a_label_of_the_host_cannot_be_used_again(host: HostMesh) -> None:
-    with pytest.raises(ValueError, match="overlap with host labels"):
-        host.flatten("hosts").spawn_procs({"hosts": 2})
-
-
-@pytest.mark.parametrize("per_host", [{"gpus": 0}, {"a": 2, "b": 0}])
-def test_a_dimension_of_size_zero_is_refused_at_the_call(host: HostMesh, per_host: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="0"):
-        host.spawn_procs(per_host)
-
-
-@pytest.mark.parametrize("per_host", [{"gpus": -1}, {"gpus": "two"}, {3: 2}, "gpus"])
-def test_a_per_host_that_is_no_extent_is_refused_at_the_call(host: HostMesh, per_host: Any) -> None:
-    with pytest.raises((TypeError, ValueError, OverflowError)):
-        host.spawn_procs(per_host)
-
-
-@full
-def test_the_name_is_part_of_the_addresses(spawn_procs: Any) -> None:
-    mesh = spawn_procs({"gpus": 2}, name="trainer")
-    addresses = mesh.spawn("probe", Probe).address.call().get(timeout=TIMEOUT).values()
-    assert "trainer-0" in addresses[0] and "trainer-1" in addresses[1]
 
 
 def test_spawn_procs_takes_positional_arguments(spawn_procs: Any) -> None:
@@ -253,22 +163,7 @@ def test_initialized_is_true(procs2: ProcMesh) -> None:
     assert procs2.initialized.get(timeout=TIMEOUT) is True
 
 
-def test_host_mesh_of_a_single_proc_is_a_host_without_dimensions(proc: ProcMesh, host: HostMesh) -> None:
-    assert dict(proc.host_mesh.sizes) == {}
-    assert proc.host_mesh == host
-
-
-def test_host_mesh_of_several_procs_is_not_implemented(procs2: ProcMesh) -> None:
-    with pytest.raises(NotImplementedError):
-        _ = procs2.host_mesh
-
-
 # --- spawn_procs: binding to processors
-
-
-def test_proc_bind_must_have_an_entry_for_each_process(host: HostMesh) -> None:
-    with pytest.raises(ValueError, match=r"proc_bind length \(1\) must equal procs_per_host \(2\)"):
-        host.spawn_procs({"gpus": 2}, proc_bind=[{"cpus": "0"}])
 
 
 def test_cpus_binds_each_process_to_its_processors(spawn_procs: Any) -> None:
@@ -278,66 +173,7 @@ def test_cpus_binds_each_process_to_its_processors(spawn_procs: Any) -> None:
     assert mesh.spawn("probe", Probe).cpus.call().get(timeout=TIMEOUT).values() == [{first}, {last}]
 
 
-# --- spawn_procs: bootstrap
-
-
-def test_bootstrap_runs_in_every_process_before_any_actor_is_made(spawn_procs: Any) -> None:
-    def prepare() -> None:
-        os.environ["FROM_BOOTSTRAP"] = str(current_rank()["gpus"])
-
-    probe = spawn_procs({"gpus": 2}, bootstrap=prepare).spawn("probe", Probe)
-    assert probe.env_at_start.call("FROM_BOOTSTRAP").get(timeout=TIMEOUT).values() == [["0"], ["1"]]
-
-
-def test_a_plain_bootstrap_sees_no_running_loop(spawn_procs: Any) -> None:
-    def prepare() -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            os.environ["LOOP"] = "none"
-
-    probe = spawn_procs(bootstrap=prepare).spawn("probe", Probe)
-    assert probe.env.call_one("LOOP").get(timeout=TIMEOUT) == ["none"]
-
-
-@full
-def test_an_async_bootstrap_is_awaited(spawn_procs: Any) -> None:
-    async def prepare() -> None:
-        await asyncio.sleep(0)
-        os.environ["AWAITED"] = "yes"
-
-    probe = spawn_procs(bootstrap=prepare).spawn("probe", Probe)
-    assert probe.env_at_start.call_one("AWAITED").get(timeout=TIMEOUT) == ["yes"]
-
-
-def test_a_failing_bootstrap_is_an_actor_error_of_initialized_and_of_every_call(spawn_procs: Any) -> None:
-    def prepare() -> None:
-        raise OSError("no such scratch disk")
-
-    mesh = spawn_procs({"gpus": 2}, bootstrap=prepare)
-    probe = mesh.spawn("probe", Probe)
-    with pytest.raises(ActorError, match="no such scratch disk") as caught:
-        mesh.initialized.get(timeout=TIMEOUT)
-    assert str(caught.value).startswith("Actor call setup.setup failed.")
-    with pytest.raises(ActorError, match="no such scratch disk"):
-        probe.pid.call().get(timeout=TIMEOUT)
-
-
 # --- spawn_procs: the command
-
-
-def test_the_default_command_is_this_interpreter_with_nothing_added() -> None:
-    command = default_bootstrap_cmd()
-    assert command.program == sys.executable
-    assert command.env == {} and command.inherit_env is True
-    assert command.args[0] == "-m"
-
-
-def test_with_env_makes_a_copy() -> None:
-    first = default_bootstrap_cmd()
-    second = first.with_env({"A": "1"})
-    third = second.with_env({"B": "2"})
-    assert (first.env, second.env, third.env) == ({}, {"A": "1"}, {"A": "1", "B": "2"})
 
 
 def test_a_bootstrap_command_sets_and_removes_variables(spawn_procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,62 +306,11 @@ def test_stop_ends_the_processes(spawn_procs: Any, watch: Any) -> None:
     assert watched.survivors(2) == {}
 
 
-@full
-def test_stop_begins_without_being_waited_for(spawn_procs: Any, watch: Any) -> None:
-    mesh = spawn_procs({"gpus": 2})
-    watched = watch(pids(mesh))
-    mesh.stop()
-    assert watched.survivors(TIMEOUT) == {}
-
-
-def test_stop_may_be_called_again(spawn_procs: Any) -> None:
-    mesh = spawn_procs()
-    assert mesh.stop().get(timeout=TIMEOUT) is None
-    assert mesh.stop("again").get(timeout=TIMEOUT) is None
-
-
-def test_stop_of_a_mesh_just_asked_for(spawn_procs: Any) -> None:
-    assert spawn_procs({"gpus": 2}).stop().get(timeout=TIMEOUT) is None
-
-
-def test_stop_waits_for_spawns_and_cleans_up_every_actor(spawn_procs: Any, tmp_path: Path) -> None:
-    mesh = spawn_procs()
-    for number in range(3):
-        mesh.spawn(f"cleaner{number}", Cleaner, str(tmp_path / str(number)))
-    mesh.stop().get(timeout=TIMEOUT)
-    assert [(tmp_path / str(n)).read_text() for n in range(3)] == ["cleaned None"] * 3
-
-
 def test_a_stopped_process_finishes_its_interpreter_in_the_normal_way(spawn_procs: Any, tmp_path: Path) -> None:
     mesh = spawn_procs()
     mesh.spawn("probe", Probe).at_exit.call_one(str(tmp_path / "left")).get(timeout=TIMEOUT)
     mesh.stop().get(timeout=TIMEOUT)
     assert (tmp_path / "left").read_text() == "left"
-
-
-def test_initialized_stays_true_after_stop(spawn_procs: Any) -> None:
-    mesh = spawn_procs()
-    mesh.initialized.get(timeout=TIMEOUT)
-    mesh.stop().get(timeout=TIMEOUT)
-    assert mesh.initialized.get(timeout=TIMEOUT) is True
-
-
-def test_spawn_on_a_stopped_mesh_is_refused_at_the_call(spawn_procs: Any) -> None:
-    mesh = spawn_procs()
-    mesh.stop().get(timeout=TIMEOUT)
-    with pytest.raises(RuntimeError, match="`ProcMesh` has already been stopped"):
-        mesh.spawn("probe", Probe)
-
-
-def test_calls_on_actors_of_a_stopped_mesh_say_that_it_was_stopped(spawn_procs: Any) -> None:
-    mesh = spawn_procs({"gpus": 2})
-    probe = mesh.spawn("probe", Probe)
-    probe.pid.call().get(timeout=TIMEOUT)
-    mesh.stop("enough for today").get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError, match="stopped"):
-        probe.pid.call().get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError, match="stopped"):
-        probe.slice(gpus=1).pid.call_one().get(timeout=TIMEOUT)
 
 
 def test_dropping_every_reference_does_not_stop_a_mesh(host: HostMesh, spawn_procs: Any) -> None:
@@ -538,30 +323,6 @@ def test_dropping_every_reference_does_not_stop_a_mesh(host: HostMesh, spawn_pro
 
 
 # --- Ownership
-
-
-def test_a_slice_of_procs_cannot_be_stopped(procs2: ProcMesh) -> None:
-    with pytest.raises(ValueError, match="ProcMesh is not owned; must be stopped by an owner"):
-        procs2.slice(gpus=0).stop().get(timeout=TIMEOUT)
-
-
-def test_this_host_cannot_be_shut_down(host: HostMesh) -> None:
-    with pytest.raises(RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"):
-        host.shutdown().get(timeout=TIMEOUT)
-
-
-def test_this_host_cannot_be_stopped(host: HostMesh) -> None:
-    with pytest.raises(RuntimeError, match="cannot stop `HostMesh` that is a reference instead of owned"):
-        host.stop().get(timeout=TIMEOUT)
-
-
-def test_leaving_async_with_this_host_raises(host: HostMesh) -> None:
-    async def main() -> None:
-        async with host as same:
-            assert same is host
-
-    with pytest.raises(RuntimeError, match="reference instead of owned"):
-        asyncio.run(main())
 
 
 @full
@@ -578,21 +339,7 @@ def test_async_with_stops_the_procs(host: HostMesh, watch: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_plain_with_is_a_type_error(procs2: ProcMesh) -> None:
-    with pytest.raises(TypeError), procs2:  # type: ignore[attr-defined]
-        pass
-
-
 # --- Views of procs
-
-
-def test_an_actor_on_a_slice_has_its_rank_in_that_slice(procs4: ProcMesh) -> None:
-    probe = procs4.slice(a=1).spawn("probe", Probe)
-    assert probe.rank.call().get(timeout=TIMEOUT).values() == [
-        (0, {"b": 0}, {"b": 2}),
-        (1, {"b": 1}, {"b": 2}),
-    ]
-    assert probe.home_rank.call().get(timeout=TIMEOUT).values() == [{"b": 0}, {"b": 1}]
 
 
 def test_an_actor_on_a_slice_runs_in_those_processes_only(procs4: ProcMesh) -> None:
@@ -600,36 +347,6 @@ def test_an_actor_on_a_slice_runs_in_those_processes_only(procs4: ProcMesh) -> N
     assert pids(procs4.slice(a=1)) == everyone[2:]
     assert pids(procs4.slice(b=0)) == [everyone[0], everyone[2]]
     assert pids(procs4.flatten("rank").slice(rank=slice(1, 3))) == everyone[1:3]
-
-
-def test_actors_on_a_slice_are_owned_by_who_spawned_them(procs2: ProcMesh) -> None:
-    probe = procs2.slice(gpus=1).spawn("probe", Probe)
-    probe.pid.call_one().get(timeout=TIMEOUT)
-    assert probe.stop().get(timeout=TIMEOUT) is None
-
-
-def test_a_slice_with_everything_in_it_is_the_mesh_itself(procs2: ProcMesh, host: HostMesh) -> None:
-    assert procs2.slice() is procs2
-    assert host.slice() is host
-
-
-@pytest.mark.parametrize(
-    ("selection", "error"),
-    [
-        ({"x": 0}, TypeError),
-        ({"gpus": 2}, IndexError),
-        ({"gpus": -1}, IndexError),
-        ({"gpus": slice(2, 2)}, ValueError),
-    ],
-)
-def test_a_wrong_selection_is_refused(procs2: ProcMesh, selection: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        procs2.slice(**selection)
-
-
-def test_size_of_an_unknown_dimension_is_a_key_error(procs2: ProcMesh) -> None:
-    with pytest.raises(KeyError, match="does not have dimension 'x'"):
-        procs2.size("x")
 
 
 # --- Meshes as values
@@ -643,35 +360,12 @@ def test_pickled_procs_are_a_reference_to_the_same_processes(procs2: ProcMesh) -
         copy.stop().get(timeout=TIMEOUT)
 
 
-def test_a_pickled_host_is_a_reference_to_the_same_host(host: HostMesh) -> None:
-    copy = cloudpickle.loads(cloudpickle.dumps(host))
-    assert copy == host
-    with pytest.raises(RuntimeError, match="reference instead of owned"):
-        copy.shutdown().get(timeout=TIMEOUT)
-
-
-def test_procs_not_ready_yet_can_be_pickled(spawn_procs: Any) -> None:
-    mesh = spawn_procs({"gpus": 2})
-    copy = cloudpickle.loads(cloudpickle.dumps(mesh))
-    assert pids(copy) == pids(mesh)
-
-
 @full
 def test_procs_not_ready_yet_can_be_sent(spawn_procs: Any, proc: ProcMesh) -> None:
     nester = proc.spawn("nester", Nester)
     mesh = spawn_procs({"gpus": 2})
     found = nester.spawn_on.call_one(mesh)
     assert found.get(timeout=TIMEOUT) == pids(mesh)
-
-
-def test_an_actor_that_was_sent_procs_cannot_stop_them(procs2: ProcMesh, proc: ProcMesh) -> None:
-    said = proc.spawn("nester", Nester).try_stop.call_one(procs2).get(timeout=TIMEOUT)
-    assert said.startswith("ValueError") and "ProcMesh is not owned" in said
-
-
-def test_an_actor_that_was_sent_a_host_cannot_shut_it_down(host: HostMesh, proc: ProcMesh) -> None:
-    said = proc.spawn("nester", Nester).try_host.call_one(host).get(timeout=TIMEOUT)
-    assert said.startswith("RuntimeError") and "reference instead of owned" in said
 
 
 def test_meshes_come_back_from_an_actor_as_references_that_work(procs2: ProcMesh, host: HostMesh) -> None:
@@ -705,30 +399,6 @@ def test_processes_of_an_actor_end_with_the_actors_process(spawn_procs: Any, wat
     watched = watch(mesh.spawn("nester", Nester).grow.call_one(2).get(timeout=TIMEOUT))
     mesh.stop().get(timeout=TIMEOUT)
     assert watched.survivors(2) == {}
-
-
-# --- Callbacks
-
-
-def test_a_spawn_callback_sees_each_mesh_before_the_caller_does(spawn_procs: Any) -> None:
-    seen: list[ProcMesh] = []
-    register_proc_mesh_spawn_callback(seen.append)
-    try:
-        mesh = spawn_procs({"gpus": 2})
-        assert len(seen) == 1 and seen[0] is mesh
-    finally:
-        unregister_proc_mesh_spawn_callback(seen.append)
-    spawn_procs()
-    assert len(seen) == 1
-
-
-def test_a_callback_that_was_never_registered_cannot_be_unregistered() -> None:
-    with pytest.raises(ValueError):
-        unregister_proc_mesh_spawn_callback(print)
-
-
-def test_a_mesh_is_among_the_active_ones(procs2: ProcMesh) -> None:
-    assert any(mesh is procs2 for mesh in get_active_proc_meshes())
 
 
 # --- What only a fresh interpreter can have, and what a bootstrap function may do

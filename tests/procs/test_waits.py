@@ -22,11 +22,10 @@ from monarch.actor import (
     Port,
     ProcMesh,
     WaitGraph,
-    concurrent_endpoint,
     endpoint,
     wait_graph,
 )
-from tests.support.tiers import first_of, full
+from tests.support.tiers import full
 
 TIMEOUT = 30
 
@@ -64,10 +63,6 @@ class Looped(Actor):
     async def pid(self) -> int:
         return os.getpid()
 
-    @concurrent_endpoint
-    async def beside(self, chain: list[ActorMesh[Any]]) -> int:
-        return await chain[0].ask.call_one(chain[1:])
-
 
 @pytest.fixture
 def quick(spawn_procs: Any) -> Iterator[ProcMesh]:
@@ -99,35 +94,15 @@ def is_stopped(pid: int) -> bool:
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
-@pytest.mark.parametrize(("one", "other"), first_of([(Plain, Plain), (Looped, Plain), (Looped, Looped)]))
-def test_two_actors_in_two_processes(quick: ProcMesh, one: type, other: type) -> None:
-    a = quick.slice(gpus=0).spawn("a", one)
-    b = quick.slice(gpus=1).spawn("b", other)
+def test_two_actors_in_two_processes(quick: ProcMesh) -> None:
+    a = quick.slice(gpus=0).spawn("a", Looped)
+    b = quick.slice(gpus=1).spawn("b", Plain)
     error = deadlock(a.ask.call_one([b, a]))
     pids = [mesh.pid.call_one().get(TIMEOUT) for mesh in (a, b)]
     assert len(error.cycle) == 2
     for pid in pids:
         assert sum(f"host {socket.gethostname()}, pid {pid})" in line for line in error.cycle) == 1
     assert a.ask.call_one([b]).get(TIMEOUT) == pids[1]
-
-
-def test_the_actor_that_gave_up_may_catch_it(quick: ProcMesh) -> None:
-    class Careful(Plain):
-        @endpoint
-        def careful(self, own: ActorMesh[Any]) -> str:
-            try:
-                return str(own.pid.call_one().get())
-            except DeadlockError as error:
-                return f"caught: {len(error.cycle)}"
-
-    a = quick.slice(gpus=0).spawn("a", Careful)
-    assert a.careful.call_one(a).get(TIMEOUT) == "caught: 1"
-
-
-def test_a_concurrent_endpoint_may_wait_for_its_actor(quick: ProcMesh) -> None:
-    a = quick.slice(gpus=0).spawn("a", Looped)
-    b = quick.slice(gpus=1).spawn("b", Looped)
-    assert a.beside.call_one([b, a]).get(TIMEOUT) == a.pid.call_one().get(TIMEOUT)
 
 
 def test_a_handler_that_is_stuck_is_in_the_graph(spawn_procs: Any) -> None:

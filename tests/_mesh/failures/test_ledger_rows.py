@@ -31,7 +31,9 @@ from monarch.actor import (
     SupervisionError,
     bind_context,
     context,
+    current_actor_name,
     current_rank,
+    current_size,
     send,
     this_host,
 )
@@ -2281,6 +2283,7 @@ def test_the_instance_of_an_actor() -> None:
             "actor_id": instance.actor_id,
             "creator": instance.creator,
             "repr": repr(instance),
+            "current": (current_rank().rank, current_size(), current_actor_name()),
         }
 
     found = mesh.slice(hosts=1).do.call_one(Local(facts)).get(TIMEOUT)
@@ -2298,7 +2301,8 @@ def test_the_instance_of_an_actor() -> None:
     for attribute in ("addr", "proc_name", "actor_name", "proc_label"):
         assert getattr(addr, attribute)
     again = ActorAddr.from_string(str(addr))
-    assert again == addr and hash(again) == hash(addr) and str(again) == str(addr)
+    assert again == addr == pickle.loads(pickle.dumps(addr)) and hash(again) == hash(addr) and str(again) == str(addr)
+    assert found["current"] == (0, {}, str(addr))
     others = {str(value["actor_id"]) for value in mesh.do.call(Local(facts)).get(TIMEOUT).values()}
     assert len(others) == 2 and str(addr) in others
 
@@ -2309,4 +2313,5 @@ def test_the_instance_of_the_client() -> None:
     assert repr(instance) == "<root>"
     assert context() is context()
     assert context().message_rank.rank == 0 and dict(context().message_rank) == {}
+    assert (current_rank().rank, current_size(), current_actor_name()) == (0, {}, str(instance.actor_id))
     assert instance.actor_id.is_root
