@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from monarch._linux import local_socket, private_files
+from monarch._linux import local_socket, private_files, procfs
 
 READY = 60.0  # seconds for one to start
 ENDS = 3.0  # seconds to end, before it is killed
@@ -48,6 +48,7 @@ class Companion:
         self.folder = folder
         self.socket = os.path.join(folder, "socket")
         self.process: subprocess.Popen[bytes] | None = None  # if this process has started it
+        self._starter = os.getpid()
 
     def connect(self, timeout: float | None = None) -> socket.socket:
         """Returns a connection to it. OSError when it does not run."""
@@ -70,6 +71,7 @@ class Companion:
         CompanionFailed with what it wrote; OSError when no process can be started.
         """
         _make_own(self.folder)
+        self._starter = os.getpid()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         log = os.open(os.path.join(self.folder, "log"), flags | (0 if keep_log else os.O_TRUNC), 0o600)
         ready, writing = os.pipe2(os.O_CLOEXEC)
@@ -110,7 +112,7 @@ class Companion:
                     pipe.write(stdin)  # a pipe that nobody else has: secrets may be in it
             except BrokenPipeError:
                 pass
-            select.select([ready], [], [], READY)  # it listens, or it has ended
+            readable([ready], READY)  # it listens, or it has ended
         finally:
             os.close(ready)
         for _ in range(int(ENDS / _BETWEEN)):  # one that another has started may not listen yet
@@ -127,10 +129,15 @@ class Companion:
         except OSError:
             return "nothing"
 
+    @property
+    def inherited(self) -> bool:
+        """True in a forked child of the process that has started it, whose it stays."""
+        return self._starter != os.getpid()
+
     def end(self) -> None:
         """Waits until the one that this process has started has ended; kills it when it does not, also a stopped one."""
         process = self.process
-        if process is None:
+        if process is None or self.inherited:
             return
         for numbers in ((), (signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
             for number in numbers:
@@ -142,14 +149,22 @@ class Companion:
                 continue
 
 
+def readable(descriptors: Sequence[int], patience: float | None = None) -> list[int]:
+    """Waits for those that can be read, or have ended. Numbers from 1,024 on are as good, which select() refuses."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [found for found, _ in poll.poll(None if patience is None else patience * 1000)]
+
+
 def end_process(process: int, patience: float) -> None:
     """Ends the process of a pidfd, also a stopped one: SIGTERM, and SIGKILL after `patience` seconds. Returns when it has."""
     try:
         for number in (signal.SIGTERM, signal.SIGCONT):
             signal.pidfd_send_signal(process, number)
-        if not select.select([process], [], [], patience)[0]:
+        if not readable([process], patience):
             signal.pidfd_send_signal(process, signal.SIGKILL)
-            select.select([process], [], [])
+            readable([process])
     except ProcessLookupError:
         pass
 
@@ -176,7 +191,7 @@ class CompanionOwner:
         """ProcessLookupError when it has ended. To be called in the main thread."""
         import ctypes
 
-        self._thread = f"/proc/{pid}/task/{thread}"
+        self._thread = (pid, thread)
         self._alive = os.pidfd_open(pid)
         self._woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCONT, lambda *_: None)
@@ -187,12 +202,12 @@ class CompanionOwner:
 
     def gone(self) -> bool:
         """True if it has ended, or is another program now."""
-        return bool(select.select([self._alive], [], [], 0)[0]) or not os.path.exists(self._thread)
+        return bool(readable([self._alive], 0)) or procfs.thread_exits(*self._thread)
 
     def wait(self, also: int) -> None:
         """Returns when it is gone, or when the descriptor `also` can be read."""
         while not self.gone():
-            found = select.select([self._alive, self._woken, also], [], [])[0]
+            found = readable([self._alive, self._woken, also])
             if also in found:
                 return
             if self._woken in found:
@@ -261,11 +276,14 @@ def serve(listening: socket.socket, what: str, most: int, talk: Callable[[socket
             local_socket.check_peer(connection, what)
             if not places.acquire(blocking=False):
                 raise ConnectionRefusedError(f"more than {most} connections")
+            try:
+                threading.Thread(target=run, args=(connection,), name="connection", daemon=True).start()
+            except RuntimeError as exc:  # the machine has no thread left
+                places.release()
+                raise ConnectionRefusedError(str(exc)) from None
         except OSError as exc:
             logger.warning("refused: %s", exc)
             connection.close()
-            continue
-        threading.Thread(target=run, args=(connection,), name="connection", daemon=True).start()
 
 
 class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]

@@ -11,7 +11,7 @@ import struct
 import time
 
 _LENGTH = struct.Struct("!I")
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("=iII")
 _LONGEST = 86400.0  # seconds of one wait: what the deadline leaves may be infinite
 _JOINED = 1 << 16  # bytes of a message up to which it goes out in one piece with its length
 
@@ -92,7 +92,10 @@ def read_exactly(sock: socket.socket, length: int, deadline: float | None = None
             if left <= 0:
                 raise TimeoutError("the other side did not send all in time")
             sock.settimeout(min(left, _LONGEST))
-        count = sock.recv_into(view)
+        try:
+            count = sock.recv_into(view)
+        except ConnectionResetError:  # the end of one that has not read all that was sent to it
+            count = 0
         if not count:
             if len(view) < length:
                 raise TornMessageError(f"the other side has gone after {length - len(view)} of {length} bytes")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # needs no permission to list it
+_LINK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO does not hold us
 _MOST_LINKS = 40  # of one path, as in the kernel
 _OVERFLOW = 65534  # whose files those of users without a number in this user namespace seem to be
@@ -42,13 +44,17 @@ def open_to_read(path: str | os.PathLike[str], *, root: bool = True, closed: boo
     """
     folder, name, shown = _resolve(path)
     try:
+        where = os.fstat(folder)
         if closed:
-            _check_closed(os.fstat(folder), os.path.dirname(shown), sticky=True)
+            _check_closed(where, os.path.dirname(shown), sticky=True)
         file = _open(name, os.O_RDONLY, folder, shown)
     finally:
         os.close(folder)
     try:
-        _check_file(os.fstat(file), shown, root)
+        found = os.fstat(file)
+        _check_file(found, shown, root)
+        if where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE:
+            _check_names(found, shown)
     except BaseException:
         os.close(file)
         raise
@@ -147,8 +153,7 @@ def _open_own(path: str | os.PathLike[str], flags: int) -> int:
     try:
         found = os.fstat(file)
         _check_file(found, shown, root=False)
-        if found.st_nlink > 1:
-            raise UntrustedFileError(shown, "has a second name, which somebody else may have given it")
+        _check_names(found, shown)
     except BaseException:
         os.close(file)
         raise
@@ -215,7 +220,7 @@ def user_folder(base: str, name: str) -> str:
     if take_folder(os.path.join(base, name)):
         return os.path.join(base, name)
     for other in sorted(os.listdir(base)):
-        if other.startswith(f"{name}-") and take_folder(os.path.join(base, other)):
+        if re.fullmatch(re.escape(name) + "-[0-9a-f]{8}", other) and take_folder(os.path.join(base, other)):
             return os.path.join(base, other)
     made = os.path.join(base, f"{name}-{secrets.token_hex(4)}")
     os.mkdir(made, 0o700)
@@ -234,7 +239,8 @@ def resolve(path: str | os.PathLike[str], *, make: bool = False) -> str:
 
 def _resolve(path: str | os.PathLike[str], *, follow: bool = True, make: bool = False) -> tuple[int, str, str]:
     """Returns (descriptor of the folder, name in it, path for people). `follow`: the name itself is no link then."""
-    names = _names(os.path.join(os.getcwd(), os.fspath(path)))
+    whole = os.fspath(path)
+    names = _names(whole if os.path.isabs(whole) else os.path.join(os.getcwd(), whole))
     folder, shown = os.open("/", _FOLDER), "/"
     links = 0
     try:
@@ -249,12 +255,10 @@ def _resolve(path: str | os.PathLike[str], *, follow: bool = True, make: bool = 
                 raise OSError(exc.errno, exc.strerror, here) from None
             _check_folder(os.fstat(folder), shown, entry)
             if entry is not None and stat.S_ISLNK(entry.st_mode) and (names or follow):
-                if entry.st_uid not in (os.geteuid(), 0):
-                    raise UntrustedFileError(here, f"is a link of user {entry.st_uid}")
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-                target = os.readlink(name, dir_fd=folder)
+                target = _read_link(name, folder, here)
                 names += _names(target)
                 if target.startswith("/"):
                     os.close(folder)
@@ -290,6 +294,23 @@ def _open_folder(name: str, folder: int, shown: str) -> int:
         raise OSError(exc.errno, exc.strerror, shown) from None
 
 
+def _read_link(name: str, folder: int, shown: str) -> str:
+    """Returns where the link leads that was checked: another may have its name a moment later."""
+    try:
+        link = os.open(name, _LINK, dir_fd=folder)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, shown) from None
+    try:
+        found = os.fstat(link)
+        if found.st_uid not in (os.geteuid(), 0):
+            raise UntrustedFileError(shown, f"is a link of user {found.st_uid}")
+        if not stat.S_ISLNK(found.st_mode):
+            raise UntrustedFileError(shown, "was a link, and is none any more")
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
 def _open(name: str, flags: int, folder: int | None, shown: str, *, follow: bool = False) -> int:
     try:
         file = os.open(name, flags | (_FILE & ~os.O_NOFOLLOW if follow else _FILE), 0o600, dir_fd=folder)
@@ -322,6 +343,11 @@ def _check_file(found: os.stat_result, shown: str, root: bool) -> None:
     if found.st_mode & OTHERS_WRITE:
         mode = stat.S_IMODE(found.st_mode)
         raise UntrustedFileError(shown, f"may be written by others (mode {mode:04o})", mode)
+
+
+def _check_names(found: os.stat_result, shown: str) -> None:
+    if found.st_nlink > 1:
+        raise UntrustedFileError(shown, "has a second name, which somebody else may have given it")
 
 
 def _check_closed(found: os.stat_result, shown: str, *, sticky: bool) -> None:

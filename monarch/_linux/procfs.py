@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 _PROC = "/proc"
 _TICKS = os.sysconf("SC_CLK_TCK")
+_EXITING = 4  # PF_EXITING, of a thread's flags
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -72,6 +73,17 @@ def thread_state(pid: int, thread: int) -> str:
             return file.read(512).rpartition(b") ")[2][:1].decode()
     except OSError:  # it has ended, there is no /proc, or no descriptor is left
         return ""
+
+
+def thread_exits(pid: int, thread: int) -> bool:
+    """True if a thread has ended, or is about to: it is in /proc for a moment after it has run for the last time."""
+    try:
+        with open(f"{_PROC}/{pid}/task/{thread}/stat", "rb", buffering=0) as file:
+            return bool(int(file.read(512).rpartition(b")")[2].split()[6]) & _EXITING)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:  # it cannot be seen
+        return False
 
 
 def pids() -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -145,6 +146,40 @@ def test_it_ends_with_its_owner_and_when_that_becomes_another_program(folder: st
         owner.kill()
 
 
+def test_a_program_with_many_descriptors_has_one(folder: str) -> None:
+    """select() takes no number from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this machine allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1050)]
+    try:
+        made = Companion(folder)
+        made.start(MODULE, companion.environment(), owned=True)
+        assert made.process is not None
+        pidfd = os.pidfd_open(made.process.pid)
+        companion.end_process(pidfd, TIMEOUT)
+        os.close(pidfd)
+        assert made.process.wait(TIMEOUT) == -signal.SIGTERM
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_forked_child_does_not_end_its_parents(helper: Companion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companion, "ENDS", 0.1)
+    pid = pid_at(helper)
+    child = os.fork()
+    if not child:
+        try:
+            helper.end()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert helper.process is not None and helper.process.poll() is None and pid_at(helper) == pid
+
+
 def test_it_goes_on_when_it_is_stopped_and_continued(helper: Companion) -> None:
     pid = pid_at(helper)
     with stopped(pid):
@@ -179,6 +214,37 @@ def test_a_process_that_is_out_of_descriptors_accepts_again_when_it_has_some() -
     with ours, theirs:
         companion.serve(Listening(), "a socket", 1, talk)  # type: ignore[arg-type]
         assert done.wait(TIMEOUT) and served == [theirs.fileno()]
+
+
+def test_where_no_thread_is_left_one_connection_is_refused_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    begin, full = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def start(thread: threading.Thread) -> None:
+        if full:
+            raise full.pop()
+        begin(thread)
+
+    class Listening:
+        answers: Iterator[socket.socket | OSError] = iter([*(theirs for _, theirs in pairs), OSError(errno.EINVAL, "")])
+
+        def accept(self) -> tuple[socket.socket, str]:
+            answer = next(self.answers)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer, ""
+
+    def talk(connection: socket.socket) -> None:
+        with connection:
+            connection.sendall(b"served")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    companion.serve(Listening(), "a socket", 1, talk)  # type: ignore[arg-type]
+    assert [ours.recv(10) for ours, _ in pairs] == [b"", b"served"]
+    for ours, _ in pairs:
+        ours.close()
 
 
 def test_its_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

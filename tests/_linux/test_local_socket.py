@@ -65,6 +65,19 @@ def test_an_end_between_messages_is_told_from_one_within(
     assert type(caught.value) is error and isinstance(caught.value, ConnectionError)
 
 
+@pytest.mark.parametrize(("sent", "error"), [(b"", PeerClosedError), (b"\0\0", TornMessageError)])
+def test_the_end_of_one_that_has_not_read_all_is_an_end(
+    pair: tuple[socket.socket, socket.socket], sent: bytes, error: type
+) -> None:
+    ours, theirs = pair
+    ours.sendall(sent)
+    theirs.sendall(b"not read")
+    ours.close()
+    with pytest.raises(PeerClosedError) as caught:
+        local_socket.receive(theirs, LIMIT)
+    assert type(caught.value) is error
+
+
 def test_what_is_over_the_limit_is_neither_sent_nor_read(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     with pytest.raises(ValueError, match="a message of 8 bytes is over the limit of 7"):
@@ -118,3 +131,13 @@ def test_a_stranger_is_refused(open_folder: Path) -> None:
             assert not local_socket.same_user(theirs)
             with pytest.raises(PermissionError, match="of user 65534 is at the other end of a socket"):
                 local_socket.check_peer(theirs, "a socket")
+
+
+@needs_root
+def test_a_user_with_a_large_number_is_the_same_user() -> None:
+    def both() -> tuple[bool, int]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            return local_socket.same_user(ours), local_socket.peer_of(ours)[1]
+
+    assert as_stranger(both, 3_000_000_000) == (True, 3_000_000_000)

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,62 @@ def test_a_strangers_link_is_not_followed_wherever_it_leads(shared: Path) -> Non
         with pytest.raises(PermissionError):  # by the kernel (fs.protected_regular), or by us
             change(shared / "f")
     assert (shared.parent / "f").read_bytes() == b"mine"
+
+
+@needs_root
+@pytest.mark.parametrize("put", ["a link", "a folder"])
+def test_a_link_that_a_stranger_puts_there_after_the_look_is_not_followed(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    """He may move what is in a folder that everybody may write in; here he does so between two calls of the walk."""
+    own(open_folder / "good")
+    own(open_folder / "other", b"of this user as well, but not what the link names")
+    open_folder.chmod(0o777)
+    (open_folder / "link").symlink_to("good")
+
+    def change() -> None:
+        (open_folder / "link").rename(open_folder / "away")
+        if put == "a link":
+            (open_folder / "link").symlink_to("other")
+        else:
+            (open_folder / "link").mkdir()
+
+    look = os.stat
+
+    def and_change(path: str, **where: Any) -> os.stat_result:
+        found = look(path, **where)
+        if path == "link":
+            as_stranger(change)
+        return found
+
+    monkeypatch.setattr(os, "stat", and_change)
+    with pytest.raises(
+        UntrustedFileError, match=f"link (is|was) a link(, and| of user {STRANGER})|link belongs to user {STRANGER}"
+    ):
+        read(open_folder / "link")
+
+
+def test_a_file_with_a_second_name_is_not_read_where_everybody_may_give_it_one(tmp_path: Path) -> None:
+    """Kernels without fs.protected_hardlinks let a stranger link any file of the victim into such a folder."""
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    own(tmp_path / "f")
+    os.link(tmp_path / "f", tmp_path / "sticky" / "f")
+    assert read(tmp_path / "f") == b"mine"
+    with pytest.raises(UntrustedFileError, match="sticky/f has a second name"):
+        read(tmp_path / "sticky" / "f")
+    (tmp_path / "f").unlink()
+    assert read(tmp_path / "sticky" / "f") == b"mine"
+
+
+def test_a_whole_path_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own(tmp_path / "f")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert read(tmp_path / "f") == b"mine"
+    with pytest.raises(FileNotFoundError):
+        read(Path("f"))
 
 
 @needs_root
@@ -327,3 +384,12 @@ def test_a_users_folder_whose_name_is_taken(shared: Path) -> None:
         assert other.startswith(f"{shared}/{name}-") and other != f"{shared}/own-1-0"
         assert (os.stat(other).st_uid, mode_of(Path(other))) == (0, 0o700)
         assert private_files.user_folder(str(shared), name) == other
+
+
+@needs_root
+def test_a_folder_of_ones_own_with_a_like_name_is_not_taken_for_the_other(shared: Path) -> None:
+    (shared / "own-0-results").mkdir(0o755)
+    as_stranger((shared / "own-0").mkdir)
+    other = private_files.user_folder(str(shared), "own-0")
+    assert other != f"{shared}/own-0-results" and mode_of(shared / "own-0-results") == 0o755
+    assert private_files.user_folder(str(shared), "own-0") == other

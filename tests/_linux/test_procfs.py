@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import subprocess
@@ -98,6 +99,27 @@ def test_threads() -> None:
         children[0].kill()
         children[0].wait()
     assert procfs.thread_state(os.getpid(), 1 << 22) == ""
+
+
+@pytest.mark.parametrize(("flags", "exits"), [(b"4194304", False), (b"4194308", True)])
+def test_a_thread_exits_before_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: bytes, exits: bool
+) -> None:
+    (tmp_path / "17" / "task" / "18").mkdir(parents=True)
+    rest = REST.replace(b"4194304", flags)
+    (tmp_path / "17" / "task" / "18" / "stat").write_bytes(b"18 (a) 4 4) %s\n" % rest)
+    monkeypatch.setattr(procfs, "_PROC", str(tmp_path))
+    assert procfs.thread_exits(17, 18) is exits
+    assert procfs.thread_exits(17, 19)
+
+
+def test_a_thread_that_cannot_be_seen_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert not procfs.thread_exits(os.getpid(), threading.get_native_id())
+    monkeypatch.setattr("builtins.open", full)
+    assert not procfs.thread_exits(os.getpid(), threading.get_native_id())
 
 
 def test_the_machine() -> None:

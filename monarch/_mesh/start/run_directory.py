@@ -135,10 +135,12 @@ def _lock_of_dead(path: str) -> int | None:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(os.path.join(path, _LOCK))):
+            return lock
     except OSError:
-        os.close(lock)
-        return None
-    return lock
+        pass
+    os.close(lock)  # another has removed the folder, and a helper's may be there again
+    return None
 
 
 def _age(path: str) -> float:

@@ -86,7 +86,7 @@ class Observer:
 
     def end(self) -> None:
         """Ends it, if it is this process's. May be called again."""
-        if self._start_elsewhere is not None:
+        if self._start_elsewhere is not None or self._companion.inherited:
             return
         try:
             with self.connect(companion.ENDS) as connection:

@@ -9,7 +9,6 @@ sidecar that has gone is started again by the next request.
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -89,7 +88,7 @@ class Sidecar:
         pid = os.pidfd_open(local_socket.peer_of(connection)[0])
         try:
             send(connection, EndSidecar())
-            if not select.select([pid], [], [], _END)[0]:
+            if not companion.readable([pid], _END):
                 job_logger().warning("the job's sidecar does not end, and is killed; its log was %s/log", self.folder)
                 companion.end_process(pid, 0.0)
         except OSError:  # it has ended
@@ -127,8 +126,7 @@ class Sidecar:
     def _connect(self) -> bool:
         """True if there is one, which is connected then."""
         if self._connection is not None:
-            gone, _, _ = select.select([self._connection], [], [], 0)
-            if not gone:
+            if not companion.readable([self._connection.fileno()], 0):
                 return True
             self._drop()
         try:

@@ -167,3 +167,19 @@ def test_a_base_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(base))
     with pytest.raises(RuntimeError, match=r"caf\\udce9.*is not UTF-8"):
         make_directory()
+
+
+def test_a_folder_that_was_made_again_meanwhile_is_not_a_dead_runs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper's folder keeps its name: after its lock was opened another run removed it, and a new helper made it."""
+    folder = base / "sidecar-1"
+    folder.mkdir()
+    (folder / "lock").touch()
+    take = fcntl.flock
+
+    def again(lock: int, how: int) -> None:
+        (folder / "lock").rename(folder / "away")
+        (folder / "lock").touch()
+        take(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", again)
+    assert run_directory._lock_of_dead(str(folder)) is None
