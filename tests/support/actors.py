@@ -8,7 +8,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch.actor import Actor, MeshFailure, Port, concurrent_endpoint, current_rank, endpoint, this_host
+import pytest
+
+from monarch.actor import (
+    Actor,
+    MeshFailure,
+    Port,
+    SupervisionError,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+    this_host,
+)
 from monarch.testing import Local
 
 TIMEOUT = 30
@@ -234,3 +245,10 @@ def own(owner: Any, kind: Any = Sync, script: Script | None = None, name: str = 
     child = do(owner, spawn_it)
     child.ping.call().get(TIMEOUT)
     return child
+
+
+def fails(future: Any, match: str | None = None, error: type[BaseException] = SupervisionError) -> str:
+    """Waits for a Future that is to raise; returns the text of what it raised."""
+    with pytest.raises(error, match=match) as caught:
+        future.get(TIMEOUT)
+    return str(caught.value)

@@ -14,16 +14,15 @@ from monarch.actor import (
     Actor,
     BootstrapCommand,
     SpawnError,
-    SupervisionError,
     endpoint,
     get_or_spawn_controller,
     this_host,
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, UnsupervisedFailure, VirtualClock
+from tests.support.actors import TIMEOUT, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-TIMEOUT = 30
 
 
 class Worker(Actor):
@@ -227,8 +226,7 @@ def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessClust
     future = busy.work.call_one(entered, gate)
     assert entered.value.wait(TIMEOUT)
     cluster.kill(busy)
-    with pytest.raises(SupervisionError):
-        future.get(TIMEOUT)
+    fails(future)
     cluster.next_failure(handled=True)
     gate.value.set()
     assert done.value.wait(TIMEOUT)
@@ -281,8 +279,7 @@ def suspicions(cluster: InProcessCluster, procs: Any) -> Any:
 
 
 def test_a_stopped_process_is_suspected_and_goes_on_when_it_is_continued() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         procs = this_host().spawn_procs()
         worker = procs.spawn("worker", Worker)
         worker.pid.call_one().get(TIMEOUT)
@@ -304,16 +301,14 @@ def test_a_stopped_process_is_suspected_and_goes_on_when_it_is_continued() -> No
 
 
 def test_a_process_that_stays_stopped_is_killed() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(suspect_timeout="1m"):
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster, monarch.config.configured(suspect_timeout="1m"):
         procs = this_host().spawn_procs({"gpus": 2})
         workers = procs.spawn("worker", Worker)
         workers.pid.call().get(TIMEOUT)
         cluster.stop_process(workers, 1)
         future = workers.slice(gpus=1).pid.call_one()
         clock.advance(60.0)
-        with pytest.raises(SupervisionError, match=r"stopped by signal 19 \(SIGSTOP\) for 60 s and was killed"):
-            future.get(TIMEOUT)
+        fails(future, r"stopped by signal 19 \(SIGSTOP\) for 60 s and was killed")
         cluster.next_failure(handled=True)
         procs.restart(failed=True).get(TIMEOUT)
         workers.restart(gpus=1).get(TIMEOUT)
@@ -321,8 +316,10 @@ def test_a_process_that_stays_stopped_is_killed() -> None:
 
 
 def test_a_stopped_process_can_be_stopped_for_good() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(process_exit_timeout="2s"):
+    with (
+        InProcessCluster(clock=(clock := VirtualClock())) as cluster,
+        monarch.config.configured(process_exit_timeout="2s"),
+    ):
         procs = this_host().spawn_procs()
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
         cluster.stop_process(procs)
@@ -334,8 +331,10 @@ def test_a_stopped_process_can_be_stopped_for_good() -> None:
 
 
 def test_a_signal_to_a_stopped_process_waits_until_it_goes_on() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(process_exit_timeout="2s"):
+    with (
+        InProcessCluster(clock=(clock := VirtualClock())) as cluster,
+        monarch.config.configured(process_exit_timeout="2s"),
+    ):
         procs = this_host().spawn_procs()
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
         cluster.stop_process(procs)
@@ -350,8 +349,7 @@ def test_a_signal_to_a_stopped_process_waits_until_it_goes_on() -> None:
 
 
 def test_a_silent_process_is_suspected_until_it_speaks() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         procs = this_host().spawn_procs()
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
         clock.advance(3600.0)
@@ -366,8 +364,7 @@ def test_a_silent_process_is_suspected_until_it_speaks() -> None:
 
 
 def test_a_process_that_its_agent_does_not_read_from_is_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         procs = this_host().spawn_procs()
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
         (connection,) = cluster._agent.roster._by_connection
@@ -401,8 +398,7 @@ def test_commands_and_other_interpreters_are_refused(cluster: InProcessCluster, 
         procs = this_host().spawn_procs(bootstrap_command=command)
     else:
         procs = this_host().with_python_executable(sys.executable).spawn_procs()
-    with pytest.raises(SpawnError, match="use real processes"):
-        procs.initialized.get(TIMEOUT)
+    fails(procs.initialized, "use real processes", error=SpawnError)
 
 
 def test_a_bootstrap_function_that_raises_fails_its_mesh(cluster: InProcessCluster) -> None:
@@ -410,20 +406,17 @@ def test_a_bootstrap_function_that_raises_fails_its_mesh(cluster: InProcessClust
         raise ValueError("not today")
 
     procs = this_host().spawn_procs(bootstrap=bootstrap)
-    with pytest.raises(Exception, match="not today"):
-        procs.initialized.get(TIMEOUT)
+    fails(procs.initialized, "not today", error=Exception)
 
 
 def test_the_runtimes_timeouts_are_virtual() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         worker = this_host().spawn_procs().spawn("worker", Worker)
         worker.pid.call_one().get(TIMEOUT)
         with cluster.network.hold(cluster.address_of(worker), cluster.address_of("client")):
             future = worker.pid.with_timeout(3600.0).call_one()
             clock.advance(3600.0)
-            with pytest.raises(TimeoutError, match="within 3600 s"):
-                future.get(TIMEOUT)
+            fails(future, "within 3600 s", error=TimeoutError)
 
 
 # --- Looking in.

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch.actor import Actor, Channel, MeshFailure, Port, SupervisionError, endpoint, this_host
+from monarch.actor import Actor, Channel, MeshFailure, Port, endpoint, this_host
 from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.support.actors import TIMEOUT, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-TIMEOUT = 30
 GIVEN_UP = 70.0  # virtual seconds after which a silent host is one that has ended
 
 
@@ -234,13 +234,11 @@ def test_a_host_without_power_is_noticed_by_its_silence(hosts: InProcessCluster,
     limit = clock.now() + GIVEN_UP
     while "pending" in repr(answer) and clock.now() < limit:  # were it not looked at for 10 s, it would be a fault
         clock.advance(1)
-    with pytest.raises(SupervisionError, match=r"channel_reconnect_timeout.*that machine has no power"):
-        answer.get(TIMEOUT)
+    fails(answer, r"channel_reconnect_timeout.*that machine has no power")
     assert taken_failures(hosts, 2, handled=True) == [[2], [3]]
     assert mesh.slice(hosts=0).note.call(2).get(TIMEOUT).values() == [2, 2]
     assert mesh.slice(hosts=2).note.call(2).get(TIMEOUT).values() == [2, 2]
-    with pytest.raises(SupervisionError):
-        mesh.slice(hosts=1).note.call(3).get(TIMEOUT)
+    fails(mesh.slice(hosts=1).note.call(3))
 
 
 def test_a_host_whose_agent_is_killed_is_noticed_soon(hosts: InProcessCluster, clock: VirtualClock) -> None:
@@ -249,8 +247,7 @@ def test_a_host_whose_agent_is_killed_is_noticed_soon(hosts: InProcessCluster, c
     answer = mesh.slice(hosts=1).wait.call_one(gate := Local(threading.Event()))
     hosts.kill_agent(1)
     clock.advance(3)
-    with pytest.raises(SupervisionError, match=r"nobody listens at .*h1 any more"):
-        answer.get(TIMEOUT)
+    fails(answer, r"nobody listens at .*h1 any more")
     gate.value.set()
     assert taken_failures(hosts, 1, handled=True) == [[1]]
     assert mesh.slice(hosts=2).note.call_one(2).get(TIMEOUT) == 2
@@ -269,8 +266,7 @@ def test_what_a_dead_hosts_actors_own_elsewhere_ends(end: str, hosts: InProcessC
         getattr(hosts, end)(0)
     clock.advance(GIVEN_UP)
     assert taken_failures(hosts, 1) == [[0]]
-    with pytest.raises(SupervisionError):
-        owned.note.call(1).get(TIMEOUT)
+    fails(owned.note.call(1))
     hosts.settle()
     assert processes(hosts) == []
 
@@ -321,8 +317,7 @@ def test_a_process_of_another_host_is_killed_and_restarted(hosts: InProcessClust
     mesh.note.call(0).get(TIMEOUT)
     hosts.kill(mesh, 1)
     assert taken_failures(hosts, 1) == [[1]]
-    with pytest.raises(SupervisionError, match="sig=9"):
-        mesh.note.call(1).get(TIMEOUT)
+    fails(mesh.note.call(1), "sig=9")
     procs.restart(failed=True).get(TIMEOUT)
     mesh.restart(failed=True).get(TIMEOUT)
     assert mesh.note.call(2).get(TIMEOUT).values() == [2, 2, 2]
@@ -336,8 +331,7 @@ def test_a_process_of_another_host_that_is_stopped_is_suspected(hosts: InProcess
     answer = mesh.note.with_timeout(1).call(1)
     hosts.settle()
     clock.advance(1)
-    with pytest.raises(TimeoutError, match=r"The process of rank\(s\) 2 is suspected: .*SIGSTOP"):
-        answer.get(TIMEOUT)
+    fails(answer, r"The process of rank\(s\) 2 is suspected: .*SIGSTOP", error=TimeoutError)
     hosts.continue_process(mesh, 2)
     assert mesh.read.call().get(TIMEOUT).values() == [[0, 1]] * 3
 
@@ -395,8 +389,7 @@ def test_the_gateway_tells_of_the_end_of_a_host_behind_it(behind: InProcessClust
     mesh.note.call(0).get(TIMEOUT)
     behind.kill_agent(2)
     clock.advance(GIVEN_UP)
-    with pytest.raises(SupervisionError):
-        mesh.note.call(1).get(TIMEOUT)
+    fails(mesh.note.call(1))
     assert taken_failures(behind, 1) == [[2]]
     assert mesh.slice(hosts=1).note.call_one(2).get(TIMEOUT) == 2
 

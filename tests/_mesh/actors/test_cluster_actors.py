@@ -15,7 +15,6 @@ from monarch.actor import (
     BackpressureTimeout,
     Channel,
     Port,
-    SupervisionError,
     concurrent_endpoint,
     context,
     endpoint,
@@ -23,7 +22,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
-from tests.support.actors import TIMEOUT, Gate, Recorder, Script, Sync, SyncOwner, own, values
+from tests.support.actors import TIMEOUT, Gate, Recorder, Script, Sync, SyncOwner, fails, own, values
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
 
@@ -98,8 +97,7 @@ def test_an_exception_nobody_waits_for_is_a_failure_of_its_actor(
     assert failure.crashed_ranks == [1]
     assert "unheard" in failure.report()
     assert actors.slice(gpus=0).add.call_one(1).get(TIMEOUT) == 1
-    with pytest.raises(SupervisionError, match="unheard"):
-        actors.slice(gpus=1).add.call_one(1).get(TIMEOUT)
+    fails(actors.slice(gpus=1).add.call_one(1), "unheard")
 
 
 class Talker(Actor):
@@ -176,8 +174,7 @@ def test_who_waits_for_a_killed_process_is_told(
     waiting = actors.add.call(1) if adverb == "call" else actors.slice(gpus=1).add.call_one(1)
     cluster.kill(procs.slice(gpus=1))
     for future in (held, waiting):
-        with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
-            future.get(TIMEOUT)
+        fails(future, r"Killed\(sig=9\)")
     assert cluster.next_failure(handled=True).crashed_ranks == [1]
 
 
@@ -223,8 +220,7 @@ def test_a_task_that_waits_in_a_killed_process_ends(cluster: InProcessCluster, m
     future = getattr(actor, method).call_one(entered)
     assert entered.value.wait(TIMEOUT)
     cluster.kill(actor)  # no_leaks sees to it that its thread ends
-    with pytest.raises(SupervisionError):
-        future.get(TIMEOUT)
+    fails(future)
     cluster.next_failure(handled=True)
 
 
@@ -256,16 +252,14 @@ def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster
     cluster.kill(owner)
     cluster.next_failure()
     cluster.settle()
-    with pytest.raises(SupervisionError, match="stopped"):
-        child.slice(gpus=0).ping.call_one().get(TIMEOUT)
+    fails(child.slice(gpus=0).ping.call_one(), "stopped")
 
 
 # --- Time.
 
 
 def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as inner:
+    with InProcessCluster(clock=(clock := VirtualClock())) as inner:
         actors = this_host().spawn_procs({"gpus": 2}).spawn("a", Recorder)
         gate.hold(actors.slice(gpus=1))
         answered = inner.expect("Answer", source=inner.address_of(actors, 0))
@@ -275,8 +269,7 @@ def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None
         with pytest.raises(TimeoutError, match="the operation goes on"):
             future.get(0)
         clock.advance(0.001)
-        with pytest.raises(TimeoutError, match=r"a\.add\(\) got no answer within 5 s from rank\(s\) 1"):
-            future.get(TIMEOUT)
+        fails(future, r"a\.add\(\) got no answer within 5 s from rank\(s\) 1", error=TimeoutError)
         gate.open()
 
 
@@ -333,8 +326,7 @@ def test_what_was_held_arrives_in_order_after_the_release(cluster: InProcessClus
 
 
 def test_delays_are_in_virtual_time_and_keep_the_order() -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock, seed=7) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock()), seed=7) as cluster:
         actor = this_host().spawn_procs().spawn("a", Recorder)
         actor.rank.call_one().get(TIMEOUT)
         with cluster.network.delay(1.0, 2.0, target=cluster.address_of(actor)):
@@ -386,5 +378,4 @@ def test_actors_end_with_the_process_of_their_owner(cluster: InProcessCluster) -
     cluster.kill(theirs)
     assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["child: None", "child: None"]
     cluster.next_failure()  # the parent's
-    with pytest.raises(SupervisionError, match="the process of its owner has ended"):
-        child.ready.call().get(TIMEOUT)
+    fails(child.ready.call(), "the process of its owner has ended")

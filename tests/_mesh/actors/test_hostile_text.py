@@ -32,9 +32,9 @@ from monarch.actor import (
     wait_graph,
 )
 from monarch.testing import InProcessCluster, Local
+from tests.support.actors import TIMEOUT, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-TIMEOUT = 30
 
 
 @pytest.fixture(autouse=True)
@@ -269,8 +269,7 @@ def test_a_cleanup_that_raises_it_ends_the_stop(cluster: InProcessCluster, wrong
     thrower = spawn("cleanup", wrong, kind=kind)
     thrower.nothing.call_one().get(TIMEOUT)
     thrower.stop(LONE).get(TIMEOUT)
-    with pytest.raises(SupervisionError):
-        thrower.nothing.call_one().get(TIMEOUT)
+    fails(thrower.nothing.call_one())
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -278,8 +277,7 @@ def test_an_endpoint_nobody_waits_for_fails_the_actor(cluster: InProcessCluster,
     thrower = spawn()
     thrower.sync.broadcast(wrong)
     assert "thrower" in cluster.next_failure().report()
-    with pytest.raises(SupervisionError):
-        thrower.nothing.call_one().get(TIMEOUT)
+    fails(thrower.nothing.call_one())
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -302,8 +300,7 @@ def test_reasons(cluster: InProcessCluster, reason: str) -> None:
     assert SEEN in report or "characters left out" in report
     stopping = spawn()
     stopping.stop_itself.call_one(reason).get(TIMEOUT)
-    with pytest.raises(SupervisionError):
-        stopping.nothing.call_one().get(TIMEOUT)
+    fails(stopping.nothing.call_one())
     procs = this_host().spawn_procs()
     other = procs.spawn("other", Thrower)
     other.nothing.call_one().get(TIMEOUT)
@@ -314,8 +311,7 @@ def test_names(cluster: InProcessCluster) -> None:
     named: Any = this_host().spawn_procs(name=LONE).spawn(LONE, Thrower)
     assert named.nothing.call_one().get(TIMEOUT) == 1
     assert named.slice().nothing.call_one().get(TIMEOUT) == 1
-    with pytest.raises(ActorError, match="caf"):
-        named.sync.call_one("lone surrogate").get(TIMEOUT)
+    fails(named.sync.call_one("lone surrogate"), "caf", error=ActorError)
     long: Any = this_host().spawn_procs().spawn("x" * (20 << 20), Thrower)
     assert long.nothing.call_one().get(TIMEOUT) == 1
     assert get_or_spawn_controller(LONE, Thrower).get(TIMEOUT).nothing.call_one().get(TIMEOUT) == 1
@@ -386,11 +382,9 @@ def test_the_wait_graph_and_timeouts_tell_of_actors_of_that_name(cluster: InProc
 def test_an_answer_over_the_limit_of_messages_is_replaced(cluster: InProcessCluster) -> None:
     with monarch.config.configured(codec_max_frame_length=20_000):
         thrower = spawn()
-        with pytest.raises(ActorError):
-            thrower.sync.call_one("megabytes").get(TIMEOUT)
+        fails(thrower.sync.call_one("megabytes"), error=ActorError)
         failing = spawn("init", "megabytes")
-        with pytest.raises(SupervisionError):
-            failing.nothing.call_one().get(TIMEOUT)
+        fails(failing.nothing.call_one())
         cluster.next_failure()
 
 
@@ -450,16 +444,14 @@ def test_a_value_whose_unpickling_raises_is_an_exception_of_the_call(cluster: In
         with pytest.raises(Exception) as caught:
             future.get(TIMEOUT)
         assert isinstance(caught.value, pickle.UnpicklingError) or kind == "str"
-    with pytest.raises(ActorError):
-        giver.take.call_one(Hostile(kind)).get(TIMEOUT)
+    fails(giver.take.call_one(Hostile(kind)), error=ActorError)
     port, receiver = Channel[Any].open()
     port.send(Hostile(kind))
     with pytest.raises(Exception):  # noqa: B017
         receiver.recv().get(TIMEOUT)
     with pytest.raises(Exception):  # noqa: B017
         Accumulator(giver.add, 0, "sum").accumulate(kind).get(TIMEOUT)
-    with pytest.raises(ActorError):
-        giver.base.call_one(kind).get(TIMEOUT)
+    fails(giver.base.call_one(kind), error=ActorError)
 
 
 def _interrupted() -> None:

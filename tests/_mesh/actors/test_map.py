@@ -30,8 +30,7 @@ from monarch.actor import (
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
 from monarch.testing.cluster import UnsupervisedFailure
-
-TIMEOUT = 30
+from tests.support.actors import TIMEOUT, fails
 
 
 class Script:
@@ -518,8 +517,7 @@ class Circle(Actor):
 def test_a_circle_through_a_map_is_ended() -> None:
     with InProcessCluster():
         one, two = (this_host().spawn_procs().spawn(name, Circle) for name in ("one", "two"))
-        with pytest.raises(ActorError, match="wait for each other in a circle"):
-            one.go.call_one(two, one).get(TIMEOUT)
+        fails(one.go.call_one(two, one), "wait for each other in a circle", error=ActorError)
 
 
 def test_the_wait_graph_shows_who_waits_for_the_results(here: InProcessCluster, script: Script) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from monarch._mesh.failures import observed
-from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint, send, this_host
+from monarch.actor import Actor, Channel, Port, endpoint, send, this_host
 from monarch.testing import InProcessCluster, Local
+from tests.support.actors import TIMEOUT, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-TIMEOUT = 30
 
 
 class Holder(Actor):
@@ -50,8 +50,7 @@ def test_the_receiver_is_told_of_each_rank_whose_process_ends(cluster: InProcess
     send(holders.slice(gpus=1).hold, (entered, gate), {}, port)
     entered.value.wait(TIMEOUT)
     cluster.kill(procs, 1)
-    with pytest.raises(SupervisionError, match="Killed"):
-        receiver.recv().get(TIMEOUT)
+    fails(receiver.recv(), "Killed")
     cluster.next_failure(handled=True)
     cluster.kill(procs, 0)  # it has answered: nothing more is said
     cluster.next_failure()
@@ -69,8 +68,7 @@ def test_each_failure_that_the_receiver_raises_is_told(cluster: InProcessCluster
         send(procs.spawn("holders", Holder).keep, (entered,), {}, port)
     for procs, rank in ((meshes[0], 0), (meshes[0], 1), (meshes[1], 0)):
         cluster.kill(procs, rank)
-        with pytest.raises(SupervisionError):
-            receiver.recv().get(TIMEOUT)
+        fails(receiver.recv())
         cluster.next_failure(handled=True)
 
 
@@ -87,8 +85,7 @@ def test_where_nobody_reads_it_is_a_fault(
     monkeypatch.setattr(observed, "HELD_LONG", 0.1)
     cluster.kill(procs, 1)
     cluster.settle()
-    with pytest.raises(SupervisionError):
-        receiver.recv().get(TIMEOUT)
+    fails(receiver.recv())
     cluster.next_failure(handled=True)
     del receiver
     cluster.next_failure()
@@ -104,8 +101,7 @@ def test_the_same_of_an_endpoint_that_answers_when_it_likes(cluster: InProcessCl
     send(holder.keep, (entered,), {}, port)
     entered.value.wait(TIMEOUT)
     cluster.kill(procs)
-    with pytest.raises(SupervisionError):
-        receiver.recv().get(TIMEOUT)
+    fails(receiver.recv())
     cluster.next_failure(handled=True)
 
 
@@ -119,8 +115,7 @@ def test_hosts_apart(events: Any) -> None:
         send(holders.hold, (entered, gate), {}, port)
         entered.value.wait(TIMEOUT)
         cluster.kill(procs, 2)
-        with pytest.raises(SupervisionError):
-            receiver.recv().get(TIMEOUT)
+        fails(receiver.recv())
         gate.value.set()
         assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["held", "held"]
         cluster.next_failure(handled=True)

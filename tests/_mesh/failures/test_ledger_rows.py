@@ -50,6 +50,7 @@ from tests.support.actors import (
     Sync,
     SyncOwner,
     do,
+    fails,
     own,
 )
 from tests.support.pairs import pairs
@@ -80,10 +81,12 @@ def raising(exc: BaseException) -> Callable[..., Any]:
     return action
 
 
-def fails(future: Future[Any], match: str | None = None) -> str:
-    with pytest.raises(SupervisionError, match=match) as caught:
-        future.get(TIMEOUT)
-    return str(caught.value)
+def owning(kind: Any, *, gpus: int = 2, **hooks: Callable[..., Any]) -> tuple[Any, Any, Script]:
+    """An actor that does so when asked, the mesh that it owns, and its script, from which its `init` is taken."""
+    owner = spawn(kind, script := Script(**hooks), "owner")
+    child = own(owner, gpus=gpus)
+    assert script.next() == "init"
+    return owner, child, script
 
 
 # --- The types and their texts.
@@ -631,11 +634,9 @@ def test_who_was_told_is_not_told_again(cluster: InProcessCluster, kind: Any) ->
     child.stop().get(TIMEOUT)
 
     def call(actor: Any, mesh: Any) -> str:
-        with pytest.raises(SupervisionError):
-            mesh.ping.call_one().get(TIMEOUT)
+        fails(mesh.ping.call_one())
         for future in mesh.ping.stream():
-            with pytest.raises(SupervisionError):
-                future.get(TIMEOUT)
+            fails(future)
         return "caught"
 
     assert do(caller, call, child) == "caught"
@@ -724,8 +725,7 @@ def test_a_port_into_a_dead_process_is_the_hooks(cluster: InProcessCluster, kind
         return port
 
     def reach(actor: Any, mesh: Any, port: Any) -> None:
-        with pytest.raises(SupervisionError, match="Killed"):
-            mesh.ping.call_one().get(TIMEOUT)
+        fails(mesh.ping.call_one(), "Killed")
         port.send("too late")
         mesh.ping.broadcast()  # to a dead process: silently dropped
 
@@ -955,8 +955,7 @@ def test_after_a_death_slices_can_be_spawned_on_and_the_whole_says_why_not(clust
     healthy = procs.slice(gpus=0).spawn("b", Sync, Local(Script()))
     assert healthy.ping.call_one().get(TIMEOUT) == "pong"
     whole = procs.spawn("c", Sync, Local(Script()))  # raises nothing here
-    with pytest.raises(RuntimeError, match="Killed"):
-        whole.initialized.get(TIMEOUT)
+    fails(whole.initialized, "Killed", error=RuntimeError)
     fails(whole.ping.call(), "Killed")
     assert cluster.next_failure(handled=True).mesh_name.startswith("c-")
 
@@ -1028,9 +1027,7 @@ ways = pytest.mark.parametrize("way", ["raised", "killed"])
 @owners
 def test_supervise_true(cluster: InProcessCluster, kind: Any, way: str) -> None:
     """Handled: nothing further, the owner and the other ranks live."""
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
+    owner, child, script = owning(kind)
     break_rank(cluster, child, way)
     failure = script.next_supervised()
     assert isinstance(failure, MeshFailure)
@@ -1143,8 +1140,7 @@ def blocking(future: Future[Any]) -> Any:
 @kinds
 def test_a_reference_owns_nothing(cluster: InProcessCluster, kind: Any) -> None:
     """Its holder may end, in whatever way: the mesh lives on, and is its owner's."""
-    owner = spawn(SyncOwner, script := Script(), "owner")
-    child = own(owner)
+    _, child, script = owning(SyncOwner)
     for how in ("stop", "abort"):
         holder = spawn(kind, name="holder")
         do(holder, lambda actor, mesh: setattr(actor, "child", mesh), child)
@@ -1153,7 +1149,6 @@ def test_a_reference_owns_nothing(cluster: InProcessCluster, kind: Any) -> None:
     assert child.ping.call().get(TIMEOUT).values() == ["pong", "pong"]
     with pytest.raises(NotImplementedError, match="owned"):
         child.stop()
-    assert script.next() == "init"
     break_rank(cluster, child, "raised")
     script.next_supervised()
 
@@ -1174,19 +1169,15 @@ def _off_loop(action: Callable[..., Any]) -> Callable[..., Any]:
 def test_catching_the_error_of_a_call_does_not_spare_the_owner(
     cluster: InProcessCluster, kind: Any, answer: bool
 ) -> None:
-    script = Script(supervise=lambda actor, failure: answer)
-    owner = spawn(kind, script, "owner")
-    child = own(owner)
+    owner, child, script = owning(kind, supervise=lambda actor, failure: answer)
     caught = threading.Event()
 
     def call(actor: Any) -> None:
-        with pytest.raises(SupervisionError, match="a child failed"):
-            child.slice(gpus=1).do.call_one(Local(raising(SystemExit("a child failed")))).get(TIMEOUT)
+        fails(child.slice(gpus=1).do.call_one(Local(raising(SystemExit("a child failed")))), "a child failed")
         caught.set()
 
     owner.do.broadcast(Local(_off_loop(call)))
     assert caught.wait(TIMEOUT)
-    assert script.next() == "init"
     assert script.next_supervised().crashed_ranks == [1]
     if answer:
         assert owner.ping.call_one().get(TIMEOUT) == "pong"
@@ -1211,9 +1202,7 @@ def test_an_error_that_is_not_caught_is_the_callers_as_ever(cluster: InProcessCl
 
 @owners
 def test_once_for_each_rank(cluster: InProcessCluster, kind: Any) -> None:
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner, gpus=3)
-    assert script.next() == "init"
+    owner, child, script = owning(kind, gpus=3)
     for rank in (2, 0):
         break_rank(cluster, child, "raised", rank)
         assert script.next_supervised().crashed_ranks == [rank]
@@ -1264,34 +1253,17 @@ def test_stops_and_exits_are_not_supervised(cluster: InProcessCluster, kind: Any
 # --- When an owner is asked.
 
 
-def test_a_sync_owner_is_asked_between_messages_and_before_queued_ones(cluster: InProcessCluster, gate: Gate) -> None:
-    owner = spawn(SyncOwner, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
+@owners
+def test_an_owner_that_is_busy_is_asked_before_queued_messages(
+    cluster: InProcessCluster, kind: Any, gate: Gate
+) -> None:
+    owner, child, script = owning(kind)
     held = gate.hold(owner)
     for number in range(3):
         owner.note.broadcast(number)
     cluster.kill(child, 1)
     cluster.settle()
     assert script.rest() == []  # it is busy
-    gate.open()
-    held.get(TIMEOUT)
-    script.next_supervised()
-    assert [script.next() for _ in range(3)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("kind", [AsyncOwner, MixedOwner])
-def test_an_async_owner_that_blocks_is_asked_before_queued_messages(
-    cluster: InProcessCluster, kind: Any, gate: Gate
-) -> None:
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
-    held = gate.hold(owner)
-    for number in range(3):
-        owner.note.broadcast(number)
-    cluster.kill(child, 1)
-    cluster.settle()
     gate.open()
     held.get(TIMEOUT)
     script.next_supervised()
@@ -1308,9 +1280,7 @@ def test_an_endpoint_that_has_just_gone_on_does_not_let_messages_pass_the_failur
         gate.stand()
         await asyncio.sleep(0)
 
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
+    owner, child, script = owning(kind)
     owner.do.broadcast(Local(stand))
     gate.reached()
     for number in range(3):
@@ -1361,9 +1331,7 @@ class Awaited:
 @ways
 @pytest.mark.parametrize("kind", [AsyncOwner, MixedOwner])
 def test_an_async_owner_is_asked_while_an_endpoint_awaits(cluster: InProcessCluster, kind: Any, way: str) -> None:
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
+    owner, child, script = owning(kind)
     awaited = Awaited()
     future = owner.do.call_one(Local(lambda actor: awaited.stand()))
     port = awaited.reached()
@@ -1376,9 +1344,7 @@ def test_an_async_owner_is_asked_while_an_endpoint_awaits(cluster: InProcessClus
 
 def test_an_async_owner_hears_of_one_failure_at_a_time(cluster: InProcessCluster) -> None:
     awaited = Awaited()
-    owner = spawn(AsyncOwner, script := Script(supervise=lambda actor, failure: awaited.stand()), "owner")
-    child = own(owner, gpus=3)
-    assert script.next() == "init"
+    owner, child, script = owning(AsyncOwner, gpus=3, supervise=lambda actor, failure: awaited.stand())
     for rank in (1, 0, 2):
         cluster.kill(child, rank)
     cluster.settle()
@@ -1395,9 +1361,7 @@ def test_an_async_owner_hears_of_one_failure_at_a_time(cluster: InProcessCluster
 def test_after_one_unhandled_failure_the_owner_is_not_asked_about_others(
     cluster: InProcessCluster, kind: Any, gate: Gate
 ) -> None:
-    owner = spawn(kind, script := Script(supervise=lambda actor, failure: False), "owner")
-    child = own(owner, gpus=3)
-    assert script.next() == "init"
+    owner, child, script = owning(kind, gpus=3, supervise=lambda actor, failure: False)
     gate.hold(owner)
     for rank in (2, 0):
         cluster.kill(child, rank)
@@ -1459,9 +1423,7 @@ def test_a_pending_supervise_is_cancelled_when_the_actor_ends_first(cluster: InP
 def test_nobody_is_told_of_a_failure_under_an_owner_that_is_stopping(
     cluster: InProcessCluster, kind: Any, gate: Gate
 ) -> None:
-    owner = spawn(kind, script := Script(), "owner")
-    child = own(owner)
-    assert script.next() == "init"
+    owner, child, script = owning(kind)
     gate.hold(owner)
     stopped = owner.stop()
     cluster.settle()

@@ -33,7 +33,7 @@ from monarch.actor import (
     wait_graph,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
-from tests.support.actors import TIMEOUT, Gate
+from tests.support.actors import TIMEOUT, Gate, fails
 
 LIMIT = 0.5  # real seconds, of waits that are to end
 LONG = 100.0  # virtual seconds, after which whatever the runtime would do by itself is done
@@ -928,8 +928,7 @@ def test_a_limit_ends_each_adverb(held: ActorMesh[Any], clock: VirtualClock, adv
     clock.advance(4.9)
     assert isinstance(future.exception(timeout=0), TimeoutError) and limits() == 1
     clock.advance(0.2)
-    with pytest.raises(TimeoutError, match=r"a\.nothing\(\) got no answer within 5 s from rank\(s\) "):
-        future.get(TIMEOUT)
+    fails(future, r"a\.nothing\(\) got no answer within 5 s from rank\(s\) ", error=TimeoutError)
     assert ports() == before and limits() == 0
 
 
@@ -941,8 +940,7 @@ def test_a_limit_says_that_a_process_is_suspected(
     proc.suspected[cluster.address_of(held, 1)] = "stopped by SIGSTOP"
     future = held.nothing.with_timeout(5.0).call()
     clock.advance(5.0)
-    with pytest.raises(TimeoutError, match=r"The process of rank\(s\) 1 is suspected: stopped by SIGSTOP"):
-        future.get(TIMEOUT)
+    fails(future, r"The process of rank\(s\) 1 is suspected: stopped by SIGSTOP", error=TimeoutError)
     proc.suspected.clear()
 
 

@@ -20,7 +20,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local
-from tests.support.actors import TIMEOUT, Gate, Recorder, awaited
+from tests.support.actors import TIMEOUT, Gate, Recorder, awaited, fails
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
@@ -102,8 +102,7 @@ def test_calls_that_fail_are_followed_by_none(cluster: InProcessCluster, gate: G
         gate.reached()
         gate.entered.clear()
         cluster.kill(procs, 1)
-        with pytest.raises(SupervisionError):
-            under_way.get(TIMEOUT)
+        fails(under_way)
         mesh.healthy().get(TIMEOUT)
         mesh.add.call().get(TIMEOUT)
 
@@ -250,8 +249,7 @@ def test_dropped_futures_and_timeouts_leave_nothing(cluster: InProcessCluster, g
     for _ in range(10):
         mesh.healthy()
         mesh.healthy(timeout=1000)
-        with pytest.raises(TimeoutError):
-            mesh.healthy(timeout=0).get(TIMEOUT)
+        fails(mesh.healthy(timeout=0), error=TimeoutError)
     gate.open()
     mesh.healthy().get(TIMEOUT)
     cluster.settle()

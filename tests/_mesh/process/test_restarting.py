@@ -30,7 +30,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock, patch_actor
-from tests.support.actors import TIMEOUT, Action, Gate, Recorder, Script, Scripted, awaited, do, values
+from tests.support.actors import TIMEOUT, Action, Gate, Recorder, Script, Scripted, awaited, do, fails, values
 from tests.support.threads import together
 from tests.support.tiers import full
 
@@ -207,8 +207,7 @@ def test_failed_selects_among_the_others(cluster: InProcessCluster, diary: Scrip
     diary.rest()
     mesh.restart(failed=True, gpus=slice(2, 4)).get(TIMEOUT)
     assert diary.rest() == [("init", 2, "first"), ("restarted", 2)]
-    with pytest.raises(SupervisionError, match="as asked"):
-        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=1).called.call_one(), "as asked")
     mesh.restart(failed=True).get(TIMEOUT)
     assert diary.rest() == [("init", 1, "first"), ("restarted", 1)]
     mesh.restart(failed=True).get(TIMEOUT)  # none is left, and that is no error
@@ -386,12 +385,10 @@ def test_a_constructor_that_raises(cluster: InProcessCluster, diary: Script, kin
 
     fail(cluster, mesh.slice(gpus=1))
     diary.hooks["init"] = no_room
-    with pytest.raises(SupervisionError, match="no room for rank 1"):
-        mesh.restart(failed=True).get(TIMEOUT)
+    fails(mesh.restart(failed=True), "no room for rank 1")
     failure = cluster.next_failure()  # a failure as any other
     assert failure.crashed_ranks == [1] and "no room" in failure.report()
-    with pytest.raises(SupervisionError, match="no room"):
-        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=1).called.call_one(), "no room")
     diary.hooks.clear()
     mesh.restart(failed=True).get(TIMEOUT)
     assert "no room" in do(mesh.slice(gpus=1), lambda actor: actor.failure.report())
@@ -406,8 +403,7 @@ def test_a_restarted_hook_that_raises(cluster: InProcessCluster, diary: Script, 
         raise LookupError("the checkpoint is lost")
 
     diary.hooks["restarted"] = lost
-    with pytest.raises(SupervisionError, match="the checkpoint is lost"):
-        mesh.restart(gpus=0).get(TIMEOUT)
+    fails(mesh.restart(gpus=0), "the checkpoint is lost")
     assert "checkpoint" in cluster.next_failure().report()
     assert diary.until("restarted", 0)
     diary.hooks.clear()
@@ -620,8 +616,7 @@ def test_who_called_while_it_was_down_is_told_why_and_reaches_the_next(
 
 @kinds
 def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Script, kind: type) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
         sender = spawn(Script(), procs=this_host().spawn_procs())
 
@@ -651,8 +646,7 @@ def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Scri
 
 @kinds
 def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Script, kind: type) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
         sender = spawn(Script(), procs=this_host().spawn_procs())
 
@@ -677,8 +671,7 @@ def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Script, kin
 @kinds
 def test_a_sender_that_never_called_reaches_whoever_is_there(diary: Script, kind: type) -> None:
     """Its message was under way while the actor was restarted; nobody before had ever heard from it."""
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=VirtualClock()) as cluster:
         mesh = spawn(diary, kind, procs=this_host().spawn_procs())
         sender = spawn(Script(), procs=this_host().spawn_procs())
         with cluster.network.hold(cluster.address_of(sender), cluster.address_of(mesh)):
@@ -697,8 +690,7 @@ def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diar
     waiting = [mesh.add.call_one(number) for number in range(3)]
     restart = mesh.restart()
     for future in waiting:
-        with pytest.raises(SupervisionError, match="stopped: restarted by its owner"):
-            future.get(TIMEOUT)
+        fails(future, "stopped: restarted by its owner")
     gate.open()
     held.get(TIMEOUT)  # what it was doing, it finished
     restart.get(TIMEOUT)
@@ -757,8 +749,7 @@ def test_nor_is_the_spawn_of_an_earlier_restart(
     assert [orders.get(timeout=TIMEOUT).incarnation for _ in range(2)] == [0, 1]
     assert network.cut(here, there) == 1
     holds[0].end()
-    with pytest.raises(SupervisionError, match="the connection to"):
-        first.get(TIMEOUT)
+    fails(first, "the connection to")
     second.get(TIMEOUT)
     assert mesh.called.call_one().get(TIMEOUT) == "first"
     assert diary.rest() == [("cleanup", 0), ("init", 0, "first"), ("restarted", 0)]
@@ -776,8 +767,7 @@ def test_what_waited_for_an_actor_that_never_came_does_not_reach_the_one_in_its_
         waiting = mesh.add.call_one(1)
         restart = mesh.restart()
         orders.get(timeout=TIMEOUT)
-    with pytest.raises(SupervisionError, match="stopped: restarted by its owner"):
-        waiting.get(TIMEOUT)
+    fails(waiting, "stopped: restarted by its owner")
     restart.get(TIMEOUT)
     assert mesh.all.call_one().get(TIMEOUT) == []
 
@@ -904,11 +894,9 @@ def test_a_process_that_dies_meanwhile_fails_the_restart(cluster: InProcessClust
     restart = mesh.restart(gpus=1)
     gate.reached()
     cluster.kill(mesh, 1)
-    with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
-        restart.get(TIMEOUT)
+    fails(restart, r"Killed\(sig=9\)")
     assert cluster.next_failure().crashed_ranks == [1]
-    with pytest.raises(RuntimeError, match=r"procs\.restart"):
-        mesh.restart(failed=True).get(TIMEOUT)
+    fails(mesh.restart(failed=True), r"procs\.restart", error=RuntimeError)
 
 
 def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, diary: Script, gate: Gate) -> None:
@@ -917,8 +905,7 @@ def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, d
     restart = mesh.restart(gpus=1)
     gate.reached()
     cluster.kill(mesh, 1)
-    with pytest.raises(RuntimeError, match=r"its process .* has ended .*Killed\(sig=9\)"):
-        restart.get(TIMEOUT)
+    fails(restart, r"its process .* has ended .*Killed\(sig=9\)", error=RuntimeError)
     # It was being restarted, so nobody was told; who asked for it was.
     assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
 
@@ -1105,8 +1092,7 @@ def test_an_actor_that_stops_by_itself_is_not_restarted(diary: Script) -> None:
     do(mesh.slice(gpus=0), lambda actor: context().actor_instance.stop("done"))
     assert diary.until("cleanup", 0) == [("cleanup", 0)]
     restarts_are_over()
-    with pytest.raises(SupervisionError, match="stopped: done"):
-        mesh.slice(gpus=0).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=0).called.call_one(), "stopped: done")
 
 
 # --- too often
@@ -1123,8 +1109,7 @@ def test_beyond_its_limit_a_failure_reaches_the_root(cluster: InProcessCluster, 
     for text in (failure.report(), failure.event):
         assert "once too often" in text
         assert "2 restarts within 3600 s are its limit (max_restarts, within)" in text
-    with pytest.raises(SupervisionError, match="once too often"):
-        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=1).called.call_one(), "once too often")
     assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
     mesh.restart(failed=True).get(TIMEOUT)  # by hand it still can be
     assert values(mesh, "called") == ["first"] * 2
@@ -1160,8 +1145,7 @@ def test_without_restarts_a_policy_only_says_so(cluster: InProcessCluster, diary
 
 
 def test_after_some_time_it_restarts_again(diary: Script) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn_under(RestartPolicy(max_restarts=1, within=10), diary)
         one = mesh.slice(gpus=0)
         for _ in range(3):
@@ -1179,16 +1163,14 @@ def test_after_some_time_it_restarts_again(diary: Script) -> None:
 
 @kinds
 def test_restarts_wait_longer_each_time(diary: Script, kind: type) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn_under(RestartPolicy(max_restarts=9, within="1h", backoff=2, max_backoff=5), diary, kind)
         one, other = mesh.slice(gpus=0), mesh.slice(gpus=1)
         for delay in (2, 4, 5, 5):
             ended = cluster.expect("ActorEnded")
             one.fail.broadcast("for now")
             ended.wait()
-            with pytest.raises(SupervisionError, match="for now"):
-                one.called.call_one().get(TIMEOUT)
+            fails(one.called.call_one(), "for now")
             assert other.called.call_one().get(TIMEOUT) == "first"
             clock.advance(delay - 0.5)
             cluster.settle()
@@ -1199,8 +1181,7 @@ def test_restarts_wait_longer_each_time(diary: Script, kind: type) -> None:
 
 
 def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Script) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn_under(RestartPolicy("all_for_one", backoff=2), diary)
         ended = cluster.expect("ActorEnded")
         mesh.slice(gpus=0).fail.broadcast()
@@ -1219,8 +1200,7 @@ def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Scri
 
 
 def test_a_mesh_that_is_stopped_before_its_time_is_not_restarted(diary: Script) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn_under(RestartPolicy(backoff=2), diary)
         ended = cluster.expect("ActorEnded")
         mesh.slice(gpus=0).fail.broadcast()
@@ -1376,8 +1356,7 @@ def test_arguments_that_were_not_kept_end_it_at_once(cluster: InProcessCluster, 
 
 @kinds
 def test_casts_to_a_rank_that_is_down_harm_nobody(diary: Script, kind: type) -> None:
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         mesh = spawn_under(RestartPolicy(backoff=10), diary, kind)
         sender = spawn(Script(), procs=this_host().spawn_procs())
 
@@ -1511,8 +1490,7 @@ def test_a_process_that_died_is_replaced_and_its_actors_after_it(
         assert failure.crashed_ranks == [1] and f"pid {before[1]}" in failure.report()
         assert procs.restart(failed=True).get(TIMEOUT) is None
         assert actors_in(cluster, procs) == [["w"], []]
-        with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
-            mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+        fails(mesh.slice(gpus=1).called.call_one(), r"Killed\(sig=9\)")
         mesh.restart(failed=True).get(TIMEOUT)
         assert diary.rest() == [("init", 1, "first"), ("restarted", 1)]
         assert values(mesh, "all") == [list(range(round + 1)), []]
@@ -1531,8 +1509,7 @@ def test_a_living_process_is_stopped_in_order_first(cluster: InProcessCluster, d
     procs.restart(gpus=0).get(TIMEOUT)
     assert diary.rest() == [("cleanup", 0)]
     assert actors_in(cluster, procs) == [[], ["other", "w"]]
-    with pytest.raises(SupervisionError, match="the process is being restarted"):
-        mesh.slice(gpus=0).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=0).called.call_one(), "the process is being restarted")
     mesh.restart(failed=True).get(TIMEOUT)
     assert values(mesh, "all") == [[], ["before"]]
     assert actors_in(cluster, procs) == [["w"], ["other", "w"]]
@@ -1655,8 +1632,7 @@ def test_references_reach_the_actors_of_new_processes(
 
 def test_who_calls_between_the_restarts_of_process_and_actor(diary: Script) -> None:
     """Nobody is there for too long; and whoever comes after all is reached by the next call."""
-    clock = VirtualClock()
-    with InProcessCluster(clock=clock) as cluster:
+    with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         procs = this_host().spawn_procs({"gpus": 2})
         mesh = spawn(diary, procs=procs)
         heard, silent = (spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2))
@@ -1714,12 +1690,9 @@ def test_a_bootstrap_function_that_raises_in_the_new_process(cluster: InProcessC
     procs = this_host().spawn_procs({"gpus": 2}, bootstrap=bootstrap)
     mesh = spawn(diary, procs=procs)
     trouble.value.append("no licence")
-    with pytest.raises(ActorError, match="no licence"):
-        procs.restart(gpus=1).get(TIMEOUT)
-    with pytest.raises(ActorError, match="no licence"):
-        mesh.restart(gpus=1).get(TIMEOUT)
-    with pytest.raises(ActorError, match="no licence"):
-        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    fails(procs.restart(gpus=1), "no licence", error=ActorError)
+    fails(mesh.restart(gpus=1), "no licence", error=ActorError)
+    fails(mesh.slice(gpus=1).called.call_one(), "no licence", error=ActorError)
     assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
     trouble.value.clear()
     procs.restart(gpus=1).get(TIMEOUT)
@@ -1794,8 +1767,7 @@ def test_processes_that_are_stopped_while_they_restart_leave_nothing(
     gate.reached()
     stop = procs.stop("enough")
     gate.open()
-    with pytest.raises(RuntimeError, match="was stopped while it was being restarted: enough"):
-        restart.get(TIMEOUT)
+    fails(restart, "was stopped while it was being restarted: enough", error=RuntimeError)
     stop.get(TIMEOUT)
     cluster.settle()
     assert cluster._agent.living == {}
@@ -1816,8 +1788,7 @@ def test_a_new_process_that_dies_at_once(cluster: InProcessCluster, diary: Scrip
             if address in cluster._agent.living:
                 started.set()
         cluster.kill(procs, 1, code=3)
-        with pytest.raises(RuntimeError, match="ended before it was ready: exited with non-zero code 3"):
-            restart.get(TIMEOUT)
+        fails(restart, "ended before it was ready: exited with non-zero code 3", error=RuntimeError)
     procs.restart(failed=True).get(TIMEOUT)
     mesh.restart(failed=True).get(TIMEOUT)
     assert values(mesh, "called") == ["first"] * 2
@@ -1911,8 +1882,7 @@ def test_a_process_that_exits_cleanly_is_not_restarted_by_a_policy(cluster: InPr
     ended.wait()
     restarts_are_over()
     assert diary.rest() == []
-    with pytest.raises(SupervisionError, match="exited cleanly"):
-        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    fails(mesh.slice(gpus=1).called.call_one(), "exited cleanly")
 
 
 def test_meshes_of_different_policies_share_the_restart_of_their_process(cluster: InProcessCluster) -> None:
