@@ -84,6 +84,12 @@ class Machine:
         self.procs.append(proc)
         return proc
 
+    def pair(self) -> tuple[Proc, Proc, Instance]:
+        """A client, a worker and an actor there."""
+        client, worker = self.start("client"), self.start("m.0")
+        worker.add_actor(instance := actor(worker))
+        return client, worker, instance
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
@@ -129,9 +135,7 @@ def wait_reply(proc: Proc, there: Proc) -> tuple[OneReply, int]:
 
 
 def test_a_call_and_its_answer(machine: Machine) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     entry, port = wait_reply(client, worker)
     body, buffers = codec.encode_call((bytearray(300_000), "x"), {})
     client.post(worker.address, call(1, port=port), body, buffers)
@@ -146,8 +150,7 @@ def test_a_call_and_its_answer(machine: Machine) -> None:
 
 def test_a_message_to_oneself_takes_no_socket_and_a_copy_of_the_memory(machine: Machine) -> None:
     client = machine.start("client")
-    instance = actor(client)
-    client.add_actor(instance)
+    client.add_actor(instance := actor(client))
     memory = bytearray(b"a" * 9000)
     body, buffers = codec.encode_call((memory,), {})
     client.post(client.address, call(1), body, buffers)
@@ -167,17 +170,14 @@ def test_messages_for_an_actor_that_is_not_there_yet_wait_for_it(machine: Machin
     client.post(worker.address, Flushed(3))  # behind the three
     assert probe.wait(TIMEOUT)
     assert worker.statistics()["undelivered"] == 3
-    instance = actor(worker)
-    worker.add_actor(instance)
+    worker.add_actor(instance := actor(worker))
     assert [take(instance).call.seq for _ in range(3)] == [1, 2, 3]
     assert worker.statistics()["undelivered"] == 0
 
 
 @pytest.mark.parametrize("port_given", [True, False])
 def test_who_calls_an_actor_that_ended_is_told_why(machine: Machine, port_given: bool) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     worker.actor_ended(instance, Failure("it raised", mesh_name="worker"))
     entry, port = wait_reply(client, worker)
     heard = Heard(client)
@@ -217,8 +217,7 @@ def refuse(client: Proc, worker: Proc, *numbers: int) -> None:
 def test_an_actor_that_comes_after_all_does_not_wait_for_what_was_refused(machine: Machine) -> None:
     client, worker = machine.start("client"), machine.start("m.0")
     refuse(client, worker, 1, 2)
-    instance = actor(worker)
-    worker.add_actor(instance)
+    worker.add_actor(instance := actor(worker))
     client.post(worker.address, call(3))
     client.post(worker.address, call(4))
     assert [take(instance).call.seq, take(instance).call.seq] == [3, 4]
@@ -242,8 +241,7 @@ def test_what_continues_an_older_stream_is_not_for_whoever_comes(machine: Machin
 
 
 def test_who_was_refused_is_told_of_those_that_come_later(machine: Machine) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    worker.add_actor(instance := actor(worker))
+    client, worker, instance = machine.pair()
     worker.actor_ended(instance, Failure("it raised"))
     assert worker.table.senders_to("key") == []
     refuse(client, worker, 4)
@@ -285,8 +283,7 @@ def test_a_message_over_the_limit_is_not_sent_and_harms_nobody(machine: Machine)
     with pytest.raises(MessageTooLargeError):
         client.check_size(b"", [memoryview(bytes(1001))])
     client.check_size(bytes(500), [memoryview(bytes(500))])
-    instance = actor(worker)
-    worker.add_actor(instance)
+    worker.add_actor(instance := actor(worker))
     client.post(worker.address, call(1))
     assert take(instance).call.seq == 1
 
@@ -337,9 +334,7 @@ def test_senders_are_not_left_waiting_for_an_actor_that_was_faster_than_its_paus
 
 
 def test_a_request_to_stop_answers_what_waits_and_refuses_what_follows(machine: Machine) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     entries = [wait_reply(client, worker) for _ in range(3)]
     for number, (_, port) in enumerate(entries[:2], 1):
         client.post(worker.address, call(number, port=port))
@@ -387,9 +382,7 @@ def test_a_message_that_the_receiver_has_no_memory_for(machine: Machine, monkeyp
 def test_a_call_while_there_are_no_descriptors_is_sent_when_there_are(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     real, tried = unix.dial, threading.Semaphore(0)
     missing = [
         OSError(errno.EMFILE, "Too many open files"),
@@ -483,9 +476,7 @@ def test_what_comes_while_another_thread_closes_is_let_go(machine: Machine, monk
 
 
 def test_what_an_endpoint_raises_after_its_process_closed_is_not_its_own_failure(machine: Machine) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     entry, port = wait_reply(client, worker)
     client.post(worker.address, call(1, port=port))
     delivery = take(instance)
@@ -500,9 +491,7 @@ def test_what_an_endpoint_raises_after_its_process_closed_is_not_its_own_failure
 
 
 def test_a_forked_child_lets_go_of_the_links_and_says_so(machine: Machine) -> None:
-    client, worker = machine.start("client"), machine.start("m.0")
-    instance = actor(worker)
-    worker.add_actor(instance)
+    client, worker, instance = machine.pair()
     client.post(worker.address, call(1))
     take(instance)
     child = Proc(client.address, Loop("a copy"))

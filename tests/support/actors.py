@@ -112,6 +112,13 @@ def do(mesh: Any, action: Callable[..., Any], *args: Any) -> Any:
     return mesh.do.call_one(Local(action), *args).get(TIMEOUT)
 
 
+def raising(exc: BaseException) -> Callable[..., Any]:
+    def action(*_: Any) -> Any:
+        raise exc
+
+    return action
+
+
 def values(mesh: Any, method: str, *args: Any) -> list[Any]:
     """Calls all of a mesh and waits for the results."""
     return [value for _, value in getattr(mesh, method).call(*args).get(TIMEOUT)]

@@ -20,31 +20,18 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.testing import InProcessCluster, Local, UnsupervisedFailure, VirtualClock
-from tests.support.actors import TIMEOUT, fails
+from tests.support.actors import TIMEOUT, Gate, Script, Sync, fails, raising
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-class Worker(Actor):
-    def __init__(self, cleaned: Local[list[str]] | None = None) -> None:
-        self.cleaned = cleaned
+FAIL = Local(raising(ValueError("on purpose")))
 
+
+class Worker(Sync):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
-
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("on purpose")
-
-    @endpoint
-    def hold(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
-        entered.value.set()
-        gate.value.wait(TIMEOUT)
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        if self.cleaned is not None:
-            self.cleaned.value.append("cleaned")
 
 
 def test_the_ordinary_api_works_on_the_simulated_host() -> None:
@@ -68,14 +55,14 @@ def test_plain_threads_of_the_test_are_the_client_as_well(cluster: InProcessClus
 
 
 def test_leaving_runs_every_cleanup() -> None:
-    cleaned = Local[list[str]]([])
+    script = Script()
     with InProcessCluster():
         procs = this_host().spawn_procs({"gpus": 2})
-        workers = procs.spawn("worker", Worker, cleaned)
-        here = this_proc().spawn("here", Worker, cleaned)
+        workers = procs.spawn("worker", Worker, Local(script))
+        here = this_proc().spawn("here", Worker, Local(script))
         workers.pid.call().get(TIMEOUT)
         here.pid.call_one().get(TIMEOUT)
-    assert cleaned.value == ["cleaned"] * 3
+    assert script.rest() == ["init"] * 3 + [("cleanup", None)] * 3
 
 
 def test_leaving_at_once_is_clean() -> None:
@@ -150,14 +137,14 @@ def test_a_failure_nobody_took_fails_the_test() -> None:
     ):
         worker = this_host().spawn_procs().spawn("worker", Worker)
         failed = cluster.expect("ActorEnded")
-        worker.fail.broadcast()
+        worker.do.broadcast(FAIL)
         failed.wait()
     assert "on purpose" in str(caught.value)
 
 
 def test_a_failure_that_was_taken_does_not() -> None:
     with InProcessCluster() as cluster:
-        this_host().spawn_procs().spawn("worker", Worker).fail.broadcast()
+        this_host().spawn_procs().spawn("worker", Worker).do.broadcast(FAIL)
         assert "on purpose" in cluster.next_failure().report()
 
 
@@ -169,19 +156,19 @@ def test_waiting_for_a_failure_that_does_not_come_is_an_error(cluster: InProcess
 def test_an_exception_of_the_block_is_not_hidden_by_what_it_left() -> None:
     with pytest.raises(KeyError, match="mine"), InProcessCluster() as cluster:
         failed = cluster.expect("ActorEnded")
-        this_host().spawn_procs().spawn("worker", Worker).fail.broadcast()
+        this_host().spawn_procs().spawn("worker", Worker).do.broadcast(FAIL)
         failed.wait()
         raise KeyError("mine")
 
 
 def test_an_actor_that_does_not_stop_is_named() -> None:
-    entered, gate = Local(threading.Event()), Local(threading.Event())
-    with pytest.raises(TimeoutError, match=r"\n  stuck, rank 1, in hold\(\)$"), InProcessCluster(patience=0.2):
+    gate = Gate()
+    with pytest.raises(TimeoutError, match=r"\n  stuck, rank 1, in do\(\)$"), InProcessCluster(patience=0.2):
         workers = this_host().spawn_procs({"gpus": 2}).spawn("stuck", Worker)
         workers.pid.call().get(TIMEOUT)
-        workers.slice(gpus=1).hold.broadcast(entered, gate)
-        assert entered.value.wait(TIMEOUT)
-    gate.value.set()
+        workers.slice(gpus=1).do.broadcast(Local(gate.stand))
+        gate.reached()
+    gate.open()
 
 
 def test_an_error_inside_the_runtime_fails_the_test() -> None:
@@ -211,9 +198,8 @@ def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessClust
 
     class Busy(Actor):
         @endpoint
-        def work(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
-            entered.value.set()
-            gate.value.wait(TIMEOUT)
+        def work(self, gate: Local[Gate]) -> None:
+            gate.value.stand()
             try:
                 this_proc().spawn("late", Worker)
             except BaseException as exc:
@@ -221,14 +207,14 @@ def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessClust
                 done.value.set()
                 raise
 
-    entered, gate, done = Local(threading.Event()), Local(threading.Event()), Local(threading.Event())
+    gate, done = Gate(), Local(threading.Event())
     busy = this_host().spawn_procs().spawn("busy", Busy)
-    future = busy.work.call_one(entered, gate)
-    assert entered.value.wait(TIMEOUT)
+    future = busy.work.call_one(Local(gate))
+    gate.reached()
     cluster.kill(busy)
     fails(future)
     cluster.next_failure(handled=True)
-    gate.value.set()
+    gate.open()
     assert done.value.wait(TIMEOUT)
     assert isinstance(heard.value[0], SystemExit)
 
@@ -246,12 +232,12 @@ def test_a_restarted_process_can_be_killed_again(cluster: InProcessCluster) -> N
 
 
 def test_a_process_that_runs_is_restarted_in_order(cluster: InProcessCluster) -> None:
-    cleaned = Local[list[str]]([])
+    script = Script()
     procs = this_host().spawn_procs()
-    worker = procs.spawn("worker", Worker, cleaned)
+    worker = procs.spawn("worker", Worker, Local(script))
     worker.pid.call_one().get(TIMEOUT)
     procs.restart().get(TIMEOUT)
-    assert cleaned.value == ["cleaned"]
+    assert script.rest() == ["init", ("cleanup", None)]
 
 
 def test_a_controller_is_found_from_a_restarted_process(cluster: InProcessCluster) -> None:

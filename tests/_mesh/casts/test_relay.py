@@ -942,6 +942,20 @@ class World:
         for host in sorted(self.alive):
             assert self.agents[host].counts()._replace(finished=0) == (0,) * 9, host
 
+    def check_that_all_is_served(self) -> None:
+        """Each living receiver has handled every cast once and in order, and answered once."""
+        for caller in self.callers.values():
+            for rank, address in enumerate(self.addresses):
+                receiver = self.receivers[address]
+                if receiver.alive:
+                    handled = [seq for sender, seq in receiver.handled if sender == caller.name]
+                    assert handled == caller.sent.get(rank, [])
+            for port, ranks in caller.calls.items():
+                counted = caller.answers[port]
+                assert max(counted.values(), default=0) <= 1
+                assert [index for index, rank in ranks.items() if self.lives(rank) and not counted[index]] == []
+            assert caller.failed == []
+
     def lives(self, rank: int) -> bool:
         return self.receivers[self.addresses[rank]].alive
 
@@ -963,17 +977,7 @@ def test_every_living_receiver_handles_every_cast_once_and_answers_once(
 ) -> None:
     tree = World(**world, views=3)
     tree.run(casts, ends)
-    for caller in tree.callers.values():
-        for rank, address in enumerate(tree.addresses):
-            receiver = tree.receivers[address]
-            if receiver.alive:
-                handled = [seq for sender, seq in receiver.handled if sender == caller.name]
-                assert handled == caller.sent.get(rank, [])
-        for port, ranks in caller.calls.items():
-            counted = caller.answers[port]
-            assert max(counted.values(), default=0) <= 1
-            assert [index for index, rank in ranks.items() if tree.lives(rank) and not counted[index]] == []
-        assert caller.failed == []
+    tree.check_that_all_is_served()
     assert tree.most <= tree.width + len(tree.hosts) - len(tree.alive)  # and those whose end is news to the root
     tree.tidy()
 
@@ -984,17 +988,7 @@ def test_hosts_that_cannot_reach_each_other_are_served_all_the_same(
 ) -> None:
     tree = World(**world, views=3)
     tree.run(casts, ends, parted)
-    for caller in tree.callers.values():
-        for rank, address in enumerate(tree.addresses):
-            receiver = tree.receivers[address]
-            if receiver.alive:
-                handled = [seq for sender, seq in receiver.handled if sender == caller.name]
-                assert handled == caller.sent.get(rank, [])
-        for port, ranks in caller.calls.items():
-            counted = caller.answers[port]
-            assert max(counted.values(), default=0) <= 1
-            assert [index for index, rank in ranks.items() if tree.lives(rank) and not counted[index]] == []
-        assert caller.failed == []
+    tree.check_that_all_is_served()
     tree.tidy()
 
 

@@ -22,10 +22,9 @@ class World:
         """Actor -> its process."""
         self.homes = homes
         self.now = 0.0
-        self.waits: dict[int, Blocked] = {}
-        self.blocking: dict[
-            tuple[str, int], list[int]
-        ] = {}  # (actor, number of the message) -> waits, where not the usual
+        self.waiting: dict[int, Blocked] = {}
+        # (actor, number of the message) -> waits, where not the usual
+        self.blocking: dict[tuple[str, int], list[int]] = {}
         self.broken: list[tuple[str, list[str]]] = []
         self.sent = self.made = 0
         self.detectors = {home: Detector(home, lambda wait: f"{wait.who} waits") for home in set(homes.values())}
@@ -36,11 +35,16 @@ class World:
         number = self.made
         for key in dict.fromkeys(targets):
             assert key in self.homes
-        self.waits[number] = Blocked(number, who, since, " ".join(targets), number, [self.homes[t] for t in targets])
+        self.waiting[number] = Blocked(number, who, since, " ".join(targets), number, [self.homes[t] for t in targets])
         return number
 
+    def waits(self, text: str) -> None:
+        """`a b 0.1 | b a 0.0`: a waits for b since 0.1, b for a since 0.0."""
+        for words in map(str.split, text.split(" | ")):
+            self.wait(*words[:-1], since=float(words[-1]))
+
     def end(self, number: int) -> None:
-        del self.waits[number]
+        del self.waiting[number]
 
     def _blockers(self, home: str, key: str, port: int) -> Iterable[Blocked]:
         """Of the actors of `home` among those that the message went to."""
@@ -48,12 +52,12 @@ class World:
             if self.homes[actor] != home:
                 continue
             special = self.blocking.get((actor, port))
-            for number, wait in list(self.waits.items()):
+            for number, wait in list(self.waiting.items()):
                 if wait.who == actor and (special is None or number in special):
                     yield wait
 
     def _of(self, home: str) -> dict[int, Blocked]:
-        return {number: wait for number, wait in self.waits.items() if self.homes[wait.who] == home}
+        return {number: wait for number, wait in self.waiting.items() if self.homes[wait.who] == home}
 
     def sweep(self, *homes: str) -> list[SendProbe]:
         found: list[SendProbe] = []
@@ -75,7 +79,7 @@ class World:
             blockers = self._blockers(send.address, probe.key, probe.port)
             for effect in self.detectors[send.address].probed(probe, blockers, self.now, AFTER):
                 if isinstance(effect, EndWait):
-                    self.broken.append((self.waits[effect.number].who, effect.path))
+                    self.broken.append((self.waiting[effect.number].who, effect.path))
                 else:
                     self.sent += 1
                     waiting.append(effect)
@@ -102,8 +106,7 @@ def test_an_actor_that_waits_for_itself() -> None:
 @pytest.mark.parametrize("homes", [{"a": "p", "b": "p"}, {"a": "p", "b": "q"}])
 def test_two_actors_and_the_younger_wait_is_given_up(homes: dict[str, str]) -> None:
     world = World(**homes)
-    world.wait("a", "b", since=0.0)
-    world.wait("b", "a", since=0.5)
+    world.waits("a b 0.0 | b a 0.5")
     assert world.look(1.2) == []  # the older wait has asked; the younger one has not stood long enough
     assert world.look(1.5) == ["b"]
     assert world.broken == [("b", ["b waits", "a waits"])]
@@ -111,9 +114,7 @@ def test_two_actors_and_the_younger_wait_is_given_up(homes: dict[str, str]) -> N
 
 def test_three_processes_and_the_path_begins_with_the_victim() -> None:
     world = World(a="p", b="q", c="r")
-    world.wait("a", "b", since=0.2)
-    world.wait("b", "c", since=0.1)
-    world.wait("c", "a", since=0.0)
+    world.waits("a b 0.2 | b c 0.1 | c a 0.0")
     assert world.look(2.0) == ["a"]
     assert world.broken[0][1] == ["a waits", "b waits", "c waits"]
 
@@ -128,35 +129,26 @@ def test_waits_of_the_same_moment_are_told_apart_by_name() -> None:
 def test_a_call_to_many_ranks_needs_them_all() -> None:
     """One rank that waits for the caller is enough, whatever the others do."""
     world = World(a="p", b="q", c="r", d="r")
-    world.wait("a", "b", "c", "d", since=0.0)
-    world.wait("c", "a", since=0.3)
+    world.waits("a b c d 0.0 | c a 0.3")
     assert world.look(2.0) == ["c"]
 
 
 def test_an_actor_that_waits_for_a_circle_is_not_of_it() -> None:
     world = World(a="p", b="q", outside="r", client="s")
-    world.wait("a", "b", since=0.0)
-    world.wait("b", "a", since=0.1)
-    world.wait("outside", "a", since=0.2)
-    world.wait("client", "outside", since=0.3)
+    world.waits("a b 0.0 | b a 0.1 | outside a 0.2 | client outside 0.3")
     assert world.look(2.0) == ["b"]
     assert world.broken[0][1] == ["b waits", "a waits"]
 
 
 def test_two_circles_are_two() -> None:
     world = World(a="p", b="q", c="p", d="q")
-    world.wait("a", "b", since=0.0)
-    world.wait("b", "a", since=0.1)
-    world.wait("c", "d", since=0.2)
-    world.wait("d", "c", since=0.3)
+    world.waits("a b 0.0 | b a 0.1 | c d 0.2 | d c 0.3")
     assert sorted(world.look(2.0)) == ["b", "d"]
 
 
 def test_two_circles_through_one_wait_that_is_the_youngest_of_both() -> None:
     world = World(a="p", b="q", c="r")
-    world.wait("a", "b", "c", since=0.9)
-    world.wait("b", "a", since=0.0)
-    world.wait("c", "a", since=0.1)
+    world.waits("a b c 0.9 | b a 0.0 | c a 0.1")
     assert world.look(2.0) == ["a"]  # once, though it was found twice
 
 
@@ -165,8 +157,7 @@ def test_two_circles_through_one_wait_that_is_the_youngest_of_both() -> None:
 
 def test_a_chain_is_no_circle() -> None:
     world = World(a="p", b="q", c="r")
-    world.wait("a", "b")
-    world.wait("b", "c")
+    world.waits("a b 0.0 | b c 0.0")
     for now in range(1, 200):
         assert world.look(now) == []
 
@@ -241,8 +232,7 @@ def test_a_new_wait_of_the_same_actor_is_not_the_old_one() -> None:
 
 def test_the_same_question_twice_is_answered_once() -> None:
     world = World(a="p", b="q")
-    world.wait("a", "b", since=0.0)
-    world.wait("b", "a", since=0.1)
+    world.waits("a b 0.0 | b a 0.1")
     world.now = 2.0
     sends = world.sweep("q")
     world.deliver([*sends, *sends])
@@ -251,8 +241,7 @@ def test_the_same_question_twice_is_answered_once() -> None:
 
 def test_a_lost_question_is_asked_again_later_and_less_and_less_often() -> None:
     world = World(a="p", b="q")
-    world.wait("b", "a", since=0.0)
-    world.wait("a", "b", since=0.0)
+    world.waits("b a 0.0 | a b 0.0")
     asked = []
     for tenth in range(0, 3000):
         world.now = tenth / 10
@@ -309,8 +298,7 @@ def test_circles_longer_than_the_bound_are_not_found(monkeypatch: pytest.MonkeyP
 def test_remembers_a_bounded_number_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REMEMBERED", 10)
     world = World(a="p", b="q")
-    world.wait("a", "b", since=0.1)
-    world.wait("b", "a", since=0.0)
+    world.waits("a b 0.1 | b a 0.0")
     for now in range(1, 1000):
         world.look(now)
         assert all(len(detector._seen) <= 10 for detector in world.detectors.values())
@@ -362,6 +350,6 @@ def test_exactly_the_youngest_waits_of_circles_are_given_up(
     numbers = {world.wait(who, *targets, since=since): who for who, targets, since in waits}
     world.now = 1.3
     world.deliver(world.sweep(), random.Random(seed))
-    expected = youngest_of_circles(world.waits, world.homes)
+    expected = youngest_of_circles(world.waiting, world.homes)
     assert sorted(who for who, _ in world.broken) == sorted(numbers[number] for number in expected)
     assert world.sent <= 2 * len(waits) * (len(waits) + 1) * 3  # each passes each question on once, both times round

@@ -52,6 +52,7 @@ from tests.support.actors import (
     do,
     fails,
     own,
+    raising,
 )
 from tests.support.pairs import pairs
 
@@ -72,13 +73,6 @@ def _hook(entry: Any) -> Any:
 def spawn(kind: Any, script: Script | None = None, name: str = "a", procs: Any = None) -> Any:
     """A mesh of one, in a process of its own unless said otherwise."""
     return (procs or this_host().spawn_procs()).spawn(name, kind, Local(script or Script()))
-
-
-def raising(exc: BaseException) -> Callable[..., Any]:
-    def action(*_: Any) -> Any:
-        raise exc
-
-    return action
 
 
 def owning(kind: Any, *, gpus: int = 2, **hooks: Callable[..., Any]) -> tuple[Any, Any, Script]:
@@ -667,11 +661,8 @@ def test_a_broadcast_to_an_actor_that_ended_is_a_fault_of_the_client(cluster: In
     assert "no more" in failure.report()
 
 
-@pytest.mark.parametrize("way", ["broadcast", "port"])
-@pytest.mark.parametrize("kind", OWNERS)
-def test_an_actor_whose_message_finds_no_actor_fails(cluster: InProcessCluster, kind: Any, way: str) -> None:
-    """It is not asked: the hook is for ports whose receiver is gone."""
-    target, sender = spawn(Async, name="target"), spawn(kind, script := Script(), "sender")
+def port_of(target: Any) -> tuple[Any, list[Any]]:
+    """A port of an actor, and what keeps its receiver."""
     kept: list[Any] = []
 
     def open_port(actor: Any) -> Any:
@@ -679,7 +670,15 @@ def test_an_actor_whose_message_finds_no_actor_fails(cluster: InProcessCluster, 
         kept.append(receiver)
         return port
 
-    port = do(target, open_port)
+    return do(target, open_port), kept
+
+
+@pytest.mark.parametrize("way", ["broadcast", "port"])
+@pytest.mark.parametrize("kind", OWNERS)
+def test_an_actor_whose_message_finds_no_actor_fails(cluster: InProcessCluster, kind: Any, way: str) -> None:
+    """It is not asked: the hook is for ports whose receiver is gone."""
+    target, sender = spawn(Async, name="target"), spawn(kind, script := Script(), "sender")
+    port, _kept = port_of(target)
     target.stop().get(TIMEOUT)
     message = r"undeliverable message for target-\w+\.ping\(\)"
     if way == "broadcast":
@@ -695,6 +694,14 @@ def test_an_actor_whose_message_finds_no_actor_fails(cluster: InProcessCluster, 
     assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
+def send_for_nobody(sender: Any) -> None:
+    """To a port whose receiver is gone."""
+    port, receiver = Channel[Any].open()
+    del receiver
+    gc.collect()
+    do(sender, lambda actor, port: port.send("for nobody"), port)
+
+
 @pytest.mark.parametrize("kind", OWNERS)
 @pytest.mark.parametrize("handled", [True, False])
 def test_a_port_whose_receiver_is_gone_is_the_hooks(kind: Any, handled: bool) -> None:
@@ -702,10 +709,7 @@ def test_a_port_whose_receiver_is_gone_is_the_hooks(kind: Any, handled: bool) ->
     script = Script(undeliverable=lambda actor, envelope: handled)
     sender = spawn(kind, script)
     assert script.next() == "init"
-    port, receiver = Channel[Any].open()
-    del receiver
-    gc.collect()
-    do(sender, lambda actor, port: port.send("for nobody"), port)
+    send_for_nobody(sender)
     hook, envelope = script.next()
     assert hook == "undeliverable"
     assert envelope.sender() and envelope.dest().startswith("port ") and "gone" in envelope.error_msg()
@@ -717,19 +721,13 @@ def test_a_port_whose_receiver_is_gone_is_the_hooks(kind: Any, handled: bool) ->
 def test_a_port_into_a_dead_process_is_the_hooks(cluster: InProcessCluster, kind: Any) -> None:
     script = Script()
     target, sender = spawn(Sync, name="target"), spawn(kind, script, "sender")
-    kept: list[Any] = []
-
-    def open_port(actor: Any) -> Any:
-        port, receiver = Channel[Any].open()
-        kept.append(receiver)
-        return port
 
     def reach(actor: Any, mesh: Any, port: Any) -> None:
         fails(mesh.ping.call_one(), "Killed")
         port.send("too late")
         mesh.ping.broadcast()  # to a dead process: silently dropped
 
-    port = do(target, open_port)
+    port, _kept = port_of(target)
     cluster.kill(target)
     assert cluster.next_failure().mesh_name.startswith("target-")
     assert script.next() == "init"
@@ -747,10 +745,7 @@ def test_a_hook_for_undeliverable_messages_that_raises(
     cluster: InProcessCluster, kind: Any, exc: type[BaseException]
 ) -> None:
     sender = spawn(kind, Script(undeliverable=raising(exc("in the hook"))))
-    port, receiver = Channel[Any].open()
-    del receiver
-    gc.collect()
-    do(sender, lambda actor, port: port.send("for nobody"), port)
+    send_for_nobody(sender)
     assert "in the hook" in cluster.next_failure().report()
 
 
@@ -771,10 +766,7 @@ class PlainHooks(Async):
 def test_plain_hooks_see_no_loop(cluster: InProcessCluster) -> None:
     mesh = spawn(PlainHooks, script := Script())
     assert script.next() == "init"
-    port, receiver = Channel[Any].open()
-    del receiver
-    gc.collect()
-    do(mesh, lambda actor, port: port.send("for nobody"), port)
+    send_for_nobody(mesh)
     assert script.next() == ("undeliverable", None)
     break_rank(cluster, own(mesh), "raised")
     assert script.next() == ("supervise", None)
@@ -825,10 +817,7 @@ def test_hooks_run_for_no_message(cluster: InProcessCluster, kind: Any) -> None:
     owner = mesh.rename(gpus="other")
     assert owner.do.call_one(Local(lambda actor: dict(current_rank()))).get(TIMEOUT) == {"other": 0}
     assert script.next() == "init"
-    port, receiver = Channel[Any].open()
-    del receiver
-    gc.collect()
-    do(owner, lambda actor, port: port.send("for nobody"), port)
+    send_for_nobody(owner)
     assert script.next()[0] == "undeliverable"
     break_rank(cluster, own(owner), "raised")
     script.next_supervised()
