@@ -20,6 +20,7 @@ from monarch.actor import (
     endpoint,
     get_or_spawn_controller,
 )
+from tests.support.process_actors import Pid
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -190,17 +191,13 @@ class ControllerUser(Actor):
         return await found.pid.call_one(), await found.get.call_one()
 
 
-class Inhabitant(Actor):
+class Inhabitant(Pid):
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
     @endpoint
     def get(self) -> Any:
         return self.value
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
 
 def test_a_controller_is_made_once_and_found_again(proc: ProcMesh) -> None:

@@ -11,18 +11,15 @@ import pytest
 
 from monarch._runtime.context import here
 from monarch._runtime.internal_errors import LOOP_ENDED
-from monarch.actor import Actor, SupervisionError, endpoint
+from monarch.actor import SupervisionError, endpoint
+from tests.support.process_actors import Pid
 from tests.support.scripts import Scripts
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 
-class Breaking(Actor):
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
+class Breaking(Pid):
     @endpoint
     def close_every_descriptor(self) -> None:
         """As programs do that make a daemon of themselves."""

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 from typing import Any
 
 import pytest
 
 from monarch.actor import (
-    Actor,
     ProcMesh,
     context,
     endpoint,
     this_host,
 )
+from tests.support.process_actors import AsyncPid
 from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 
-class Self(Actor):
+class Self(AsyncPid):
     @endpoint
     async def shown(self) -> str:
         return repr(context().actor_instance)
@@ -33,10 +32,6 @@ class Self(Actor):
     @endpoint
     async def meshes(self) -> Any:
         return context().actor_instance.proc_mesh, context().actor_instance.proc
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     async def echo(self, value: Any) -> Any:

@@ -20,9 +20,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import (
-    Actor,
     Channel,
-    MeshFailure,
     Port,
     ProcMesh,
     SupervisionError,
@@ -30,6 +28,7 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configured
+from tests.support.process_actors import AsyncPid, Told
 from tests.support.tiers import every_nth, first_of, full
 
 pytestmark = pytest.mark.procs
@@ -67,14 +66,10 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-class Mortal(Actor):
+class Mortal(AsyncPid):
     def __init__(self, dies_on: int | None = None) -> None:
         if current_rank().rank == dies_on:
             os._exit(9)
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     async def wait(self, port: Port[int]) -> None:
@@ -103,29 +98,14 @@ class Mortal(Actor):
         bytearray(size)[::4096] = b"x" * (size // 4096)
 
 
-class Owner(Actor):
+class Owner(Told):
     """Spawns on processes of somebody else."""
-
-    def __init__(self) -> None:
-        self.told: asyncio.Queue[str] = asyncio.Queue()
 
     @endpoint
     async def spawn(self, procs: ProcMesh) -> str:
         self.kids = procs.spawn("theirs", Mortal)
         await self.kids.pid.call()
         return await self.kids._name
-
-    @endpoint
-    async def next(self) -> str:
-        return await self.told.get()
-
-    @endpoint
-    async def more(self) -> int:
-        return self.told.qsize()
-
-    def __supervise__(self, failure: MeshFailure) -> bool:
-        self.told.put_nowait(failure.report())
-        return True
 
 
 def name(mesh: Any) -> str:

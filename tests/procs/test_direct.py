@@ -26,7 +26,6 @@ from monarch._wire.message import VERSION, AskDirect, Bye, LinkHello, MayDial
 from monarch._wire.transport import tcp
 from monarch._wire.transport.stream import StreamConnection
 from monarch.actor import (
-    Actor,
     Channel,
     HostMesh,
     Port,
@@ -37,6 +36,7 @@ from monarch.actor import (
 )
 from monarch.config import configure
 from tests.support.hosts import TIMEOUT, Hosts, Worker
+from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
@@ -85,7 +85,7 @@ def cut(proc: Proc, address: str) -> None:
             pair.link._link.connection._sock.shutdown(socket.SHUT_RDWR)
 
 
-class Far(Actor):
+class Far(Pid):
     """Lives in a process of another host."""
 
     def __init__(self) -> None:
@@ -94,10 +94,6 @@ class Far(Actor):
     @endpoint
     def address(self) -> str:
         return _home().address
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def echo(self, value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from monarch.actor import (
-    Actor,
     ActorError,
     Channel,
     MeshFailure,
@@ -20,6 +19,7 @@ from monarch.actor import (
     current_rank,
     endpoint,
 )
+from tests.support.process_actors import AsyncPid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
@@ -27,14 +27,10 @@ TIMEOUT = 30
 SOON = 5  # well below the ten seconds that looking now and then for dead processes would need
 
 
-class Frail(Actor):
+class Frail(AsyncPid):
     def __init__(self, fail_on: int | None = None) -> None:
         if fail_on is not None and current_rank().rank == fail_on:
             raise OSError("no room in the constructor")
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     async def alive(self) -> str:

@@ -40,18 +40,15 @@ from monarch.actor import (
 )
 from monarch.config import configure
 from tests.support.hosts import LOOP, ROOT, TIMEOUT, TRUST, Hosts
+from tests.support.process_actors import AsyncPid, Told
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 GRACE = 5  # seconds in which what lost its owner must be gone
 
 
-class Resident(Actor):
+class Resident(AsyncPid):
     """Lives on some host."""
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     async def agent(self) -> int:
@@ -353,28 +350,13 @@ def test_ctrl_c_ends_a_worker_and_its_processes(hosts: Hosts, one: HostMesh, wat
 # --- hosts that are lost
 
 
-class Overseer(Actor):
-    """Owns actors on processes of others and keeps what it is told of them."""
-
-    def __init__(self) -> None:
-        self.told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+class Overseer(Told):
+    """Owns actors on processes of others."""
 
     @endpoint
     async def oversee(self, procs: ProcMesh) -> int:
         self.kids = procs.spawn("kids", Resident)
         return len(await self.kids.pid.call())
-
-    @endpoint
-    async def next(self) -> str:
-        return await self.told.get()
-
-    @endpoint
-    async def more(self) -> int:
-        return self.told.qsize()
-
-    def __supervise__(self, failure: Any) -> bool:
-        self.told.put_nowait(failure.report())
-        return True
 
 
 @pytest.fixture
@@ -528,7 +510,7 @@ def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMe
 # --- programs
 
 
-class Talker(Actor):
+class Talker(AsyncPid):
     def __init__(self) -> None:
         self.singleton: Any = None
 
@@ -540,10 +522,6 @@ class Talker(Actor):
     async def tell(self, port: Port[int], values: range) -> None:
         for value in values:
             port.send(value)
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     async def sibling(self) -> int:

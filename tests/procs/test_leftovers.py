@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, SupervisionError, endpoint
+from monarch.actor import SupervisionError, endpoint
+from tests.support.process_actors import Pid
 from tests.support.scripts import Scripts
 from tests.support.tiers import first_of, full
 
@@ -20,11 +21,7 @@ TIMEOUT = 30
 GRACE = 2
 
 
-class Parent(Actor):
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
+class Parent(Pid):
     @endpoint
     def leave_writers(self, own_session: bool) -> list[int]:
         """Programs that write to our stderr for ever."""

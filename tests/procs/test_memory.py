@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import endpoint, this_host
+from tests.support.process_actors import Pid
 from tests.support.resources import resident
 from tests.support.tiers import full
 
@@ -20,15 +21,11 @@ TIMEOUT = 60
 A_PROCESS = 100 * 1024  # bytes, so that noise does not count; a connection has a decoder with 256 KiB
 
 
-class Speaker(Actor):
+class Speaker(Pid):
     @endpoint
     def speak_to(self, others: Any) -> int:
         """This process has a connection of its own to each of them."""
         return sum(others.pid.call().get(TIMEOUT).values())
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def agent(self) -> int:

@@ -25,21 +25,18 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.config import configured
+from tests.support.process_actors import Pid
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 
-class Probe(Actor):
+class Probe(Pid):
     """Tells about the process it lives in."""
 
     def __init__(self) -> None:
         self.at_start = dict(os.environ)
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def address(self) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from monarch._runtime.context import home
 from monarch._runtime.proc import Proc
-from monarch.actor import Actor, ProcMesh, SupervisionError, endpoint
+from monarch.actor import ProcMesh, SupervisionError, endpoint
+from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 np = pytest.importorskip("numpy")
@@ -55,7 +56,7 @@ def _turn_of(proc: Proc) -> None:
     assert done.wait(TIMEOUT)
 
 
-class Store(Actor):
+class Store(Pid):
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
@@ -99,10 +100,6 @@ class Store(Actor):
     @endpoint
     def files(self) -> int:
         return len(os.listdir("/proc/self/fd"))
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def die_after(self, value: Any, to: Any) -> None:

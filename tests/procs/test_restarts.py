@@ -24,13 +24,14 @@ from monarch.actor import (
     default_bootstrap_cmd,
     endpoint,
 )
+from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 
-class Node(Actor):
+class Node(Pid):
     """`news`: a port for what happens to it. `folder`: where its cleanup leaves a file."""
 
     def __init__(self, news: Port[Any] | None = None, folder: str = "") -> None:
@@ -47,10 +48,6 @@ class Node(Actor):
     def __cleanup__(self, exc: Exception | None) -> None:
         if self.folder:
             Path(self.folder, str(os.getpid())).write_text("clean")
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def add(self, value: Any) -> list[Any]:

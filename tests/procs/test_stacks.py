@@ -16,6 +16,7 @@ import pytest
 
 from monarch._mesh.inspection.stack_records import HOW_NATIVE, HOW_SIGNAL
 from monarch.actor import Actor, Diagnosis, Stacks, current_rank, diagnose, endpoint
+from tests.support.process_actors import Pid
 from tests.support.processes import kill, stopped
 from tests.support.scripts import ROOT
 from tests.support.tiers import first_of, full
@@ -24,12 +25,8 @@ TIMEOUT = 60
 SOON = 0.5  # seconds for a process that is not going to answer
 
 
-class Worker(Actor):
+class Worker(Pid):
     """Gets stuck as it is told, until a byte comes through the file at `path`."""
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def hold_the_lock(self, path: str) -> bytes:
@@ -126,9 +123,10 @@ def test_ranks_at_two_lines(spawn_procs: Any, pipe: Pipe) -> None:
         return {rank: found[0].frames[-1].line for rank, found in stacks.ranks.items() if found and found[0].frames}
 
     def stand(stacks: Any) -> bool:
-        """Each at its own line: before that they open the pipe."""
+        """Each at its own line: before that they import this module, and open the pipe."""
         lines = at(stacks)
-        return len(lines) == 3 and lines[0] + 1 == lines[1] == lines[2]
+        there = all(functions(stacks, rank)[-1:] == ["Worker.wait"] for rank in range(3))
+        return there and lines[0] + 1 == lines[1] == lines[2]
 
     found = look_until(workers, stand, timeout=TIMEOUT)
     lines = at(found)

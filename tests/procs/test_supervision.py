@@ -30,13 +30,14 @@ from monarch.actor import (
     this_host,
 )
 from monarch.config import configured
+from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 
-class Node(Actor):
+class Node(Pid):
     """Owns nodes below it, each in a process of its own. Writes of its cleanup to a journal that all share, and sends what
     it is told to a port of the test."""
 
@@ -59,10 +60,6 @@ class Node(Actor):
     @endpoint
     def kid(self, letter: str) -> Any:
         return self.kids[letter]
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def fail(self) -> None:
@@ -191,13 +188,9 @@ def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journ
 # --- one actor among others of its process
 
 
-class Worker(Actor):
+class Worker(Pid):
     def __init__(self, name: str = "") -> None:
         self.name = name
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def raise_it(self, exc: Any) -> None:
@@ -344,15 +337,11 @@ def test_what_threads_and_tasks_raise_is_printed_and_harms_nobody(scripts: Any) 
 # --- cleanup
 
 
-class Stubborn(Actor):
+class Stubborn(Pid):
     """Its cleanup never returns."""
 
     def __init__(self, journal: str) -> None:
         self.journal = Path(journal)
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def fail(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from monarch.actor import (
-    Actor,
     ActorError,
     ProcMesh,
     RestartPolicy,
@@ -23,6 +22,7 @@ from monarch.actor import (
     setup_torch_distributed,
 )
 from monarch.spmd import setup_torch_elastic_env, torch_device_mesh
+from tests.support.process_actors import Pid
 from tests.support.tiers import full
 
 pytest.importorskip("torch")
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
 
 
-class Rank(Actor):
+class Rank(Pid):
     def __init__(self) -> None:
         self.compiler = "torch._dynamo" in sys.modules
 
@@ -38,10 +38,6 @@ class Rank(Actor):
     def had_compiler(self) -> bool:
         """Whether this process has begun with it."""
         return self.compiler
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def sum(self) -> float:

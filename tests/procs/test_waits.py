@@ -25,21 +25,18 @@ from monarch.actor import (
     endpoint,
     wait_graph,
 )
+from tests.support.process_actors import AsyncPid, Pid
 from tests.support.tiers import full
 
 TIMEOUT = 30
 
 
-class Plain(Actor):
+class Plain(Pid):
     """`ask(chain)`: asks the next actor of a chain to ask the one behind it, and waits."""
 
     @endpoint
     def ask(self, chain: list[ActorMesh[Any]]) -> int:
         return chain[0].ask.call_one(chain[1:]).get() if chain else os.getpid()
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def hold(self, entered: Port[Port[None]]) -> int:
@@ -54,14 +51,10 @@ class Plain(Actor):
         return wait_graph().get(TIMEOUT)
 
 
-class Looped(Actor):
+class Looped(AsyncPid):
     @endpoint
     async def ask(self, chain: list[ActorMesh[Any]]) -> int:
         return await chain[0].ask.call_one(chain[1:]) if chain else os.getpid()
-
-    @endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
 
 @pytest.fixture
