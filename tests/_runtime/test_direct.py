@@ -26,6 +26,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure
+from tests.support.threads import in_loop
 
 TIMEOUT = 20.0
 A, B, C = "tcp://10.0.0.1:1/a.0", "tcp://10.0.0.2:1/b.0", "tcp://10.0.0.3:1/c.0"
@@ -158,21 +159,6 @@ class Process:
 
 def _no_dial(address: str) -> Any:
     raise AssertionError("nobody dials")
-
-
-def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
-    done = threading.Event()
-    got: list[Any] = []
-
-    def run() -> None:
-        try:
-            got.append(fn())
-        finally:
-            done.set()
-
-    loop.call_soon(run)
-    assert done.wait(TIMEOUT)
-    return got[0]
 
 
 class Gate:

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.unix import UnixTransport
 from monarch.config import settings
+from tests.support.threads import in_loop
 
 TIMEOUT = 20.0
 
@@ -98,14 +99,6 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     for proc in machine.procs:
         proc.close(RuntimeError("the test is over"))
     assert machine.errors == []
-
-
-def in_loop(proc: Proc, fn: Callable[[], Any]) -> Any:
-    done = threading.Event()
-    got: list[Any] = []
-    proc.loop.call_soon(lambda: (got.append(fn()), done.set()))
-    assert done.wait(TIMEOUT)
-    return got[0]
 
 
 def actor(proc: Proc, key: str = "key", incarnation: int = 0) -> Instance:
@@ -265,7 +258,7 @@ def test_the_end_of_a_process_is_told_once_to_everybody(machine: Machine) -> Non
     client.post(worker.address, call(1, port=port))
     heard = Heard(client)
     ended = ProcEnded(worker.address, 1, -9, False, [])
-    in_loop(client, lambda: [client.on_process_ended(ended), client.on_process_ended(ended)])
+    in_loop(client.loop, lambda: [client.on_process_ended(ended), client.on_process_ended(ended)])
     assert heard.events == [ended]
     assert entry.wait(TIMEOUT)
     with pytest.raises(RuntimeError, match="is gone"):
@@ -329,7 +322,7 @@ def test_senders_are_not_left_waiting_for_an_actor_that_was_faster_than_its_paus
     worker.pause_sender = pause  # type: ignore[method-assign]
     for number in range(1, 12):
         delivery = Delivery(call(number), b"", (), "unix:/elsewhere/client")
-        in_loop(worker, lambda delivery=delivery: instance.deliver(delivery))  # type: ignore[misc]
+        in_loop(worker.loop, lambda delivery=delivery: instance.deliver(delivery))  # type: ignore[misc]
     assert pauses == [True, False] and instance.paused_senders == set()
 
 
@@ -369,7 +362,7 @@ def test_a_message_that_the_receiver_has_no_memory_for(machine: Machine, monkeyp
             client.on_proc_reachable(ProcReachable(worker.address))
 
     while not entry.ready:  # what the socket did not take as a whole is sent once more
-        in_loop(client, agent_says_that_it_lives)
+        in_loop(client.loop, agent_says_that_it_lives)
     why = r"broke while the call was under way \(it said: no memory for a frame of 1048576 bytes"
     with pytest.raises(RuntimeError, match=why):
         entry.value()
@@ -409,7 +402,7 @@ def test_a_full_queue_of_connections_blocks_nobody(machine: Machine, monkeypatch
     with unix.listen(f"{machine.folder}/m.0") as listening, unix.dial(f"{machine.folder}/m.0"):
         with pytest.raises(BlockingIOError):
             unix.dial(f"{machine.folder}/m.0", wait=False)
-        in_loop(client, lambda: client.post(f"unix:{machine.folder}/m.0", call(1)))
+        in_loop(client.loop, lambda: client.post(f"unix:{machine.folder}/m.0", call(1)))
         assert client.processes.peer(f"unix:{machine.folder}/m.0").queued
         assert listening.fileno() >= 0
 
@@ -456,7 +449,7 @@ def test_closing_lets_go_of_who_has_not_said_hello(machine: Machine) -> None:
     worker = machine.start("m.0")
     with unix.dial(f"{machine.folder}/m.0") as sock:
         sock.settimeout(TIMEOUT)
-        in_loop(worker, worker.transport.look)  # type: ignore[union-attr]
+        in_loop(worker.loop, worker.transport.look)  # type: ignore[union-attr]
         worker.close(RuntimeError("this process is ending"))
         assert sock.recv(1) == b""
 
@@ -484,7 +477,7 @@ def test_what_an_endpoint_raises_after_its_process_closed_is_not_its_own_failure
     worker.reply(delivery, ERROR, *codec.encode_value(worker.closed))
     worker.closed = None
     worker.close(RuntimeError("this process is ending"))
-    in_loop(client, lambda: client.on_process_ended(ProcEnded(worker.address, 1, 0, True, [], "")))
+    in_loop(client.loop, lambda: client.on_process_ended(ProcEnded(worker.address, 1, 0, True, [], "")))
     with pytest.raises(RuntimeError, match="is gone"):
         entry.wait(TIMEOUT)
         entry.value()

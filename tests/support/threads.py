@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from monarch._runtime.loop import Loop
+
 TIMEOUT = 30
 
 
@@ -24,3 +26,19 @@ def join(*threads: threading.Thread) -> None:
 def together(*fns: Callable[[], Any]) -> None:
     """Runs each in a thread of its own, and returns when all have ended."""
     join(*[start(fn) for fn in fns])
+
+
+def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
+    """Has the loop's thread call `fn`, and waits for what it returns."""
+    done = threading.Event()
+    got: list[Any] = []
+
+    def run() -> None:
+        try:
+            got.append(fn())
+        finally:
+            done.set()
+
+    loop.call_soon(run)
+    assert done.wait(TIMEOUT)
+    return got[0]

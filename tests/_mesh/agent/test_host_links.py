@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop
 from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import LinkHello
+from tests.support.threads import in_loop
 
 TIMEOUT = 20.0
 SECRET = Credentials(b"a long and random text")
@@ -75,10 +75,7 @@ class Machine:
         self.loop.start()
 
     def call(self, fn: Callable[[], Any]) -> Any:
-        done, got = threading.Event(), list[Any]()
-        self.loop.call_soon(lambda: (got.append(fn()), done.set()))
-        assert done.wait(TIMEOUT)
-        return got[0]
+        return in_loop(self.loop, fn)
 
     def until(self, fn: Callable[[], bool]) -> None:
         limit = time.monotonic() + TIMEOUT

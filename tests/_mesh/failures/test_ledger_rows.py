@@ -1312,6 +1312,21 @@ class Awaited:
         self._entered.put(port)
         return await receiver.recv()
 
+    async def stubborn(self, actor: Any) -> None:
+        """Stands on when it is cancelled."""
+        try:
+            await self.stand()
+        except asyncio.CancelledError:
+            await self.stand()
+
+    async def cancelled(self, actor: Any, *_: Any) -> None:
+        """Writes down that it is cancelled."""
+        try:
+            await self.stand()
+        except asyncio.CancelledError:
+            actor.script.note("cancelled")
+            raise
+
     def reached(self) -> Port[Any]:
         """Its port; what is sent there is what `stand` gives."""
         return self._entered.get(timeout=TIMEOUT)  # type: ignore[no-any-return]
@@ -1379,15 +1394,7 @@ def test_an_async_supervise_may_await_the_actors_own_endpoints(cluster: InProces
 def test_a_pending_supervise_is_cancelled_when_the_actor_ends_first(cluster: InProcessCluster, how: str) -> None:
     """Before `__cleanup__`, and those that were to follow do not begin."""
     awaited = Awaited()
-
-    async def stand(actor: Any, failure: MeshFailure) -> None:
-        try:
-            await awaited.stand()
-        except asyncio.CancelledError:
-            actor.script.note("cancelled")
-            raise
-
-    owner = spawn(AsyncOwner, script := Script(supervise=stand), "owner")
+    owner = spawn(AsyncOwner, script := Script(supervise=awaited.cancelled), "owner")
     child = own(owner, gpus=3)
     for rank in (0, 1):
         cluster.kill(child, rank)
@@ -1673,17 +1680,10 @@ def test_a_failure_is_told_though_the_cleanup_blocks(kind: Any, gate: Gate) -> N
 
 def test_a_failure_is_told_though_an_endpoint_does_not_let_itself_be_cancelled(cluster: InProcessCluster) -> None:
     awaited = Awaited()
-
-    async def stubborn(actor: Any) -> None:
-        try:
-            await awaited.stand()
-        except asyncio.CancelledError:
-            await awaited.stand()
-
     owner = spawn(AsyncOwner, Script(supervise=lambda actor, failure: False), "owner")
     child = own(owner)
     with monarch.configured(stop_actor_timeout="10ms"):
-        future = owner.do.call_one(Local(stubborn))
+        future = owner.do.call_one(Local(awaited.stubborn))
         awaited.reached()
         break_rank(cluster, child, "raised")
         port = awaited.reached()
@@ -1697,15 +1697,8 @@ def test_a_failure_is_told_though_a_concurrent_endpoint_does_not_let_itself_be_c
     cluster: InProcessCluster,
 ) -> None:
     awaited = Awaited()
-
-    async def stubborn(actor: Any) -> None:
-        try:
-            await awaited.stand()
-        except asyncio.CancelledError:
-            await awaited.stand()
-
     mesh = spawn(Concurrent)
-    future = mesh.do.call_one(Local(stubborn))
+    future = mesh.do.call_one(Local(awaited.stubborn))
     awaited.reached()
     with monarch.configured(stop_actor_timeout="10ms"):
         do(mesh, lambda actor: context().actor_instance.abort("worn out"))
@@ -2044,16 +2037,8 @@ def test_stopping_a_mesh_with_a_failed_rank(cluster: InProcessCluster, kind: Any
 def test_a_stop_cancels_the_awaiting_endpoint_and_concurrent_ones_which_is_no_failure() -> None:
     mesh = spawn(Concurrent, script := Script())
     awaited = Awaited()
-
-    async def stand(actor: Any) -> None:
-        try:
-            await awaited.stand()
-        except asyncio.CancelledError:
-            actor.script.note("cancelled")
-            raise
-
-    futures = [mesh.do.call_one(Local(stand)), mesh.do.call_one(Local(stand))]
-    mesh.do.broadcast(Local(stand))
+    futures = [mesh.do.call_one(Local(awaited.cancelled)), mesh.do.call_one(Local(awaited.cancelled))]
+    mesh.do.broadcast(Local(awaited.cancelled))
     for _ in range(3):
         awaited.reached()
     mesh.stop("no more").get(TIMEOUT)
