@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 import monarch.actor
+from monarch._runtime import log_thread
 from monarch.config import configure, configured, settings
 from tests.support import tiers
 from tests.support.faults import Faults
@@ -94,6 +95,13 @@ def settings_as_they_were() -> Iterator[None]:
     before = settings.LAYERS.runtime()
     yield
     settings.LAYERS.set_runtime(before)
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_a_test_are_its_own() -> Iterator[None]:
+    """What the I/O thread has to say is logged by another thread, perhaps when the next test looks at its own logs."""
+    yield
+    assert log_thread.flush(30)
 
 
 # --- failures that reach this process's client
