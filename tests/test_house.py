@@ -123,3 +123,15 @@ def test_docstrings_are_sentences() -> None:
                 if FRAGMENT.match(text):
                     fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
     assert fragments == []
+
+
+def test_a_program_begins_when_all_of_its_file_is_there() -> None:
+    """What stands below `if __name__ == "__main__"` is not defined yet when the program runs."""
+    below = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text()
+        if '__name__ == "__main__"' in text:
+            *_, last = ast.parse(text).body
+            if not (isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"):
+                below.append(str(path.relative_to(ROOT)))
+    assert below == []

@@ -280,10 +280,6 @@ def main() -> None:
         FuseProgram(wire, begin).run()
 
 
-if __name__ == "__main__":
-    main()
-
-
 KEPT = 0.2  # seconds
 _FIRST = 256 << 10  # bytes read at a time; twice as many at each read that goes on where the last one ended
 _MOST = 4 << 20
@@ -357,3 +353,7 @@ class ReadAhead:
                 self._start, self._until = offset, self._clock() + KEPT
             at = offset - self._start
             return self._piece[at : at + size]
+
+
+if __name__ == "__main__":
+    main()
