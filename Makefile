@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-slow test-devices lab test-lab browser test-browser soak fuzz bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -68,11 +68,8 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 test-slow: $(READY)  ## the tests marked slow: what goes on for long, and most seeds
 	@$(BIN)/python -m pytest -q -m 'slow and not device'
 
-test-device: $(READY)  ## the tests that need a GPU or an RDMA device
-	@$(BIN)/python -m pytest -q -m device
-
-test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each that is skipped
-	@$(BIN)/python -m pytest tests/devices tests/rdma -q -rs -m device
+test-devices: $(READY)  ## the tests that need a GPU or an RDMA device, with the reason of each that is skipped
+	@$(BIN)/python -m pytest tests -q -rs -m device
 
 LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
 
@@ -103,6 +100,9 @@ test-browser: $(READY)  ## the dashboard's pages in a real Chromium
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)
 	@$(BIN)/python -m tests.soak --faults --seeds $(or $(SEEDS),2000)
+
+fuzz: $(READY)  ## hostile input at every door, an hour in all: make fuzz MINUTES=5 TARGETS=http SEED=1
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 	@$(BIN)/python benchmarks/run_all.py

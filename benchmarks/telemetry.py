@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -157,7 +156,7 @@ def store(events: int) -> None:
     """Batches of eight processes, from bytes to rows; then queries over them."""
     import msgspec
 
-    from monarch._mesh.inspection.recording import BATCH, BatchHead
+    from monarch._mesh.inspection.outgoing_batches import BATCH, BatchHead
     from monarch._runtime import recorder
     from monarch._wire.message import Call
     from monarch.telemetry import batches
@@ -182,7 +181,7 @@ def store(events: int) -> None:
 
     kept = Store()
     ingest = Ingest(kept)
-    before = memory()
+    before = memory(kept.keeper.process.pid)
     made, seconds, rows = 0, 0.0, 0
     try:
         while made < events:
@@ -195,14 +194,29 @@ def store(events: int) -> None:
             seconds += time.perf_counter() - began
             made += gathered.count
         tables = ("messages", "message_status_events", "spans", "span_events", "sent_messages")
+        ingest.flush()
         rows = sum(kept.query(f"SELECT count(*) FROM {table}").rows[0][0] for table in tables)
         print(f"ingest: {rows / seconds:,.0f} rows/s ({made / seconds:,.0f} events/s); aim {AIM_ROWS:,} rows/s")
-        print(f"memory: {(memory() - before) / rows:.0f} bytes a row before, ", end="")
+        print(f"memory: {(memory(kept.keeper.process.pid) - before) / rows:.0f} bytes a row before, ", end="")
         kept.compact()
-        (used,) = kept._connection.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchone()
+        ((used,),) = kept.query("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").rows
         print(f"{used / rows:.0f} after it was compacted; {rows:,} rows")
         sql = "SELECT status, count(*) FROM message_status_events GROUP BY status"
         (large,) = kept.query("SELECT count(*) FROM message_status_events").rows[0]
+        own = [best(lambda: kept.query("SELECT 1", typed=False), 1) for _ in range(3)]
+        typed = best(lambda: kept.query("SELECT 1"), 3)
+        print(f"least of a query: {min(own) * 1e3:.1f} ms of a page, {typed * 1e3:.1f} ms of somebody")
+        began = time.perf_counter()
+        try:
+            kept.query("SELECT levenshtein(repeat('a', 300000), repeat('b', 300000))", timeout=0.5)
+        except TimeoutError:
+            pass
+        ended = time.perf_counter()
+        kept.query("SELECT 1")
+        print(
+            f"one that does not stop: killed after {ended - began:.2f} s of 0.5, the next answered in "
+            f"{(time.perf_counter() - ended) * 1e3:.0f} ms"
+        )
         for text in (sql, "SELECT count(*) FROM message_status_events WHERE status = 'complete'"):
             took = best(lambda text=text: kept.query(text), 3)  # type: ignore[misc]
             print(f"over {large:,} rows: {took * 1e3:6.1f} ms  {text}; aim {AIM_COUNT * 1e3:.0f} ms a million")
@@ -211,9 +225,10 @@ def store(events: int) -> None:
         kept.close()
 
 
-def memory() -> int:
-    """Bytes of this process, now at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def memory(process: int | str = "self") -> int:
+    """Bytes of a process, now at most."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ class ClientClosedError(RuntimeError):
 
 
 class ForkedClientError(RuntimeError):
-    """This process was forked (`os.fork`) from one that has a running client; the links belong to the parent."""
+    """This process was forked (`os.fork`) from one that has a running client: its links, jobs and mounts are the parent's."""
 
 
 class DeadlockError(RuntimeError):

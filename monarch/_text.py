@@ -1,8 +1,13 @@
-"""Text of programs made fit to send: bounded, and of characters that UTF-8 has. Times, sizes and counts for people.
+"""Text of programs made fit to send: bounded, and of characters that UTF-8 has; and fit for a terminal: of characters that
+people see. Times, sizes and counts for people.
 
 Messages are UTF-8, and a text of a program need not be: `os.fsdecode(b"caf\\xe9")` holds a lone surrogate. Every message that
 carries such text cleans it when it is made (`_wire/message.py: Text`), so that no report, error or name can keep an
-answer from its caller. Imports nothing.
+answer from its caller.
+
+A name, a message or a line of a log may hold what a terminal obeys, and what it does not show. So what is printed of a
+program goes through `visible` or one of its kin first: escape sequences, other control characters, marks that turn the
+direction of text around and characters of no width are written out (`\\x1b`, `\\u202e`).
 """
 
 from __future__ import annotations
@@ -91,3 +96,86 @@ def first_line(said: object) -> str:
     """Returns the first line of a text, or of what an exception says; of one that says nothing its class."""
     lines = str(said).strip().splitlines()
     return lines[0] if lines else type(said).__name__ if isinstance(said, BaseException) else ""
+
+
+# --- for terminals
+
+_COLOUR = "(\x1b\\[[0-9;:]{0,64}m)"  # of text and what is behind it, and bold and the like: SGR of ECMA-48
+_NO_COLOUR = "\x1b[0m"
+# Letters, marks and signs that show nothing: fillers of Hangul, two vowels of Khmer, the joiner of graphemes, empty braille.
+_UNSEEN = frozenset("\u115f\u1160\u3164\uffa0\u17b4\u17b5\u034f\u2800")
+
+
+def visible(text: str) -> str:
+    """`text` as a terminal may get it: characters that are seen, spaces, tabs and ends of lines stay, a line that ends as on
+    Windows ends plainly, all others are written out. What is fit is returned as it is."""
+    return text if _is_fit(text) else "\n".join(map(_visible_line, text.split("\n")))
+
+
+def one_line(text: str) -> str:
+    """`visible`, in one line that cannot pass for several: tabs and ends of lines are written out too. For names, and in
+    tables."""
+    return text if _is_fit(text) else _written_out(text, "")
+
+
+def coloured(text: str) -> str:
+    """`visible` but for colours, which each line that has some ends."""
+    if "\x1b" not in text:
+        return visible(text)
+    return "\n".join(map(_coloured_line, text.split("\n")))
+
+
+def _is_fit(text: str) -> bool:
+    return text.isprintable() and (text.isascii() or _UNSEEN.isdisjoint(text))
+
+
+def _visible_line(line: str) -> str:
+    return line if _is_fit(line) else _written_out(line.removesuffix("\r"), "\t")
+
+
+def _coloured_line(line: str) -> str:
+    import re
+
+    parts = re.split(_COLOUR, line.removesuffix("\r"))
+    parts[::2] = map(_visible_line, parts[::2])
+    if len(parts) > 1 and not (parts[-1] == "" and parts[-2] in (_NO_COLOUR, "\x1b[m")):
+        parts.append(_NO_COLOUR)
+    return "".join(parts)
+
+
+def _written_out(text: str, keep: str) -> str:
+    return "".join(
+        char if _is_fit(char) or char in keep or _is_space(char) else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def _is_space(char: str) -> bool:
+    """A space that is not the usual one, as Chinese has it. Ends of lines of Unicode are none."""
+    return char > "\x85" and char.isspace() and char not in "\u2028\u2029"
+
+
+def columns(text: str) -> int:
+    """Returns how many columns of a terminal a fit text takes: two for characters of East Asia and most emoji, none for marks
+    that stand above another character."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(char) in ("Mn", "Me") else 2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def aligned(text: str, width: int, *, right: bool = False) -> str:
+    """Returns a fit text with spaces behind it, or before it, up to that many columns."""
+    spaces = " " * (width - columns(text))
+    return spaces + text if right else text + spaces
+
+
+def fitting(text: str, width: int) -> str:
+    """Returns as much of a fit text as has room in that many columns."""
+    if columns(text) <= width:
+        return text
+    text = text[:width]
+    while columns(text) > width:
+        text = text[:-1]
+    return text

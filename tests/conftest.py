@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +21,7 @@ import monarch.actor
 from monarch._runtime import log_thread
 from monarch.config import configure, configured, settings
 from tests.support import tiers
+from tests.support.devices import default_device
 from tests.support.faults import Faults
 from tests.support.hosts import Hosts, hosts_in
 from tests.support.processes import Watch, descendants
@@ -60,6 +61,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # --- the garbage collector, which many tests call and which would look at all modules and tests each time
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Half a character in what a test has logged or printed would end the worker that sends its report."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    if isinstance(report.longrepr, tuple):
+        return report
+    text = str(report.longrepr or "")
+    if not text.isascii() and text.encode("utf-8", "backslashreplace").decode() != text:
+        report.longrepr = text.encode("utf-8", "backslashreplace").decode()
+    return report
 
 
 def pytest_sessionstart() -> None:
@@ -132,6 +146,9 @@ def faults(_faults_are_kept: None) -> Faults:
     """What reached the root client in this test. A test that does not ask for it must cause no fault."""
     _faults.rest()
     return _faults
+
+
+device = pytest.fixture(default_device, name="device")  # of tests marked `every_device`
 
 
 # --- processes

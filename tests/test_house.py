@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files_by_name import PLACES, places, places_in
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "monarch"
 PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/internals.md")
@@ -123,6 +125,38 @@ def test_docstrings_are_sentences() -> None:
                 if FRAGMENT.match(text):
                     fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
     assert fragments == []
+
+
+def test_files_are_opened_by_name_in_one_place() -> None:
+    """What somebody else could have put under a name is told from what he could not by private_files alone."""
+    known = [place for places in PLACES.values() for place in places]
+    found = places(PACKAGE)
+    assert sorted(found - {*known}) == [], "open it by monarch/_linux/private_files.py"
+    assert sorted({*known} - found) == [], "no longer there: take it out of tests/support/files_by_name.py"
+    assert len(known) == len({*known})
+
+
+@pytest.mark.parametrize(
+    ("source", "called"),
+    [
+        ("open(path)", ["module: open"]),
+        ("def f():\n    os.open(path, 0)", ["f: os.open"]),
+        ("import os\nclass A:\n    def f(self):\n        os.open(path, 0)", ["A.f: os.open"]),
+        ("from os import open as o\no(path)", ["module: os.open"]),
+        ("import pickle as p\np.loads(data)", ["module: pickle.loads"]),
+        ("import tempfile\ntempfile.mkstemp()", ["module: tempfile.mkstemp"]),
+        ("Path(x).read_text()", ["module: .read_text"]),
+        ("open('/etc/x')", ["module: open"]),
+        ("from importlib import import_module\nimport_module(name)", ["module: importlib.import_module"]),
+        ("open('/proc/self/maps'); open(f'/proc/{pid}/stat'); open(0)", []),
+        ("import os\nos.open(os.devnull, 0)", []),
+        ("from monarch._linux import private_files\nopen(private_files.open_log(path))", []),
+        ("import importlib\nimportlib.import_module(f'monarch.{name}')", []),
+        ("webbrowser.open(url); self.open(path)", []),
+    ],
+)
+def test_what_opens_by_name_is_seen(source: str, called: list[str]) -> None:
+    assert list(places_in(source)) == called
 
 
 def test_a_program_begins_when_all_of_its_file_is_there() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch._devices import own_device, vendors
 from monarch._devices.modes import locally
+from monarch._linux import private_files
 
 
 class Card(NamedTuple):
@@ -355,7 +356,7 @@ def ipc_count(file: bytes, number: int, folder: str = _SHM) -> int:
     if not name.startswith("torch_") or "/" in name or not 0 <= number < _COUNTS:
         return -1
     try:
-        with open(os.path.join(folder, name), "rb") as counts:
+        with open(private_files.open_to_read(os.path.join(folder, name), root=False), "rb") as counts:
             if os.fstat(counts.fileno()).st_size != _COUNTS_FROM + _COUNTS * _COUNT.size:
                 return -1
             read = os.pread(counts.fileno(), _COUNT.size, _COUNTS_FROM + number * _COUNT.size)

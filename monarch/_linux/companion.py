@@ -16,18 +16,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from monarch._linux import local_socket, private_files, procfs
+from monarch._linux.descriptors import OUT_OF
+from monarch._linux.maker import Maker
 
 READY = 60.0  # seconds for one to start
 ENDS = 3.0  # seconds to end, before it is killed
 LOG_LIMIT = 1 << 20  # bytes of its log; a longer one loses its beginning
 _LOG_KEPT = 1 << 18
-_SAID = 2000  # characters of its log that an error shows
+_LONGEST = 1 << 16  # characters of one record in it; of a longer one the beginning is kept
+_SAID = 2000  # bytes of its log that an error shows
+_BACKLOG = 128
 _ATTEMPTS = 200  # at the lock
 _BETWEEN = 0.05
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_LINES, _LINES_SECONDS = 5, 10.0  # of its log, of one kind
+_KINDS = 64  # of lines that are counted
 _PR_SET_PDEATHSIG = 1
 _pause = threading.Event()
 
@@ -48,7 +54,8 @@ class Companion:
         self.folder = folder
         self.socket = os.path.join(folder, "socket")
         self.process: subprocess.Popen[bytes] | None = None  # if this process has started it
-        self._starter = os.getpid()
+        self._starter = Maker()
+        self._said_before = 0  # bytes of the log that are older than the one that this process has started
 
     def connect(self, timeout: float | None = None) -> socket.socket:
         """Returns a connection to it. OSError when it does not run."""
@@ -61,19 +68,19 @@ class Companion:
             return False
         return True
 
-    def start(
-        self, module: str, environment: dict[str, str], *, owned: bool, stdin: bytes = b"", keep_log: bool = False
-    ) -> None:
+    def start(self, module: str, environment: dict[str, str], *, owned: bool, stdin: bytes = b"") -> None:
         """Starts `python -m MODULE FOLDER READY OWNER THREAD` as a child in a session of its own, which reads `stdin`.
 
         Returns when one answers: it, or that of another who was first. `owned`: it ends with this process; else OWNER is 0.
+        Whether the child reads `stdin` or not, nobody waits for it.
 
         CompanionFailed with what it wrote; OSError when no process can be started.
         """
         _make_own(self.folder)
-        self._starter = os.getpid()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(os.path.join(self.folder, "log"), flags | (0 if keep_log else os.O_TRUNC), 0o600)
+        self._starter = Maker()
+        log = private_files.open_log(os.path.join(self.folder, "log"))
+        self._said_before = os.fstat(log).st_size
+        given = private_files.memory_file(stdin)  # which nobody else has: secrets may be in it
         ready, writing = os.pipe2(os.O_CLOEXEC)
         begun = threading.Event()
         failed: list[BaseException] = []
@@ -84,7 +91,7 @@ class Companion:
             try:
                 process = self.process = subprocess.Popen(
                     [sys.executable, "-m", module, self.folder, str(writing), *map(str, owner)],
-                    stdin=subprocess.PIPE,
+                    stdin=given,
                     stdout=log,
                     stderr=log,
                     pass_fds=[writing],
@@ -96,8 +103,8 @@ class Companion:
                 failed.append(exc)
                 return
             finally:
-                os.close(log)
-                os.close(writing)
+                for descriptor in (log, given, writing):
+                    os.close(descriptor)
                 begun.set()
             process.wait()
 
@@ -106,12 +113,6 @@ class Companion:
             begun.wait()
             if failed:
                 raise failed[0]
-            assert self.process is not None and self.process.stdin is not None
-            try:
-                with self.process.stdin as pipe:
-                    pipe.write(stdin)  # a pipe that nobody else has: secrets may be in it
-            except BrokenPipeError:
-                pass
             readable([ready], READY)  # it listens, or it has ended
         finally:
             os.close(ready)
@@ -124,15 +125,18 @@ class Companion:
     def said(self) -> str:
         """Returns the end of its log, or "nothing"."""
         try:
-            with open(os.path.join(self.folder, "log"), errors="replace") as file:
-                return file.read()[-_SAID:].strip() or "nothing"
+            with open(private_files.open_to_read(os.path.join(self.folder, "log"), root=False), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                before = self._said_before if self._said_before <= size else 0  # else it was emptied since then
+                file.seek(max(before, size - _SAID))
+                return file.read(_SAID).decode(errors="replace").strip() or "nothing"
         except OSError:
             return "nothing"
 
     @property
     def inherited(self) -> bool:
         """True in a forked child of the process that has started it, whose it stays."""
-        return self._starter != os.getpid()
+        return not self._starter.is_here
 
     def end(self) -> None:
         """Waits until the one that this process has started has ended; kills it when it does not, also a stopped one."""
@@ -214,8 +218,9 @@ class CompanionOwner:
                 os.read(self._woken, 4096)
 
 
-def take(folder: str) -> bool:
-    """Takes the folder's lock as long as this process lives, and writes to its log. False when another has it and answers.
+def take(folder: str, *, keep_log: bool = False) -> bool:
+    """Takes the folder's lock as long as this process lives, and writes to its log, which is emptied unless `keep_log`.
+    False when another has it and answers.
 
     One that was killed may hold it for a moment longer than its socket. Runs that begin remove the folders of dead ones, so
     this one may be removed until its lock is taken.
@@ -224,11 +229,11 @@ def take(folder: str) -> bool:
     for _ in range(_ATTEMPTS):
         _make_own(folder)
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = private_files.open_lock(path)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(lock), os.stat(path)):
-                    _log_to(os.path.join(folder, "log"))
+                    _log_to(os.path.join(folder, "log"), keep_log)
                     return True
             except BlockingIOError:
                 if Companion(folder).answers():
@@ -240,56 +245,108 @@ def take(folder: str) -> bool:
     raise RuntimeError(f"the lock of {folder} is taken, and nobody answers there")
 
 
-def listen(folder: str, connections: int, ready: int) -> socket.socket:
+def listen(folder: str, ready: int) -> socket.socket:
     """Listens at the folder's socket, and says on the descriptor `ready` that it does."""
     path = os.path.join(folder, "socket")
     if os.path.lexists(path):
         os.unlink(path)  # of one that was killed
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listening.bind(path)
-    listening.listen(connections)
+    listening.listen(_BACKLOG)
     os.write(ready, b"ready")
     os.close(ready)
     return listening
 
 
 def serve(listening: socket.socket, what: str, most: int, talk: Callable[[socket.socket], None]) -> None:
-    """Gives each connection of this user a thread that runs `talk`, `most` at a time; others are refused. Returns when
-    `listening` is closed."""
-    places = threading.BoundedSemaphore(most)
+    """Gives each connection of this user a thread, `most` at a time, which runs `talk` when the other side has said something
+    or has gone. When there is no room for another, the oldest that has said nothing yet is closed for it; when all have, it
+    is refused. Returns when `listening` is closed."""
+    silent: dict[socket.socket, None] = {}
+    heard: set[socket.socket] = set()
+    changing = threading.Lock()
 
     def run(connection: socket.socket) -> None:
+        readable([connection.fileno()])
+        with changing:
+            if connection in silent:
+                del silent[connection]
+                heard.add(connection)
         try:
             talk(connection)
         finally:
-            places.release()
+            heard.discard(connection)
 
     while True:
         try:
             connection, _ = listening.accept()
         except OSError as exc:
-            if exc.errno in _FULL:  # it waits in the queue until there is room
+            if exc.errno in OUT_OF:  # it waits in the queue until there is room
                 _pause.wait(_BETWEEN)
                 continue
             return  # it is closed: this process ends
         try:
             local_socket.check_peer(connection, what)
-            if not places.acquire(blocking=False):
-                raise ConnectionRefusedError(f"more than {most} connections")
+            with changing:
+                if len(silent) + len(heard) >= most:
+                    if not silent:
+                        raise ConnectionRefusedError(f"more than {most} connections")
+                    oldest = next(iter(silent))
+                    del silent[oldest]
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread up
+                silent[connection] = None
             try:
                 threading.Thread(target=run, args=(connection,), name="connection", daemon=True).start()
             except RuntimeError as exc:  # the machine has no thread left
-                places.release()
+                with changing:
+                    silent.pop(connection, None)
                 raise ConnectionRefusedError(str(exc)) from None
         except OSError as exc:
             logger.warning("refused: %s", exc)
             connection.close()
 
 
+class LineLimit:
+    """A limit of log lines: `_LINES` of one kind in `_LINES_SECONDS`, then how many were left out. Of `_KINDS` kinds; the one
+    that began first is forgotten for another. Pure."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, list[float]] = {}  # when it began, how many came since
+
+    def admits(self, kind: str, now: float) -> tuple[bool, list[tuple[str, int]]]:
+        """Returns whether a line of that kind is to be written, and the kinds whose time is over and of which lines were left
+        out, with their number."""
+        over = [each for each, (began, _) in self._kinds.items() if now - began >= _LINES_SECONDS]
+        if kind not in self._kinds and len(self._kinds) - len(over) >= _KINDS:
+            over.append(next(each for each in self._kinds if each not in over))
+        left_out = [(each, int(self._kinds.pop(each)[1]) - _LINES) for each in over]
+        counted = self._kinds.setdefault(kind, [now, 0])
+        counted[1] += 1
+        return counted[1] <= _LINES, [(each, count) for each, count in left_out if count > 0]
+
+
 class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr, which is a file: when that grows beyond LOG_LIMIT its beginning goes."""
+    """Writes to stderr, which is a file: when that grows beyond LOG_LIMIT its beginning goes. Whoever causes lines without an
+    end, causes five of a kind in ten seconds: others are not driven out. Long records lose their end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = LineLimit()
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        left_out = len(text) - _LONGEST
+        return text if left_out <= 0 else f"{text[:_LONGEST]} [and {left_out:,} characters]"
 
     def emit(self, record: logging.LogRecord) -> None:
+        admitted, left_out = self._limit.admits(str(record.msg), time.monotonic())
+        for kind, count in left_out:
+            said = {"msg": "%d more lines like this: %s", "args": (count, kind), "levelno": record.levelno}
+            self._write(logging.makeLogRecord(said))
+        if admitted:
+            self._write(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         super().emit(record)
         try:
             if os.fstat(2).st_size > LOG_LIMIT:
@@ -313,13 +370,13 @@ def log_to_stderr() -> None:
 
 
 def _make_own(folder: str) -> None:
-    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    private_files.make_folder(os.path.dirname(folder))
     if not private_files.take_folder(folder):
         raise private_files.UntrustedFileError(folder, "is not a folder of this user")
 
 
-def _log_to(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _log_to(path: str, keep: bool) -> None:
+    log = private_files.open_log(path, empty=not keep)
     for output in (1, 2):
         os.dup2(log, output)
     os.close(log)

@@ -5,12 +5,14 @@ Everything here blocks, for as long as the socket's timeout lets it.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
 import time
 
 _LENGTH = struct.Struct("!I")
+_TIMEVAL = struct.Struct("@ll")
 _CREDENTIALS = struct.Struct("=iII")
 _LONGEST = 86400.0  # seconds of one wait: what the deadline leaves may be infinite
 _JOINED = 1 << 16  # bytes of a message up to which it goes out in one piece with its length
@@ -27,17 +29,31 @@ class TornMessageError(PeerClosedError):
 def connect(path: str, timeout: float | None = None, *, root: bool = False) -> socket.socket:
     """Returns a socket connected to a process of this user (with `root`, or of root) that listens at `path`.
 
-    OSError when nobody listens there; PermissionError when it is another user's.
+    OSError when nobody listens there; PermissionError when it is another user's; TimeoutError when it takes no connection for
+    `timeout` seconds.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
+        # The kernel waits for room in the other's queue, but for a socket that blocks only: Python's timeout makes one that
+        # does not.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout or 0.0))
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            raise TimeoutError(f"the process at {path} took no connection for {timeout:g} s") from None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0.0))
         sock.settimeout(timeout)
-        sock.connect(path)
         check_peer(sock, f"the socket {path}", root=root)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _timeval(seconds: float) -> bytes:
+    """Returns it as setsockopt(2) takes it; 0 is for ever, and the least of other times a microsecond."""
+    micros = math.ceil(min(seconds, _LONGEST) * 1e6)
+    return _TIMEVAL.pack(*divmod(micros, 1_000_000))
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

@@ -119,7 +119,7 @@ class Directs:
         return [pair for pair in self.pairs if pair.address == address]
 
     def may_dial(self, told: MayDial) -> None:
-        """Takes the agent's answer."""
+        """Takes the agent's answer: dials the other process, or leaves its host alone from now on."""
         address = told.address
         if told.why:
             self._closed_hosts.add(host_of(address))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from monarch._runtime import leader
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
 
 
+_CAME_BACK = 1  # status of a child that goes on where only its parent may
 _all: weakref.WeakSet[Proc] = weakref.WeakSet()
 
 
@@ -28,6 +32,15 @@ def close(descriptors: Iterable[int]) -> None:
             pass
 
 
+def end_child() -> NoReturn:
+    """Ends a forked child whose endpoint has come to its end: nobody will ever send to this copy of the actor."""
+    with contextlib.suppress(OSError):
+        os.write(
+            2, b"a child that an endpoint has made by os.fork came back from it, and ends here; call os._exit() in it\n"
+        )
+    os._exit(_CAME_BACK)
+
+
 def _before_fork() -> None:
     for proc in list(_all):
         if proc.payloads is not None:
@@ -37,6 +50,7 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     for proc in list(_all):
         proc.forked()
+        leader.lost = proc.closed
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -41,7 +41,7 @@ Note = tuple[int, Any, float, bool, Any]
 
 _MADE = object()
 _PENDING = object()
-_creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
+_creating = threading.RLock()  # queues of wakers: two observers may come first, one a handler of signals
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where; `monarch doctor` which rank is stuck"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
@@ -108,9 +108,9 @@ class Source:
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
         if self._wakers is None:
+            made: deque[Callable[[], Any]] = deque()
             with _creating:
-                if self._wakers is None:
-                    self._wakers = deque()
+                self._wakers = made if self._wakers is None else self._wakers  # one step, for such a handler
         self._wakers.append(wake)
         if self.ready:
             self.set_ready()

@@ -19,6 +19,7 @@ from monarch._runtime.ordering import Numbering, Reorder, Session
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
+from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
@@ -99,7 +100,7 @@ class Behaviour(Protocol):
     async def cancel_tasks(self) -> None: ...
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure: ...
     def describe_stop(self, reason: str) -> Failure: ...
-    def describe_stale(self) -> Failure: ...
+    def describe_stale(self, overtaken: bool = False) -> Failure: ...
 
 
 def _unaware(sender: str) -> Hashable:
@@ -189,20 +190,27 @@ class Instance:
             if not self._is_meant(call, stream):
                 self._refuse_stale(delivery)
                 return
+        overtaken = False
         with self._lock:
-            if self.end is None and not self.stopping:
-                for ready in self._reorder.accept(stream, call.seq, delivery):
-                    mailbox.put(ready)
-                depth = len(mailbox.messages)
-                if depth > self.peak:
-                    self.peak = depth
-                if depth <= self.high_water:
-                    return
-                refused = False
-            else:
-                refused = True
-        if refused:
+            ended = self.end is not None or self.stopping
+            if not ended:
+                accepted = self._reorder.accept(stream, call.seq, delivery)
+                if accepted is None:
+                    overtaken = True
+                else:
+                    for ready in accepted:
+                        mailbox.put(ready)
+                    if not accepted and stream is not call.sender:
+                        self._wait_for_earlier(stream, call.seq)
+                    depth = len(mailbox.messages)
+                    if depth > self.peak:
+                        self.peak = depth
+                    if depth <= self.high_water:
+                        return
+        if ended:
             self.refuse(delivery)
+        elif overtaken:
+            self._refuse_stale(delivery, call.incarnation == self.incarnation)
         elif delivery.source != self.proc.address and delivery.source not in self.paused_senders:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.source)
@@ -213,13 +221,40 @@ class Instance:
     def _is_meant(self, call: Call, stream: Hashable) -> bool:
         """Returns whether a message for another incarnation is for this one: its sender knows of none and began with
         this one."""
-        return call.incarnation == 0 and (call.seq == 1 or self._reorder.knows(stream))
+        if call.incarnation != 0:
+            return False
+        with self._lock:
+            return self._reorder.continues(stream, call.seq)
 
-    def _refuse_stale(self, delivery: Delivery) -> None:
-        """It was meant for an actor that has ended, and nobody else may handle it."""
+    def _wait_for_earlier(self, stream: Hashable, number: int) -> None:
+        """Bounds how long a message waits for one that may have gone to the actor before this: as long as one waits for an
+        actor that is not here. Runs with the lock held."""
+        gap = self._reorder.gap(stream)
+        if gap is not None and gap[1] == number:
+            self._refuse_later(stream, gap[0])
+
+    def _refuse_later(self, stream: Hashable, awaited: int) -> None:
+        delay = settings.pending_actor_delivery_timeout()
+        self.proc.loop.call_later(delay, lambda: self._refuse_waiting(stream, awaited))
+
+    def _refuse_waiting(self, stream: Hashable, awaited: int) -> None:
+        waiting: list[Delivery] = []
+        with self._lock:
+            gap = self._reorder.gap(stream)
+            if gap is not None and gap[0] == awaited:
+                waiting = self._reorder.refuse(stream)
+            elif gap is not None:
+                self._refuse_later(stream, gap[0])
+        for delivery in waiting:
+            self._refuse_stale(delivery)
+
+    def _refuse_stale(self, delivery: Delivery, overtaken: bool = False) -> None:
+        """It was meant for an actor that has ended, and nobody else may handle it; or, `overtaken`, it was given up with a
+        connection, and what was sent after it has been handled."""
         assert self.behaviour is not None
-        self.proc.refuse(delivery, self.behaviour.describe_stale())
-        self.proc.tell_restarted(delivery.source, self)
+        self.proc.refuse(delivery, self.behaviour.describe_stale(overtaken))
+        if not overtaken:
+            self.proc.tell_restarted(delivery.source, self)
 
     def missed(self, sender: str, incarnation: int) -> None:
         """Messages of `sender` for that incarnation were refused before this actor was here; those that follow are taken."""

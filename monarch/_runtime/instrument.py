@@ -174,7 +174,7 @@ class _Instrument:
 
 
 class Counter(_Instrument):
-    """A sum that only grows."""
+    """An instrument whose sum only grows."""
 
     _create = "create_counter"
     _only_grows = True
@@ -200,7 +200,7 @@ class UpDownCounter(Counter):
 
 
 class Histogram(_Instrument):
-    """A distribution of values."""
+    """An instrument that counts values by their size."""
 
     _create = "create_histogram"
 

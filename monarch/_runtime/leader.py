@@ -14,10 +14,14 @@ rest of the runtime still runs on one thread, and user code's threads run none o
 The I/O thread comes back when 3 ms have passed and nobody has led since, so a process whose thread computes is read 3 ms
 later at most; when a leader gives up; and when something is to be done on it (`Loop.call_soon`).
 
-Signals. Python's handlers run on the main thread, between any two instructions, and may raise or wait. What a leader has
+Signals. Python's handlers run on the main thread, between any two instructions, and may raise, wait, or take their time. So
+a leader sleeps without the lead, which the I/O thread can have then, and takes it for what it handles (`Turn`). What it has
 read is kept with its connection, in the same step, until it was handled, and what it handles on the main thread are answers,
-which may be handled twice. So a leader that is interrupted gives up, and the I/O thread handles what is left. A handler that
-waits while its thread leads takes the lead away from it. A thread that a debugger follows does not lead.
+which may be handled twice. A handler that raises ends the turn, one that waits takes the lead away from it, and the I/O
+thread handles what is left; whoever goes on behind such a handler touches nothing more. One that takes its time while a
+message is handled (some microseconds each) holds up the others of its process.
+
+A thread that a debugger follows does not lead.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from __future__ import annotations
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import call
 from sys import gettrace
@@ -34,6 +38,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from monarch._runtime import event_loops
+from monarch._wire.transport.base import Turn
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,12 +47,14 @@ if TYPE_CHECKING:
 
 ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
 HOT = 0.001  # seconds between what a thread waited for and its next wait
+SLICE = 1.0  # seconds for which the main thread waits before it looks whether a signal has come
 _STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
 _TURNS = 64  # after which a leader gives up whose own message has not come
 _AT_ONCE = (False,)
 _READ = select.EPOLLIN
 
 current: list[LeaderFollower] = []  # the one of this process; none before it has one
+lost: BaseException | None = None  # in a forked child, where no thread reads: why nothing comes that is waited for
 
 
 class WouldBlockRuntime(RuntimeError):
@@ -58,17 +65,40 @@ def wait_for(lock: threading.Lock, timeout: float | None, messages: bool = False
     """`lock.acquire(timeout=...)`, None: for ever; this thread may read meanwhile. Released by way of `loop.wake`.
 
     `messages`: it is an actor's thread that waits for its next one, and may do so for ever; otherwise for an answer.
+    ForkedClientError in a forked child, where nobody leads: nothing comes there.
     """
     for lead in current:
         return lead.wait(lock, timeout, messages)
-    return lock.acquire(timeout=-1 if timeout is None else timeout)
+    _check()
+    return _acquire(lock, timeout)
+
+
+def _acquire(lock: threading.Lock, timeout: float | None) -> bool:
+    """Waits for the lock; on the main thread a second at a time. A signal that arrives between two instructions of the
+    interpreter, when it has decided to wait and does not yet, is looked at behind the wait."""
+    if get_ident() != threading.main_thread().ident:
+        return lock.acquire(timeout=-1 if timeout is None else timeout)
+    until = None if timeout is None else monotonic() + timeout
+    left = timeout
+    while not lock.acquire(timeout=SLICE if left is None else min(SLICE, left)):
+        if until is not None:
+            left = until - monotonic()
+            if left <= 0:
+                return False
+    return True
 
 
 def watch(loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:
-    """A task of this thread's event loop is about to wait, while `waits()`."""
+    """A task of this thread's event loop is about to wait, while `waits()`. ForkedClientError as of `wait_for`."""
+    _check()
     for lead in current:
         if not event_loops.is_actors(loop):
             lead.watch(loop, waits)
+
+
+def _check() -> None:
+    if lost is not None:
+        raise lost
 
 
 def watched() -> None:
@@ -84,15 +114,15 @@ class LeaderFollower:
         self.aside = False  # the I/O thread stands aside
         self._loop = loop
         self._always = always
-        # The thread that holds it polls, reads and handles. Its owner is known without a moment in which it is not.
+        # The thread that holds it reads and handles. Its owner is known without a moment in which it is not.
         self._lead = threading.RLock()
+        self._turn: Turn | None = None  # of the thread that led last, or leads
+        self._claim = threading.Lock()  # of the thread that leads, also while it sleeps
         self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
         self._park.acquire()
         self._parked: deque[None] = deque()  # one entry while it does; the thread that pops it wakes it
         self._leader = 0  # the thread that led last, or leads
-        self._handling = False
-        self._leads = 0  # grows with each lead that begins, and with each that is taken away
-        self._ends: list[Callable[[], object]] = []  # of the main thread's lead: what ends it
+        self._leads = 0  # grows with each lead that begins
         self._main = threading.main_thread().ident
         self._ended = 0.0  # when a thread last had what it waited for
         # A thread that waited again at once: whether it still waits.
@@ -110,11 +140,11 @@ class LeaderFollower:
     # --- threads that wait
 
     def wait(self, lock: threading.Lock, timeout: float | None, messages: bool = False) -> bool:
-        """Waits; see `wait_for`."""
-        if self.aside:
-            if self._lead._is_owned():  # type: ignore[attr-defined]
-                self._take_away()
-            elif gettrace() is not None:  # a debugger: it may stop this thread anywhere
+        """Waits for the lock; True if it came in time. For the rest see `wait_for`."""
+        if self._lead._is_owned():  # type: ignore[attr-defined]
+            self._take_away()  # also where the I/O thread is back already, and waits for it
+        elif self.aside:
+            if gettrace() is not None:  # a debugger: it may stop this thread anywhere
                 self.recall()
             elif timeout is None:
                 if self._led(lock, ASIDE, messages):
@@ -127,12 +157,12 @@ class LeaderFollower:
         elif monotonic() - self._ended < HOT:
             self._hot = lock.locked
         if messages:
-            taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+            taken = _acquire(lock, timeout)
         else:
             ident = get_ident()
             try:
                 self._answers.add(ident)
-                taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+                taken = _acquire(lock, timeout)
             finally:
                 self._answers.discard(ident)
         self._hot = None
@@ -145,12 +175,14 @@ class LeaderFollower:
         """
         ident = get_ident()
         pays = False
-        # No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
+        # No signal is handled between the call that takes the claim and the block that ends it, nor between the end of that
         # block and the call that gives it back: see `wire.transport.stream`.
-        end = self._prepare(ident)
-        (mine,) = map(self._lead.acquire, _AT_ONCE)
+        end = map(call, (self._claim.release,))
+        (mine,) = map(self._claim.acquire, _AT_ONCE)
         if not mine:
             self._followed = True
+            if self._leader == ident:  # it is this thread's, which a handler of signals has interrupted
+                self.recall()
             return False
         try:
             pays = self._read(lock, ident, patience, messages)
@@ -160,14 +192,6 @@ class LeaderFollower:
                 self._missed()
         return pays
 
-    def _prepare(self, ident: int) -> Iterator[object]:
-        """Returns what gives back the lead that this thread is about to take, at its `next`; nothing if it was taken
-        away."""
-        ends: list[Callable[[], object]] = [self._lead.release]
-        if ident == self._main:
-            self._ends = ends
-        return map(call, ends)
-
     def _missed(self) -> None:
         """It did not pay that a thread led, or another waits and has nobody now who reads."""
         self._followed = False
@@ -176,15 +200,13 @@ class LeaderFollower:
         self.recall()
 
     def _read(self, lock: threading.Lock, ident: int, patience: float, messages: bool) -> bool:
-        self._leads = lead = self._leads + 1
+        self._leads += 1
         self._leader = ident
         soon, turns = self._loop.soon, 0
         while not lock.acquire(False):
             if soon or not self.aside or turns > _TURNS:
                 return False
             events = self._poll(patience)
-            if self._leads != lead:
-                return False
             if not events or not self._handle(events, ident):
                 return lock.acquire(False)
             turns += 1
@@ -203,26 +225,34 @@ class LeaderFollower:
             return []  # and the I/O thread will meet it
 
     def _handle(self, events: list[tuple[int, int]], ident: int) -> bool:
-        """False when some of it is for the I/O thread."""
+        """False when some of it is for the I/O thread, or all: it reads already."""
         loop = self._loop
         quick, left = loop.quick, 0
-        self._handling = True
-        loop.ident = ident
+        turn = Turn(events, self._lead.release)
+        (mine,) = map(self._lead.acquire, _AT_ONCE)
+        if not mine:
+            return False
+        self._turn = turn
         try:
+            if not self.aside:  # the I/O thread is about to come back, or has ended
+                return False
+            loop.ident = ident
             for fd, mask in events:
                 read = quick.get(fd) if mask == _READ else None
                 if read is None:
                     left += 1
-                elif not read():
+                elif not read(turn):
                     left += 1
                     loop.soon.append(partial(self._handle_rest, fd))
+                if turn.revoked:
+                    return False
         except BaseException:  # of a handler of signals: what was read and not handled is still there
             loop.soon.extend([partial(self._handle_rest, fd) for fd, _mask in events])
             raise
         finally:
-            self._handling = False
-            if loop.ident == ident:  # else the I/O thread has the lead now
+            if loop.ident == ident and not turn.revoked:
                 loop.ident = 0
+            next(turn.end, None)
         return not left
 
     def _handle_rest(self, fd: int) -> None:
@@ -233,13 +263,14 @@ class LeaderFollower:
 
     def _take_away(self) -> None:
         """This thread leads, and waits: in a handler of signals, or in a finalizer."""
-        if get_ident() != self._main:
+        turn = self._turn
+        if get_ident() != self._main or turn is None:
             raise WouldBlockRuntime("a blocking wait in a finalizer that ran while a message was received")
-        self._leads += 1
-        self._ends.clear()
+        turn.revoked = True
         if self._loop.ident == self._main:
             self._loop.ident = 0
-        self._lead.release()
+        self._loop.soon.extend([partial(self._handle_rest, fd) for fd, _mask in turn.events])
+        next(turn.end, None)
         self.recall()
 
     # --- event loops of the program that wait
@@ -262,23 +293,17 @@ class LeaderFollower:
         self._ended = monotonic()
 
     def _on_readable(self) -> None:
-        ident = get_ident()
-        end = self._prepare(ident)
-        mine = whole = False
-        if self.aside:
-            (mine,) = map(self._lead.acquire, _AT_ONCE)
-        if not mine:  # the I/O thread reads
+        if not self.aside:  # the I/O thread reads
             watch, self._watch = self._watch, None
             if watch is not None:
                 watch.end()
             return
+        whole = False
         try:
-            self._leads = lead = self._leads + 1
-            self._leader = ident
-            events = self._poll(0)
-            whole = self._leads == lead and self._handle(events, ident) and not self._loop.soon
+            self._leads += 1
+            self._leader = get_ident()
+            whole = self._handle(self._poll(0), self._leader) and not self._loop.soon
         finally:
-            next(end, None)
             if whole:
                 self._misses = 0
             else:
@@ -350,9 +375,7 @@ class LeaderFollower:
                 break
             seen = self._leads
         self.aside = False
-        if not self._lead.acquire(False):
-            loop.wake()  # the leader gives up
-            self._lead.acquire()
+        self._lead.acquire()  # a leader has it for what it handles, no longer
         if not woken:
             try:
                 self._parked.pop()

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from monarch import _text
+from monarch._text import sendable
+
 Tap = Callable[[logging.LogRecord], None]
 
 _taps: tuple[Tap, ...] = ()
@@ -16,7 +19,7 @@ _installed = False
 
 
 def add(tap: Tap) -> None:
-    """`tap(record)` for each record from now on, in the thread that logs; it must neither log nor raise."""
+    """`tap(record)` for each record from now on, in the thread that logs; it must not log, and what it raises is not told."""
     global _taps, _installed
     with _lock:
         _taps = (*_taps, tap)
@@ -37,18 +40,25 @@ class _Factory:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
-        for tap in _taps:
-            tap(record)
+        if (
+            type(record.levelno) is int
+        ):  # else it is made from fields that are filled in later, and is no event by itself
+            for tap in _taps:
+                try:
+                    tap(record)
+                except Exception:  # the program logs on, whatever its records hold
+                    pass
         return record
 
 
 def text_of(record: logging.LogRecord) -> str:
-    """The message, without the prefix that names the actor, and what was raised."""
+    """Returns the message, without the prefix that names the actor, and what was raised; TEXT_LIMIT characters of each at
+    most."""
     try:
-        text = record.getMessage()
+        text = sendable(str.__str__(record.getMessage()))
     except Exception:  # which the program's handlers report
-        text = str(record.msg)
+        text = _text.text_of(record.msg)
     text = text.removeprefix(getattr(record, "actor_prefix", ""))
     if record.exc_info and record.exc_info[1] is not None:
-        text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        text += f"\n{type(record.exc_info[1]).__name__}: {_text.text_of(record.exc_info[1])}"
     return text

@@ -23,6 +23,7 @@ from monarch._runtime import leader
 from monarch._runtime.internal_errors import REPORTER, WINDOW
 from monarch._runtime.log_thread import log
 from monarch._wire import logs
+from monarch._wire.transport.base import Turn
 
 _ERRORS = select.EPOLLERR | select.EPOLLHUP
 _CROWD = 1024  # timers from which cancelled ones are looked for
@@ -109,7 +110,7 @@ class Loop:
         self.ident = 0
         self._polling = False
         self._stopped = False
-        self.quick: dict[int, Callable[[], bool]] = {}
+        self.quick: dict[int, Callable[[Turn], bool]] = {}
         self._lead: leader.LeaderFollower | None = None
         self._came = False  # the last turn brought events
         self._told = False  # another thread has called `ended_unasked`
@@ -184,10 +185,13 @@ class Loop:
             self.quick[self._wake_fd] = self._drain_quickly
             leader.current.append(self._lead)
 
-    def keep_lead(self) -> None:
-        """No thread but the loop's own reads from now on."""
+    def forked(self) -> list[int]:
+        """In a child made by `os.fork`, which has not the loop's thread: nobody leads or is woken any more. Returns the
+        descriptors that are to be closed; their numbers may be used again."""
+        self._polling = False
         if self._lead is not None:
             self._lead.close()
+        return self.descriptors()
 
     def intact(self) -> bool:
         """Returns whether our descriptors are still ours: programs that make daemons of themselves close all, and open
@@ -203,12 +207,12 @@ class Loop:
             self._stopped = self._told = True
             start_thread(self.ended_unasked, "monarch-end", exc)
 
-    def add(self, fd: int, on_event: Callable[[int], Any], quick: Callable[[], bool] | None = None) -> None:
+    def add(self, fd: int, on_event: Callable[[int], Any], quick: Callable[[Turn], bool] | None = None) -> None:
         """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered. OSError when the kernel has no room
         for another descriptor.
 
         `quick`: what a thread that waits may call in its place when `fd` is readable (see `leader`). It takes what is short
-        and simple; False when it has left something for `on_event`.
+        and simple; False when it has left something for `on_event`. Once its turn is revoked it touches nothing.
         """
         self.handlers[fd] = on_event
         try:
@@ -415,7 +419,7 @@ class Loop:
         except BlockingIOError:
             pass
 
-    def _drain_quickly(self) -> bool:
+    def _drain_quickly(self, turn: Turn) -> bool:
         self._drain_wake(0)
         return True
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from monarch._runtime import leader
 from monarch._runtime.leader import wait_for
 from monarch._runtime.loop import wake
 
@@ -73,6 +74,11 @@ class Mailbox:
                     pass
             self.wait(None)
 
+    def forked(self) -> None:
+        """In a forked child: what is here its parent takes."""
+        self.control.clear()
+        self.messages.clear()
+
     def drain(self) -> list[Any]:
         """Any thread: takes every message away from the taker. Each message goes to one of the two."""
         taken = []
@@ -89,6 +95,10 @@ class Mailbox:
         """
         if not self.arm(self._lock.release, messages):
             return
+        if leader.lost is not None:
+            from monarch._runtime import forks  # needed there alone
+
+            forks.end_child()
         if not wait_for(self._lock, None if timeout is None else max(0.0, timeout), True) and not self.disarm():
             self._lock.acquire()  # somebody took the waker just now: the release follows
 

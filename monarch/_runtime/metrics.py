@@ -1,15 +1,22 @@
 """What a process has measured since it was last taken: a sum, a distribution or a value for each instrument and its
-attributes. Bounded: beyond SERIES of them, what is measured under further attributes is counted and dropped."""
+attributes. Bounded: beyond SERIES of them, what is measured under further attributes is counted and dropped. Of attributes
+the first ATTRIBUTES count, with LONGEST characters of each name and value."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import islice
 from time import monotonic
 from typing import Any
 
+from monarch._text import NAME_LIMIT, sendable, text_of
+
 SERIES = 2_000
+ATTRIBUTES = 32
+LONGEST = 256
+_MOST = 2**63 - 1  # of a sum: what a column holds
 BOUNDS = (
     0.0,
     5.0,
@@ -64,7 +71,11 @@ class Metrics:
         key = _key(name, unit, attributes), only_grows
         with self._lock:
             if self._has_room(key in self._sums):
-                self._sums[key] = self._sums.get(key, 0) + amount
+                total = self._sums.get(key, 0) + amount
+                if -_MOST <= total <= _MOST:
+                    self._sums[key] = total
+                else:
+                    self.dropped += 1
 
     def observe(self, name: str, unit: str, value: float, attributes: Mapping[Any, Any] | None) -> None:
         key = _key(name, unit, attributes)
@@ -104,6 +115,14 @@ class Metrics:
 
 
 def _key(name: str, unit: str, attributes: Mapping[Any, Any] | None) -> Key:
+    name, unit = _clean(name, NAME_LIMIT), _clean(unit, NAME_LIMIT)
     if not attributes:
         return name, unit, ()
-    return name, unit, tuple(sorted((str(key), str(value)) for key, value in attributes.items()))
+    first = islice(attributes.items(), ATTRIBUTES)
+    return name, unit, tuple(sorted((_clean(key, LONGEST), _clean(value, LONGEST)) for key, value in first))
+
+
+def _clean(value: object, limit: int) -> str:
+    """Returns its text, whatever that raises: the program measures on."""
+    text = value if type(value) is str else text_of(value)
+    return text if len(text) <= limit and text.isascii() else sendable(text, limit)

@@ -19,13 +19,13 @@ RankKey = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted
 
 
 class One(Protocol):
-    """A message to one receiver."""
+    """A message to one receiver, with its place in the sender's order."""
 
     seq: int
 
 
 class Many(Protocol):
-    """A message to several."""
+    """A message to several receivers, with its place in the order to each."""
 
     seqs: Stamp
 
@@ -84,8 +84,8 @@ class Numbering:
         return last
 
     def _forget_before(self, counters: dict[RankKey, int], rank: int, incarnation: int) -> None:
-        """Nothing is sent to earlier incarnations any more."""
-        counters.pop(rank, None)
+        """Nothing is sent to earlier incarnations any more, but by a thread that has not seen the change yet. Those refuse
+        what it sends; only what names no incarnation could be for this one too, so that count goes on."""
         for known in list(counters):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
                 del counters[known]
@@ -171,24 +171,34 @@ class Session(NamedTuple):
     highest: int
 
 
-class Reorder(Generic[T]):
-    """The receiver's side. `accept` returns what may be handled now, in order.
+_REFUSED = 0  # in the place of the next number: none of that sender is taken
+_GAPS = 64  # ranges of numbers given up that are remembered of a sender: the latest; what comes of others counts as a repeat
 
-    Holds only messages that overtook another; `held` counts them. A number seen before is a repeat and is dropped.
+
+class Reorder(Generic[T]):
+    """The receiver's side. `accept` returns what may be handled now, in order; None for a message that will never be, so that
+    it can be answered.
+
+    Holds only messages that overtook another; `held` counts them. A number seen before is a repeat and is dropped. One that
+    was given up and comes after all is not: later ones were handled.
     """
 
     # _expected: the next number of a sender; -n where any from n on will do, because those before may never come.
+    # _gaps: ranges (first, last) of numbers that were given up.
 
-    __slots__ = ("_expected", "_held", "held")
+    __slots__ = ("_expected", "_gaps", "_held", "held")
 
     def __init__(self) -> None:
         self._expected: dict[Hashable, int] = {}
+        self._gaps: dict[Hashable, list[tuple[int, int]]] = {}
         self._held: dict[Hashable, dict[int, T]] = {}
         self.held = 0
 
-    def accept(self, sender: Hashable, number: int, item: T) -> Sequence[T]:
+    def accept(self, sender: Hashable, number: int, item: T) -> Sequence[T] | None:
         expected = self._expected.get(sender, 1)
         if number == expected or 0 < -expected <= number:
+            if expected < 0:
+                self._give_up(sender, -expected, number - 1)
             self._expected[sender] = number + 1
             if sender not in self._held:
                 return (item,)
@@ -198,7 +208,31 @@ class Reorder(Generic[T]):
             if number not in waiting:
                 waiting[number] = item
                 self.held += 1
+        elif expected == _REFUSED or (sender in self._gaps and self._was_given_up(sender, number)):
+            return None
         return ()
+
+    def continues(self, sender: Hashable, number: int) -> bool:
+        """Returns whether messages may be for this receiver that would as well be for one before it: when the first of them
+        came here. Once one was not, `accept` takes none of that sender: it would wait for those that went elsewhere."""
+        if number != 1 and sender not in self._expected:
+            self._expected[sender] = _REFUSED
+        return self._expected.get(sender) != _REFUSED
+
+    def _give_up(self, sender: Hashable, first: int, last: int) -> None:
+        if first <= last:
+            gaps = self._gaps.setdefault(sender, [])
+            gaps.append((first, last))
+            del gaps[:-_GAPS]
+
+    def _was_given_up(self, sender: Hashable, number: int) -> bool:
+        """Returns whether that number was; from now on it is a repeat."""
+        for index, (first, last) in enumerate(self._gaps[sender]):
+            if first <= number <= last:
+                rest = [(first, number - 1), (number + 1, last)]
+                self._gaps[sender][index : index + 1] = [(start, stop) for start, stop in rest if start <= stop]
+                return True
+        return False
 
     def _release(self, sender: Hashable, number: int, ready: list[T]) -> list[T]:
         waiting = self._held[sender]
@@ -241,17 +275,28 @@ class Reorder(Generic[T]):
         """
         waiting = self._held.pop(sender, {})
         self.held -= len(waiting)
-        if sender in self._expected or waiting:
-            self._expected[sender] = -max(abs(self._expected.get(sender, 1)), *(number + 1 for number in waiting), 1)
+        expected = abs(self._expected.get(sender, 1))
+        if expected != _REFUSED and (sender in self._expected or waiting):
+            for number in sorted(waiting):
+                self._give_up(sender, expected, number - 1)
+                expected = number + 1
+            self._expected[sender] = -expected
         return [waiting[number] for number in sorted(waiting)]
 
     def skip(self, sender: Hashable) -> None:
         """The first messages of `sender` will not come: takes the next number as it comes. For a sender not known yet."""
         self._expected[sender] = -1
 
+    def refuse(self, sender: Hashable) -> list[T]:
+        """Takes nothing of `sender` any more. Returns what was held."""
+        held = self.forget(sender)
+        self._expected[sender] = _REFUSED
+        return held
+
     def forget(self, sender: Hashable) -> list[T]:
         """`sender` has ended; its state is dropped. Returns what was held."""
         waiting = self._held.pop(sender, {})
         self.held -= len(waiting)
         self._expected.pop(sender, None)
+        self._gaps.pop(sender, None)
         return [waiting[number] for number in sorted(waiting)]

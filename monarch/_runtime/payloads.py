@@ -67,7 +67,7 @@ class Placement:
         return message.encode(placed)
 
     def inline(self, body: bytes) -> bytes:
-        """Returns the body to send."""
+        """Returns the body to send: nothing where it lies in the segment."""
         return body if self._body < 0 else b""
 
     def sent(self, address: str) -> None:

@@ -695,8 +695,9 @@ class Proc:
         )
         if self._streams is not None:
             self._streams.forked()
-        self.loop.keep_lead()
-        forks.close(self.loop.descriptors())
+        for actor in list(self.actors.values()):
+            actor.mailbox.forked()
+        forks.close(self.loop.forked())
 
 
 def _too_large(exc: MessageTooLargeError) -> bytes:

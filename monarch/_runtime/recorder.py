@@ -3,8 +3,8 @@
 `active` is the Recorder, None while nobody listens: then those who could record pay one test. Otherwise it appends one tuple
 for each event, of what is at hand; rows are made of them elsewhere, in another process. Times are those of `time.monotonic`.
 
-Lossy: beyond LIMIT events that wait to be taken, further ones are counted and dropped. Actors of the runtime itself are left
-out unless `include_system`.
+Lossy: beyond LIMIT events that wait to be taken, or TEXTS characters of their texts, further ones are counted and dropped.
+Actors of the runtime itself are left out unless `include_system`. Names have NAME_LIMIT characters at most, texts TEXT.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from monarch._runtime.future import running
 from monarch._runtime.metrics import Metrics
+from monarch._text import NAME_LIMIT, sendable, text_of
 
 # What is recorded of: an Instance, a Delivery, an Entry. Those who record import this file, and not the other way round.
 Instance = Any
@@ -25,9 +26,10 @@ Delivery = Any
 Entry = Any
 
 LIMIT = 50_000  # events that wait to be taken
+TEXTS = 16 << 20  # characters of those that have texts of the program
 _LONG = 0.5  # seconds after which what is still under way is reported
 _WAITING = 256  # messages of one mailbox that are reported before they are handled
-_TEXT = 4096  # characters of a reason or a line of the log
+TEXT = 4096  # characters of a reason or a line of the log
 
 # Kinds of events, the first field of each.
 HANDLED = 0  # receiver, Call, back, arrived, started, ended, failed, instrumented, told
@@ -69,6 +71,7 @@ class Recorder:
         self.limit = limit
         self.client = ""  # the actor that stands for code which runs in none
         self.dropped = 0  # about: threads count without a lock
+        self.texts = 0  # characters that wait; likewise
         self.events: deque[tuple[Any, ...]] = deque()
         self.serials = itertools.count(1)
         self.metrics = Metrics()
@@ -80,9 +83,28 @@ class Recorder:
         else:
             self.dropped += 1
 
+    def add_text(self, event: tuple[Any, ...]) -> None:
+        """Adds an event of a kind in _OF_TEXT."""
+        size = _size(event)
+        if self.texts + size > TEXTS:
+            self.dropped += 1
+            return
+        self.texts += size
+        self.add(event)
+
     def take(self, most: int) -> list[tuple[Any, ...]]:
         events = self.events
-        return [events.popleft() for _ in range(min(most, len(events)))]
+        taken = [events.popleft() for _ in range(min(most, len(events)))]
+        if self.texts:
+            left = self.texts - sum(_size(event) for event in taken if event[0] in _OF_TEXT)
+            self.texts = left if events else 0
+        return taken
+
+    def put_back(self, events: list[tuple[Any, ...]]) -> None:
+        """Events that were taken last are the next ones again. Whoever takes."""
+        if events:
+            self.texts += sum(_size(event) for event in events if event[0] in _OF_TEXT)
+            self.events.extendleft(reversed(events))
 
     def leaves_out(self, system: bool) -> bool:
         """Returns whether what concerns such an actor is not recorded."""
@@ -174,15 +196,21 @@ class Recorder:
 
     def status(self, instance: Instance, status: str, reason: str = "", before: str = "") -> None:
         if not self.leaves_out(instance.system):
-            self.add((STATUS, instance.unique, status, reason[:_TEXT], before, monotonic()))
+            self.add_text((STATUS, instance.unique, status, reason[:TEXT], before, monotonic()))
 
     # --- the program
 
-    def log(self, record: tuple[Any, ...]) -> None:
+    def log(self, name: str, level: str, text: str, *rest: Any) -> None:
         now = running.get()
         actor = self.client if now is None else now.instance.unique
-        name, level, text, *rest = record
-        self.add((LOG, name, level, text[:_TEXT], *rest, actor, span_now.get(), monotonic()))
+        self.add_text((LOG, name, level, text[:TEXT], *rest, actor, span_now.get(), monotonic()))
+
+
+_OF_TEXT = {STATUS: (3,), SPAN: (2, 9), LOG: (1, 3)}  # where the texts of an event are
+
+
+def _size(event: tuple[Any, ...]) -> int:
+    return sum(len(event[place]) for place in _OF_TEXT[event[0]])
 
 
 class RecordedSpan:
@@ -191,7 +219,7 @@ class RecordedSpan:
     __slots__ = ("_began", "_name", "_parent", "_serial", "_token")
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name = sendable(name if type(name) is str else str.__str__(name), NAME_LIMIT)
 
     def __enter__(self) -> RecordedSpan:
         recorder = active
@@ -212,7 +240,7 @@ class RecordedSpan:
         now = running.get()
         call = None if now is None else now.call
         actor = recorder.client if now is None else now.instance.unique
-        recorder.add(
+        recorder.add_text(
             (
                 SPAN,
                 self._serial,
@@ -223,6 +251,6 @@ class RecordedSpan:
                 self._began,
                 monotonic(),
                 threading.current_thread().name,
-                "" if error is None else f"{type(error).__name__}: {error}"[:_TEXT],
+                "" if error is None else f"{type(error).__name__}: {text_of(error)}"[:TEXT],
             )
         )

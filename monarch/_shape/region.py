@@ -74,7 +74,7 @@ class Shape(_Labelled):
 
     @property
     def ndslice(self) -> NDSlice:
-        """Returns which ranks, without labels."""
+        """The ranks of the whole that it has, without labels."""
         return self._slice
 
     @property

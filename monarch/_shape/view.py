@@ -113,7 +113,7 @@ class MeshTrait(ABC):
 
     @property
     def extent(self) -> Extent:
-        """Labels and sizes."""
+        """The labels and sizes of its dimensions, outermost first."""
         return Extent(self._labels, self._ndslice._sizes)
 
     def to_table(self) -> str:

@@ -96,7 +96,7 @@ def load_secret(given: str | bytes | Secret | None, environ: Mapping[str, str]) 
     """The secret of the job: `given`; else what the file MONARCH_SECRET_FILE names holds; else MONARCH_SECRET; else None.
 
     Line ends at the end of a file are not part of it. ValueError when it is empty, or when the file cannot be read, is not a
-    regular one, holds more than 64 KiB, or may be read by its group or by others.
+    regular one, holds more than 64 KiB, may be read by its group or by others, or can have been written by somebody else.
     """
     if isinstance(given, Secret):
         return given
@@ -117,19 +117,22 @@ def load_secret(given: str | bytes | Secret | None, environ: Mapping[str, str]) 
 
 def _read_private(path: str) -> bytes:
     try:
-        fd = private_files.open_regular(path)
-    except private_files.UntrustedFileError:
-        raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which is not a regular file") from None
+        fd = private_files.open_to_read(path)
+    except private_files.UntrustedFileError as exc:
+        way_out = "run chmod 600 on it" if exc.mode is not None else f"take a file of this user's own ({_MADE_BY})"
+        raise ValueError(
+            f"MONARCH_SECRET_FILE names {path!r}, and {exc}: who can write the secret may know it; {way_out}"
+        ) from None
     except OSError as exc:
         raise ValueError(
             f"MONARCH_SECRET_FILE names {path!r}, which cannot be read: {exc.strerror} ({_MADE_BY})"
         ) from exc
     try:
         found = os.fstat(fd)
-        if found.st_mode & (stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH):
+        if found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
             mode = stat.S_IMODE(found.st_mode)
             raise ValueError(
-                f"MONARCH_SECRET_FILE names {path!r}, which others may read or write (mode {mode:04o}); run chmod 600 on it"
+                f"MONARCH_SECRET_FILE names {path!r}, which others may read (mode {mode:04o}); run chmod 600 on it"
             )
         if found.st_size > _FILE_LIMIT:
             raise ValueError(

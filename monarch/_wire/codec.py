@@ -362,7 +362,7 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
         pickler.spans = {}
     span = pickler.spans.get(key)
     if span is None:
-        span = pickler.spans[key] = _Span(part.numpy()) if on_cpu else _DeviceSpan(part)
+        span = pickler.spans[key] = _Span(_memory_of(part)) if on_cpu else _DeviceSpan(part)
     return _rebuild_tensor, (
         span,
         str(data.dtype).removeprefix("torch."),
@@ -387,6 +387,18 @@ def _elements(torch: Any, data: Any, count: int) -> Any:
     """The memory of `count` elements from the first of `data` on, as bytes; not copied."""
     flat = torch.as_strided(data, (count,), (1,), data.storage_offset())
     return flat if flat.dtype is torch.bool else flat.view(torch.uint8)
+
+
+def _memory_of(part: Any) -> Any:
+    """The bytes of a flat CPU tensor, not copied. Torch gives them by way of numpy, which it does without."""
+    try:
+        return part.numpy()
+    except RuntimeError:
+        import ctypes
+
+        memory = (ctypes.c_ubyte * part.numel()).from_address(part.data_ptr())
+        memory.part = part
+        return pickle.PickleBuffer(memory).raw()  # ctypes' own format is not that of bytes
 
 
 class _Span:
@@ -436,7 +448,7 @@ class _DeviceSpan:
         pinned.to_host(part, self.host.data_ptr(), interface().mark(part))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_on_device, (pickle.PickleBuffer(self.host.numpy()), *self.card)
+        return _rebuild_on_device, (pickle.PickleBuffer(_memory_of(self.host)), *self.card)
 
 
 _told_of_no_device = False

@@ -183,12 +183,12 @@ class ActorAddr:
 
     @property
     def uid(self) -> Uid:
-        """The actor's unique name."""
+        """The actor's name, which no other actor ever has."""
         return Uid.from_string(self.actor_name)
 
     @property
     def pid(self) -> Uid:
-        """The same as `uid`."""
+        """The same as `uid`: what older programs ask for."""
         return self.uid
 
     @property

@@ -78,7 +78,7 @@ class Carry(NamedTuple):
 
 
 class SendBye(NamedTuple):
-    """The effect: send Bye, close."""
+    """The effect: tell the other side why, and close the connection once that is sent."""
 
     connection: Connection
     why: str
@@ -272,7 +272,7 @@ class Link:
     # --- events: connections
 
     def start(self, now: float) -> list[LinkEffect]:
-        """Begins, at the dialler."""
+        """Begins, at the dialler, who has the limit `attach` to come through."""
         self._window = now + self._limits.attach
         return self._dial()
 
@@ -308,7 +308,7 @@ class Link:
         return self._suspect(f"{why}; it is looked up again for up to {self._attach_limit()}" if unknown else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
-        """Takes the acceptor's hello."""
+        """Takes the acceptor's hello: goes on where the last connection ended, or dies where the two do not fit."""
         if connection is not self.connection:
             return []
         if self._state != _HANDSHAKE:

@@ -282,7 +282,7 @@ class LinkConnection:
     # --- connections, on the I/O thread
 
     def start(self) -> None:
-        """Begins to dial. Any thread."""
+        """Begins to dial, from any thread."""
         if self._dial is None:
             raise ValueError("this side of the link does not dial")
         self._on_loop(lambda: self._event(self._link.start))

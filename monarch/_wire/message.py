@@ -51,7 +51,7 @@ class Text:
 
 
 class _Telling(Text, _Message):
-    """A message with text."""
+    """A message that carries text for people."""
 
 
 # --- both ways ----------------------------------------------------------------------------------------------

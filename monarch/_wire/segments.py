@@ -26,7 +26,7 @@ class Flags(Protocol):
 
 
 class Memory(Protocol):
-    """The memory behind a segment."""
+    """The memory behind a segment, with the flags of its slots."""
 
     @property
     def flags(self) -> Flags: ...

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._mesh.start.run_directory import user_folder
+from monarch._mesh.start.run_directory import remove_with_run, user_folder
 
-__all__ = ["user_folder"]
+__all__ = ["remove_with_run", "user_folder"]

@@ -20,7 +20,8 @@ def read(
 ) -> tuple[list[str], list[OutputPage]]:
     """The agents of its hosts, and what those (None: all there are) tell, by mesh and rank."""
     answers = program.ask("output", msgspec.msgpack.encode(wanted), timeout=_ANSWER, only=agents, agents=True)
-    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[OutputPage])]
+    pages = answers.decoded(msgspec.msgpack.Decoder(list[OutputPage]).decode)
+    told = [one for some in pages.values() for one in some]
     return list(answers.replies), sorted(told, key=lambda one: (one.mesh, one.rank))
 
 

@@ -61,10 +61,10 @@ class ProgramTree:
 
 def assemble(answers: SurveyAnswers, now: float) -> ProgramTree:
     """`now`: seconds since the epoch, of whatever has no time of its own."""
-    processes = {
-        address: _decode_process(body) for address, body in answers.replies.items() if name_of(address) != AGENT
-    }
-    agents = {address: _decode_host(body) for address, body in answers.replies.items() if name_of(address) == AGENT}
+    of_agents = {address: body for address, body in answers.replies.items() if name_of(address) == AGENT}
+    of_processes = {address: body for address, body in answers.replies.items() if address not in of_agents}
+    processes = SurveyAnswers(of_processes, answers.silent).decoded(_decode_process)
+    agents = SurveyAnswers(of_agents, answers.silent).decoded(_decode_host)
     return _Assembly(processes, agents, answers.silent, now).tree
 
 

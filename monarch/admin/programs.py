@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._linux import local_socket, procfs
+from monarch._linux import local_socket, private_files, procfs
 from monarch._mesh.inspection import admin_socket
 from monarch._mesh.inspection.admin_socket import AskAll, AskAnswers, Refused, Request, Response, StreamRequest
 from monarch._mesh.inspection.survey import SurveyAnswers
-from monarch._mesh.start.run_directory import base_directory
+from monarch._mesh.start.run_directory import user_folders
+from monarch._text import one_line
 
 _GRACE = 5.0  # seconds that an answer may take beyond the time that was given for it
+_PID = 20  # bytes of the file with a program's pid
 _PROGRAM = "MONARCH_PROGRAM"  # the run folder of the program that is meant, where there are several
 
 
@@ -102,7 +104,11 @@ def running_programs() -> list[Program]:
     """Returns this user's programs on this machine whose clients run, newest first; none in folders of other settings
     of `runtime_dir`."""
     found = []
-    for parent in _parents():
+    try:
+        parents = user_folders()
+    except OSError:  # no program could make its folder there either
+        return []
+    for parent in parents:
         try:
             names = os.listdir(parent)
         except OSError:
@@ -111,24 +117,11 @@ def running_programs() -> list[Program]:
     return sorted(found, key=lambda program: program.started, reverse=True)
 
 
-def _parents() -> list[str]:
-    """This user's folders of runs; none is made."""
-    base, name = base_directory(), f"monarch-{os.getuid()}"
-    try:
-        entries = os.listdir(base)
-    except OSError:
-        return []
-    return [os.path.join(base, entry) for entry in entries if entry == name or entry.startswith(f"{name}-")]
-
-
 def program_at(folder: str) -> Program | None:
-    """The program of that run folder; None when none runs there."""
+    """The program of that run folder; None when none runs there, or when somebody else can have made what is there."""
     path = os.path.join(folder, admin_socket.NAME)
     try:
-        if os.stat(folder).st_uid != os.geteuid():
-            return None
-        with open(os.path.join(folder, "pid")) as file:
-            pid = int(file.read())
+        pid = int(private_files.read(os.path.join(folder, "pid"), _PID, root=False))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:  # a killed one leaves its folder
             sock.setblocking(False)
             sock.connect(path)
@@ -176,5 +169,6 @@ def listed(programs: Sequence[Program]) -> str:
     """Returns a line for each."""
     now = time.time()
     return "\n".join(
-        f"  {program.pid:>7}  {max(0.0, now - program.started):>7.0f} s  {program.command}" for program in programs
+        f"  {program.pid:>7}  {max(0.0, now - program.started):>7.0f} s  {one_line(program.command)}"
+        for program in programs
     )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import pwd
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from monarch._mesh import plugins
+from monarch._mesh.inspection import sampler
 from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, TreeRequest
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import agent_of
@@ -21,6 +23,8 @@ from monarch.admin.program_tree import SILENT, ProgramTree, assemble, flight_rec
 from monarch.admin.programs import ProgramGone
 from monarch.admin.references import ROOT, BadReference
 from monarch.config import settings
+
+T = TypeVar("T")
 
 _DETAIL = 2.0  # seconds for what one actor tells of itself beside what the tree has
 _SLACK = 15.0  # seconds that a profile may take beyond its duration
@@ -95,30 +99,28 @@ class ProgramQueries:
 
     def reach(self, address: str) -> None:
         """Returns when that process or host agent has answered. ProgramQueryFailed when it does not."""
-        self._one("tree", address, settings.mesh_admin_single_host_timeout())
+        self._one("tree", address, settings.mesh_admin_single_host_timeout(), bytes)
 
     def _events(self, address: str, key: str) -> str | None:
         argument = msgspec.msgpack.encode(TreeRequest(key))
         answers = self._ask("tree", argument, timeout=_DETAIL, only=[address])
-        if address not in answers.replies:
+        facts = answers.decoded(msgspec.msgpack.Decoder(ProcessFacts).decode).get(address)
+        if facts is None:
             return None
-        facts = msgspec.msgpack.decode(answers.replies[address], type=ProcessFacts)
         actors = [*facts.actors, *reversed(facts.stopped)]
         return flight_recorder(next((actor.events for actor in actors if actor.key == key), []))
 
     def config(self, tree: ProgramTree, reference: str) -> list[ConfigEntry]:
         """The settings of a process, by name; of an actor those of its process."""
         address = self._process(tree, reference)
-        rows = msgspec.msgpack.decode(
-            self._one("config", address, settings.mesh_admin_config_dump_bridge_timeout()),
-            type=list[SettingFacts],
-        )
+        decode = msgspec.msgpack.Decoder(list[SettingFacts]).decode
+        rows = self._one("config", address, settings.mesh_admin_config_dump_bridge_timeout(), decode)
         return [
             ConfigEntry(
                 row.name,
                 row.value,
                 row.default,
-                _SOURCES[row.origin],
+                _SOURCES.get(row.origin, row.origin),
                 row.value != row.default,
                 row.variable or None,
                 not row.inert,
@@ -135,15 +137,14 @@ class ProgramQueries:
         timeout = settings.mesh_admin_pyspy_timeout()
         warnings = []
         if native:
-            body = self._one_of_agent("native_stacks", address, timeout)
-            answered = pyspy.native_result(body, address)
+            answered = self._one_of_agent(
+                "native_stacks", address, timeout, lambda body: pyspy.native_result(body, address)
+            )
             if "Ok" in answered:
                 return answered
             warnings.append(pyspy.why_not_native(answered))
-        body = self._one(
-            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": runtime})
-        )
-        return pyspy.result(body, warnings)
+        question, argument = "locals" if locals else "stacks", msgspec.msgpack.encode({"all_threads": runtime})
+        return self._one(question, address, timeout, lambda body: pyspy.result(body, warnings), argument)
 
     def flame(self, tree: ProgramTree, reference: str, wanted: pyspy.ProfileWanted) -> str:
         """A flame graph of a process as SVG."""
@@ -156,8 +157,7 @@ class ProgramQueries:
                 "which": "all" if wanted.threads else "actors",
             }
         )
-        body = self._one("samples", address, wanted.duration_s + _SLACK, argument)
-        samples: dict[str, int] = msgspec.msgpack.decode(body)["samples"]
+        samples = self._one("samples", address, wanted.duration_s + _SLACK, sampler.decode, argument).samples
         svg: str = plugins.outer("trace.flame")({reference: samples or {"(nothing ran)": 1}}).svg()
         return svg
 
@@ -175,22 +175,25 @@ class ProgramQueries:
         except OSError as exc:
             raise ProgramQueryFailed(503, "service_unavailable", f"the program cannot be asked: {exc}") from None
 
-    def _one(self, question: str, address: str, timeout: float, argument: bytes = b"") -> bytes:
-        """The answer of one process or agent."""
+    def _one(
+        self, question: str, address: str, timeout: float, decode: Callable[[bytes], T], argument: bytes = b""
+    ) -> T:
+        """The answer of one process or agent. ProgramQueryFailed where there is none that can be read."""
         answers = self._ask(question, argument, timeout=timeout, only=[address])
-        if address in answers.replies:
-            return answers.replies[address]
+        told = answers.decoded(decode)
+        if address in told:
+            return told[address]
         why = answers.silent.get(address, "it did not answer")
         if "knows no question" in why:
             raise ProgramQueryFailed(503, "service_unavailable", f"{address}: {why}")
-        if "Error: " in why:
+        if "Error: " in why or address in answers.replies:
             raise ProgramQueryFailed(500, "internal_error", f"{address}: {why}")
         raise ProgramQueryFailed(504, "gateway_timeout", f"{address} did not answer: {why}")
 
-    def _one_of_agent(self, question: str, address: str, timeout: float) -> bytes:
+    def _one_of_agent(self, question: str, address: str, timeout: float, decode: Callable[[bytes], T]) -> T:
         """The answer of the agent of that process's host, about it."""
         argument = msgspec.msgpack.encode({"addresses": [address], "seconds": timeout})
-        return self._one(question, agent_of(address), timeout + 1.0, argument)
+        return self._one(question, agent_of(address), timeout + 1.0, decode, argument)
 
     def _process(self, tree: ProgramTree, reference: str) -> str:
         """The address of the process that is meant, or in which that actor is. A process that is gone says how it ended."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from monarch._linux import terminal
 from monarch._mesh import plugins
 from monarch._runtime.future import Future, done_future
 from monarch.config import settings
@@ -73,7 +74,7 @@ def start(admin_addr: str | None = None) -> Admin:
 def announce(url: str) -> None:
     """Says where it is, for people and for tools of this process."""
     os.environ[_URL] = url
-    print(block(url, os.environ.get(_CA, "")), flush=True)
+    terminal.show(block(url, os.environ.get(_CA, "")))
 
 
 def block(url: str, ca: str = "") -> str:

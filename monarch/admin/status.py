@@ -15,7 +15,7 @@ from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stacks_of_program import AskProgram
 from monarch._mesh.inspection.wait_graph import WaitGraph
-from monarch._text import counted, duration, size
+from monarch._text import counted, duration, one_line, size
 from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking
@@ -124,7 +124,7 @@ def page(status: StatusReport, now: float | None = None) -> str:
         for failure in status.failures[:_MOST]:
             first = (failure.report.strip().splitlines() or [""])[0]
             lines.append(f"    {failure.mesh}, {called(failure.ranks)}: {first}")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _process(process: ProcessUsage) -> str:

@@ -23,7 +23,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 class Kind(ABC):
-    """A type of setting."""
+    """The type of a setting: what values it takes, and how they are written."""
 
     #: what to call the type in a message
     name: str
@@ -37,7 +37,7 @@ class Kind(ABC):
         """The kept form of `text`. ValueError with the reason."""
 
     def show(self, kept: Any) -> Any:
-        """Returns what a program sees."""
+        """Returns the form in which a program sees the kept value."""
         return kept
 
     def write(self, kept: Any) -> str:

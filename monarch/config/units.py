@@ -51,14 +51,16 @@ _WRITTEN = (
     ("ns", ""),
 )
 
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _TERM = re.compile(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([^\W\d_]*)\s*")
 
 # Up to here (26 days) float seconds tell nanoseconds apart; longer ones are shown in whole milliseconds.
 _EXACT_NS = 2**51
 
 
-def parse_duration(text: str) -> float:
-    """`text` in seconds: "30s", "1h 30m", "1.5s", "2 days"; "0" needs no unit.
+def parse_duration(text: str, bare: str = "") -> float:
+    """Reads `text` as seconds: "30s", "1h 30m", "1.5s", "2 days"; "0" needs no unit, nor does any number that is all of
+    the text if `bare` names its unit.
 
     ValueError, beginning "Invalid duration format", for anything else, and for more than 100 years.
     """
@@ -67,6 +69,8 @@ def parse_duration(text: str) -> float:
         raise _invalid(text, "it is empty")
     if stripped == "0":
         return 0.0
+    if bare and _NUMBER.fullmatch(stripped):
+        stripped += bare
     total, position = 0, 0
     while position < len(stripped):
         term = _TERM.match(stripped, position)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Container
 from typing import Any
 
+from monarch._linux import terminal
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import concurrent_endpoint
 from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
@@ -127,7 +128,7 @@ class DebugController(Actor):
     async def list(self, print_output: bool = True) -> _Infos:
         """The endpoints that stand at a breakpoint, by name and rank; also printed, in the client."""
         if print_output:
-            print(self._sessions.page(), flush=True)
+            terminal.show(self._sessions.page())
         return [session.info for session in self._sessions.all()]
 
     @concurrent_endpoint
@@ -186,9 +187,9 @@ class DebugController(Actor):
         assert self._listening is not None
         async with self._listening:
             if self._listener is None:
-                self._listener = await listen(self.converse)
+                self._listener = await listen(self.converse, _warn)
                 for note in self._listener.notes:
-                    log(_logger, logging.WARNING, "%s", note)
+                    _warn(note)
 
     def _announce(self, session: DebugSession) -> None:
         """The first of those that stand there; `list` shows the others."""
@@ -209,6 +210,10 @@ class DebugController(Actor):
             self._listener.close()
         if self._conversation is not None:
             self._conversation.replaced.set()
+
+
+def _warn(note: str) -> None:
+    log(_logger, logging.WARNING, "%s", note)
 
 
 class _Watch(Entry):

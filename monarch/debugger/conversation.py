@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Protocol
 
+from monarch._text import visible
 from monarch.debugger import prompt_commands
 from monarch.debugger.debug_sessions import DebugSession
 from monarch.debugger.prompt_commands import (
@@ -24,6 +26,8 @@ BANNER = (
     "Enter 'list' to show all active breakpoints.\n\n"
 )
 LINE = 1 << 16  # bytes of a line; a longer one ends the connection
+# A web page makes its reader's browser, a program of this user, send what the page likes, but for this line before it.
+_BROWSER = re.compile(r"[A-Z]+ \S* HTTP/\d")
 _SLOW = 600.0  # seconds that the other side may take to read (Ctrl-S) before the connection ends
 
 
@@ -57,7 +61,12 @@ class Conversation:
             while True:
                 await self._say(PROMPT)
                 line = await self._next_line()
-                if line is not None and not await self._do(line):
+                if line is None:
+                    continue
+                if _BROWSER.match(line):
+                    await self._say("This is a debugger, which does not speak HTTP.\n")
+                    return
+                if not await self._do(line):
                     return
         except ConversationClosed:
             if self.replaced.is_set():
@@ -168,7 +177,7 @@ class Conversation:
         if not text:
             return
         try:
-            self._writer.write(text.encode("utf-8", "replace"))
+            self._writer.write(visible(text).encode())
             async with asyncio.timeout(_SLOW):
                 await self._writer.drain()
         except (OSError, TimeoutError):

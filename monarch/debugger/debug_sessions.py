@@ -12,11 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from monarch._text import aligned, columns, one_line
 from monarch.debugger.prompt_commands import Selection
 
 MOST = 10_000  # sessions; further breakpoints are passed over, and their processes say so
 _INPUT = 1_000  # lines that wait for one pdb; more are refused
 _OUTPUT = 1 << 16  # characters since the last input that are kept, the last ones
+_FRESH = 1 << 20  # characters that wait for an attached conversation which does not take them; then the last ones
+_LEFT_OUT = "\n(some of what it said is left out here: it came faster than it was read)\n"
 _RUNS = 1.0  # seconds after its last input from which on a pdb that asks for no more counts as running
 
 HEADERS = ("Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No.")
@@ -55,6 +58,7 @@ class DebugSession:
     _output: list[str] = field(default_factory=list)
     _size: int = 0
     _fresh: list[str] = field(default_factory=list)  # not yet taken by the attached conversation
+    _fresh_size: int = 0
     _waiter: asyncio.Future[None] | None = None
 
     # --- its pdb
@@ -85,6 +89,10 @@ class DebugSession:
             self._size = len(self._output[0])
         if self.listener is not None:
             self._fresh.append(text)
+            self._fresh_size += len(text)
+            if self._fresh_size > _FRESH:
+                self._fresh = [_LEFT_OUT, "".join(self._fresh)[-_FRESH // 2 :]]
+                self._fresh_size = len(self._fresh[1])
             self.listener()
 
     async def read(self) -> str | None:
@@ -132,6 +140,7 @@ class DebugSession:
         """Returns what it has written since the last input, and whether somebody has talked to it before."""
         self.listener = listener
         before, self.talked, self._fresh = self.talked, True, []
+        self._fresh_size = 0
         self._wake()
         return before, "".join(self._output)
 
@@ -142,7 +151,7 @@ class DebugSession:
 
     def fresh(self) -> str:
         """Returns what has come since this was asked last."""
-        text, self._fresh = "".join(self._fresh), []
+        text, self._fresh, self._fresh_size = "".join(self._fresh), [], 0
         return text
 
     def end(self) -> None:
@@ -240,13 +249,14 @@ _HEAD_PADDING = 2  # a column is at least so much wider than its heading
 def grid(headers: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     """Numbers stand at the right of their column, text at the left. No newline at the end."""
     right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(headers))]
-    cells = [[str(cell).replace("\n", " ") for cell in row] for row in rows]
-    widths = [max([len(header) + _HEAD_PADDING, *(len(row[at]) for row in cells)]) for at, header in enumerate(headers)]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+    widths = [
+        max([len(header) + _HEAD_PADDING, *(columns(row[at]) for row in cells)]) for at, header in enumerate(headers)
+    ]
 
     def line(texts: Sequence[str]) -> str:
         placed = [
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(texts, widths, right, strict=True)
+            aligned(text, width, right=to_right) for text, width, to_right in zip(texts, widths, right, strict=True)
         ]
         return "| " + " | ".join(placed) + " |"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._wire import loopback_peer
+from monarch._linux import loopback_peer
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
@@ -108,14 +108,10 @@ def begin(proc: Proc, argument: bytes) -> bytes:
         _spare_runtime()
         hook = sys.breakpointhook
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            listening.settimeout(_CONNECT)
             threading.Thread(
                 target=_connect, args=(debugpy, listening.getsockname()), name="monarch-debugpy", daemon=True
             ).start()
-            sock, _ = listening.accept()
-        if not loopback_peer.is_socket_ours(sock):
-            sock.close()
-            raise RuntimeError("another user's program came first; try again")
+            sock = _accepted(listening)
         # From Python 3.12 on pydevd keeps for the process where it stops in a function, as long as `mtime` is the same. Each
         # tracer counts its changes of breakpoints from 0, and would believe what was so in an earlier conversation.
         tracer = _tracer()
@@ -123,6 +119,17 @@ def begin(proc: Proc, argument: bytes) -> bytes:
         _last += 1
         _now = _Conversation(_last, sock, hook, tracer)
     return _opened(_last)
+
+
+def _accepted(listening: socket.socket) -> socket.socket:
+    """Returns the first connection of this user's program."""
+    limit = time.monotonic() + _CONNECT
+    while True:
+        listening.settimeout(max(0.001, limit - time.monotonic()))
+        sock, _ = listening.accept()
+        if loopback_peer.is_socket_ours(sock):
+            return sock
+        sock.close()
 
 
 def check(proc: Proc, argument: bytes) -> bytes:

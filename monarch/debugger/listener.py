@@ -1,7 +1,8 @@
 """Where the debugger listens for plain connections (`nc localhost 27000`); `monarch debug` needs none of it.
 
 On loopback, programs of this user are let in, as the kernel says whose they are. Beyond it, those who say a token first: it
-is printed when the listener starts.
+is printed when the listener starts. It has 192 random bits, and a connection has one try. While somebody says it others may
+come, `waiting_room.MOST` at a time; nobody who is silent keeps others out.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 
-from monarch._wire import loopback_peer
+from monarch._linux import loopback_peer
+from monarch._text import counted
 from monarch.debugger.conversation import LINE
+from monarch.debugger.waiting_room import WaitingRoom
 
 HOST, PORT, PROTOCOL = "MONARCH_DEBUG_SERVER_HOST", "MONARCH_DEBUG_SERVER_PORT", "MONARCH_DEBUG_SERVER_PROTOCOL"
 _SETTLE = 0.5  # seconds between a connection and the first word of it
-_STRANGERS = 16  # connections at a time that are not let in yet; further ones are closed
+_TOKEN = 24  # bytes of it; as text it is longer
 _TOKEN_WITHIN = 30.0  # seconds to say the token in
 
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Say = Callable[[str], None]
 
 
 class DebuggerListener:
     """`token`: "" on loopback. `notes`: what the program should say of it, a line each."""
 
-    def __init__(self, host: str, port: int, wanted: int, token: str) -> None:
+    def __init__(self, host: str, port: int, wanted: int, token: str, say: Say) -> None:
         self.host = host
         self.port = port
         self.token = token
@@ -39,35 +43,40 @@ class DebuggerListener:
             self.notes.append(
                 f"the debugger listens on {host}:{port}; the first line of a connection is the token {token}"
             )
-        self._strangers = 0
+        self._waiting: WaitingRoom[asyncio.StreamWriter] = WaitingRoom()
+        self._door = loopback_peer.Doorkeeper(
+            lambda count: say(f"the debugger's port {port} has refused {counted(count, 'connection')} of other users")
+        )
         self._server: asyncio.Server | None = None
 
-    async def serve(self, sockets: list[socket.socket], converse: Converse) -> None:
+    async def serve(self, sock: socket.socket, converse: Converse) -> None:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.closing(writer):
-                if self._strangers < _STRANGERS:
-                    self._strangers += 1
-                    try:
-                        known = await self._is_let_in(reader, writer)
-                    finally:
-                        self._strangers -= 1
-                    if known:
-                        await asyncio.sleep(_SETTLE)
-                        await converse(reader, writer)
+                if await self._is_let_in(reader, writer):
+                    await asyncio.sleep(_SETTLE)
+                    await converse(reader, writer)
 
-        for sock in sockets:
-            self._server = await asyncio.start_server(connected, sock=sock, limit=LINE)
+        self._server = await asyncio.start_server(connected, sock=sock, limit=LINE)
 
     async def _is_let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        sock = writer.get_extra_info("socket")
         if not self.token:
-            if loopback_peer.is_socket_ours(writer.get_extra_info("socket")):
+            if self._door.lets_in(sock):
                 return True
             writer.write(b"refused: this debugger is another user's\n")
             return False
+        if not loopback_peer.is_socket_ours(sock):  # this user's own need not make room for anybody
+            goes = self._waiting.enter(writer, (writer.get_extra_info("peername") or [""])[0])
+            if goes is not None:
+                goes.transport.abort()
         try:
             async with asyncio.timeout(_TOKEN_WITHIN):
                 line = await reader.readline()
         except (TimeoutError, ValueError, OSError):
+            return False
+        finally:
+            self._waiting.leave(writer)
+        if not line:  # it has gone, or had to go
             return False
         if hmac.compare_digest(line.strip(), self.token.encode()):
             return True
@@ -79,9 +88,9 @@ class DebuggerListener:
             self._server.close()
 
 
-async def listen(converse: Converse) -> DebuggerListener:
-    """At the address that the environment names. NotImplementedError for another protocol than tcp; OSError, ValueError when
-    it cannot be had."""
+async def listen(converse: Converse, say: Say) -> DebuggerListener:
+    """At the address that the environment names. `say`: is told of strangers, once a minute at most. NotImplementedError for
+    another protocol than tcp; OSError, ValueError when it cannot be had."""
     protocol = os.environ.get(PROTOCOL, "tcp")
     if protocol != "tcp":
         raise NotImplementedError(f"Network protocol {protocol} not yet supported.")
@@ -96,9 +105,9 @@ async def listen(converse: Converse) -> DebuggerListener:
             sock = _bound(family, address, 0)
         except OSError as again:
             raise OSError(again.errno, f"the debugger cannot listen on {host}: {again.strerror} ({HOST})") from None
-    token = "" if loopback_peer.is_loopback(address) else secrets.token_urlsafe(24)
-    made = DebuggerListener(host, sock.getsockname()[1], port, token)
-    await made.serve([sock], converse)
+    token = "" if loopback_peer.is_loopback(address) else secrets.token_urlsafe(_TOKEN)
+    made = DebuggerListener(host, sock.getsockname()[1], port, token, say)
+    await made.serve(sock, converse)
     return made
 
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from monarch._linux import private_files
+from monarch._linux.terminal import erase_line, note, show
 from monarch.debugger.conversation import PROMPT
 
 PDB_PROMPTS = ("(Pdb) ", "((Pdb)) ", "(com) ", ">>> ", "... ")
@@ -62,6 +64,8 @@ _PDB_COMMANDS = [
 _HISTORY = 1_000  # lines kept from one run to the next
 _READ = 1 << 16
 _LOOK = 0.5  # seconds between two looks whether the other side is still there
+_ANSWERS_WITHIN = 60.0  # seconds, where nobody types
+_LONGEST = 16 << 20  # bytes of such an answer
 _HINT = 2.0  # seconds without a prompt after which it is said how to get one
 
 Names = Callable[[], Sequence[tuple[str, int]]]
@@ -124,7 +128,7 @@ class Prompt:
                 self._attached = prompt != PROMPT
                 if first:
                     line, first = first, ""
-                    print(f"{prompt}{line}", flush=True)
+                    show(f"{prompt}{line}")
                 else:
                     asked = self._ask(prompt)
                     if asked is None:
@@ -137,7 +141,7 @@ class Prompt:
                 if line.strip() in ("quit", "q") and not self._attached:
                     self._drain()
                     return 0
-        print(f"monarch debug: {self._end}", file=sys.stderr)
+        note(f"monarch debug: {self._end}")
         return 1
 
     # --- what comes
@@ -177,16 +181,16 @@ class Prompt:
                     self._text = ""
                     gone = self._gone
                 if shown:
-                    print(shown, end="", flush=True)
+                    show(shown, end="")
                 if gone:
                     return None
                 if prompt:
                     return prompt
                 if not shown and not hinted and self._on_terminal:
                     hinted = True
-                    print("(it runs; Ctrl-C detaches)", flush=True)
+                    show("(it runs; Ctrl-C detaches)")
             except KeyboardInterrupt:
-                print()
+                show()
                 with contextlib.suppress(OSError):
                     self._sock.sendall(b"detach\n" if self._attached else b"\n")
 
@@ -194,7 +198,7 @@ class Prompt:
         """Shows what still comes at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone, 5.0)
-            print(self._text, end="", flush=True)
+            show(self._text, end="")
 
     # --- what is typed
 
@@ -218,15 +222,15 @@ class Prompt:
             import readline
 
             self._draft = readline.get_line_buffer()
-            print("\r\x1b[K", end="", flush=True)
+            erase_line()
             with self._changed:
                 if not split_prompt(self._text)[1]:  # the same prompt again, behind the news
                     self._text += ("" if not self._text or self._text.endswith("\n") else "\n") + prompt
         except EOFError:
-            print()
+            show()
             return "detach" if self._attached else "quit"
         except KeyboardInterrupt:
-            print()
+            show()
             self._draft = ""
             with self._changed:
                 self._text += prompt
@@ -234,7 +238,7 @@ class Prompt:
 
     def _from_file(self, prompt: str) -> str | None:
         """A line of a pipe or file; None when the connection has ended first."""
-        print(prompt, end="", flush=True)
+        show(prompt, end="")
         while b"\n" not in self._typed:
             if not select.select([0], [], [], _LOOK)[0]:
                 if self._gone:
@@ -247,7 +251,7 @@ class Prompt:
                 data = b"\n"
             self._typed += data
         line, _, self._typed = self._typed.partition(b"\n")
-        print(line.decode(errors="replace"), flush=True)  # what is shown reads as a terminal would show it
+        show(line.decode(errors="replace"))  # what is shown reads as a terminal would show it
         return line.decode(errors="replace")
 
     @contextlib.contextmanager
@@ -265,7 +269,7 @@ class Prompt:
         def complete(text: str, state: int) -> str | None:
             if state == 0:
                 with contextlib.suppress(Exception):
-                    self._known_names = self._names()
+                    self._known_names = [(name, rank) for name, rank in self._names() if name.isprintable()]
             line = readline.get_line_buffer()[: readline.get_endidx()]
             found = completions(line, self._attached, self._known_names)
             return found[state] + (" " if len(found) == 1 else "") if state < len(found) else None
@@ -291,8 +295,8 @@ class Prompt:
             readline.set_pre_input_hook(None)
             signal.signal(signal.SIGUSR1, before)
             with contextlib.suppress(OSError):
-                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+                private_files.make_folder(file.parent)
+                os.close(private_files.open_lock(file))
                 readline.write_history_file(file)
 
 
@@ -311,8 +315,14 @@ def exchange(sock: socket.socket, command: str) -> str:
 
 def _until_prompt(sock: socket.socket) -> str:
     said = b""
+    sock.settimeout(_ANSWERS_WITHIN)
     while not said.endswith(PROMPT.encode()):
-        data = sock.recv(_READ)
+        if len(said) > _LONGEST:
+            raise ConnectionError(f"what came has no prompt of a debugger within {_LONGEST:,} bytes: is it one?")
+        try:
+            data = sock.recv(_READ)
+        except TimeoutError:
+            raise TimeoutError(f"no prompt of a debugger came within {_ANSWERS_WITHIN:g} s: is it one?") from None
         if not data:
             raise ConnectionError(said.decode(errors="replace").strip() or "the debugger closed the connection")
         said += data

@@ -31,6 +31,7 @@ _START = 60.0  # seconds for debugpy to be imported and started there
 _RANK_ANSWER = 20.0  # seconds for a rank that is alive
 # Seconds between two looks for news of the rank: just after some, and after none for a while.
 _SOON, _IDLE = 0.001, 0.05
+_SLOW = 600.0  # seconds that an editor may take none of what is there for it, before it is left
 _READ = 1 << 16
 _NAMED = 20
 
@@ -71,8 +72,16 @@ def _edit(sock: socket.socket, visit: Visit) -> None:
     """Carries an editor's bytes between the client's socket and a rank, which may be on any host."""
     address = address_of(visit.mesh, visit.rank)
     opened = msgspec.msgpack.decode(_ask(address, _BEGIN_QUESTION, b"", _START), type=EditorAttached)
-    _say(sock, _facts(opened))
-    _carry(sock, address, opened.number)
+    try:
+        _say(sock, _facts(opened))
+        _carry(sock, address, opened.number)
+    except (OSError, ValueError):  # the editor has gone, or the rank
+        pass
+    finally:
+        try:
+            _ask(address, _END_QUESTION, msgspec.msgpack.encode(EditorInput(opened.number, last=True)), _RANK_ANSWER)
+        except (RuntimeError, ValueError):  # the rank has gone, or the client goes
+            pass
 
 
 def _facts(opened: EditorAttached) -> dict[str, Any]:
@@ -177,27 +186,22 @@ def _ask(address: str, question: str, argument: bytes, timeout: float) -> bytes:
 def _carry(sock: socket.socket, address: str, number: int) -> None:
     """Carries bytes between the editor and the rank until one of them has gone."""
     pause = _SOON
-    try:
-        while True:
-            data = b""
-            if select.select([sock], [], [], pause)[0]:
-                data = sock.recv(_READ)
-                if not data:
-                    return
-            reply = _ask(address, _EXCHANGE_QUESTION, msgspec.msgpack.encode(EditorInput(number, data)), _RANK_ANSWER)
-            news = _decode(reply)
-            if news.data:
-                sock.sendall(news.data)
-            if news.ended:
+    coming = select.poll()  # which takes any descriptor, select only those below 1024
+    coming.register(sock, select.POLLIN)
+    sock.settimeout(_SLOW)
+    while True:
+        data = b""
+        if coming.poll(1000 * pause):
+            data = sock.recv(_READ)
+            if not data:
                 return
-            pause = _SOON if news.data or data else min(2 * pause, _IDLE)
-    except (OSError, ValueError):  # the editor, or the rank
-        pass
-    finally:
-        try:
-            _ask(address, _END_QUESTION, msgspec.msgpack.encode(EditorInput(number, last=True)), _RANK_ANSWER)
-        except (RuntimeError, ValueError):  # the rank has gone, or the client goes
-            pass
+        reply = _ask(address, _EXCHANGE_QUESTION, msgspec.msgpack.encode(EditorInput(number, data)), _RANK_ANSWER)
+        news = _decode(reply)
+        if news.data:
+            sock.sendall(news.data)
+        if news.ended:
+            return
+        pause = _SOON if news.data or data else min(2 * pause, _IDLE)
 
 
 _decode = msgspec.msgpack.Decoder(EditorOutput).decode

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from typing import Any
 
+from monarch._linux.maker import at_exit
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.names import BATCH_JOB, DEFAULT_JOB_PATH
@@ -25,7 +25,7 @@ class BatchJob(JobTrait):
     def can_run(self, spec: JobTrait) -> bool:
         if os.environ.get(BATCH_JOB) != "1":
             return False
-        atexit.register(self._kill)
+        at_exit(self._kill)
         return True
 
     def _create(self, client_script: str | None) -> None:

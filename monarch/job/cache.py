@@ -6,6 +6,7 @@ read it can run code on the job's hosts. So it has mode 0600, and one that other
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
@@ -19,10 +20,11 @@ import cloudpickle
 from monarch._linux import private_files
 
 _MOST = 64 << 20  # bytes of a job; a larger file is none
+_MOST_TEXT = 1 << 20
 
 
 class UnsafeJobFileError(PermissionError):
-    """A job's file that somebody else could have written; it was not read."""
+    """A job's file, or one that names a job, that somebody else could have written; it was not read."""
 
 
 def encode(job: Any) -> bytes:
@@ -34,14 +36,7 @@ def read(path: str | os.PathLike[str]) -> Any:
     """Reads the job in this file. FileNotFoundError without one; UnsafeJobFileError when others can have made it, or a
     link or folder on the way, checked as it is opened; ValueError when it is no job's file."""
     try:
-        content = private_files.read(path, _MOST)
-    except private_files.UntrustedFileError as exc:
-        way_out = "Use a folder of your own, or delete the file"
-        if exc.mode is not None:
-            way_out = f"Delete it, or, if nobody has touched it, run: chmod 600 {exc.path}"
-        raise UnsafeJobFileError(
-            f"{exc}, and reading a job's file runs what is in it: it was not read. {way_out}"
-        ) from None
+        content = _trusted(path, _MOST, "and reading a job's file runs what is in it: it was not read", "600")
     except ValueError:
         raise ValueError(f"{os.fspath(path)} is not a job's file: it has more than {_MOST >> 20} MiB") from None
     try:
@@ -51,6 +46,29 @@ def read(path: str | os.PathLike[str]) -> Any:
             f"{os.fspath(path)} cannot be read as a job ({type(exc).__name__}: {exc}); it was written by another version of "
             f"this package or of the program, or is damaged. Delete it when the job has ended"
         ) from exc
+
+
+def read_named(path: str | os.PathLike[str]) -> str:
+    """Reads a file that names what to import, a project's or a context's; as `read`. The user's own group may write it."""
+    try:
+        return _trusted(
+            path, _MOST_TEXT, "and what it names would be imported and run: it was not read", "go-w"
+        ).decode()
+    except ValueError as exc:
+        raise ValueError(f"{os.fspath(path)} is not such a file: {exc}") from None
+
+
+def _trusted(path: str | os.PathLike[str], most: int, why: str, mode: str) -> bytes:
+    try:
+        return private_files.read(path, most, own_group=mode != "600")
+    except private_files.UntrustedFileError as exc:
+        if not os.path.lexists(path):  # only the folder is somebody else's
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from None
+        way_out = "Use a folder of your own, or delete the file"
+        if exc.mode is not None:
+            way_out = f"Delete it, or, if nobody has touched it, run: chmod {mode} {exc.path}"
+        told = "" if exc.path == os.path.abspath(path) else f" (for {os.fspath(path)})"
+        raise UnsafeJobFileError(f"{exc}{told}, {why}. {way_out}") from None
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:

@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from monarch._linux import private_files
-from monarch.job.cache import make_folder
+from monarch.job import cache, modules
 from monarch.job.job_trait import JobTrait, job_load
 from monarch.job.names import DEFAULT_JOB_PATH, FOLDER
 from monarch.job.progress import job_logger
@@ -27,15 +25,18 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 def names() -> list[str]:
     """All contexts of this folder, sorted."""
     folder = Path(FOLDER)
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if _NAME.match(entry.name) and entry.is_dir())
 
 
 def active() -> str:
     """The context that the link names; without one it is `default`."""
     try:
-        return Path(os.readlink(DEFAULT_JOB_PATH)).parent.name or DEFAULT
+        name = Path(os.readlink(DEFAULT_JOB_PATH)).parent.name
     except OSError:
         return DEFAULT
+    return name if _NAME.match(name) else DEFAULT  # whoever has made the link: what the name leads to is checked
 
 
 def state_path(name: str) -> Path:
@@ -52,7 +53,7 @@ def create(name: str) -> None:
 
 def use(name: str) -> None:
     """Makes it the active context, and makes it when it is not there."""
-    make_folder(Path(FOLDER, _checked(name)))
+    cache.make_folder(Path(FOLDER, _checked(name)))
     _keep_plain_file()
     link = Path(DEFAULT_JOB_PATH)
     new = link.with_name(f".{link.name}.{os.getpid()}")
@@ -66,6 +67,7 @@ def remove(name: str) -> None:
     folder = Path(FOLDER, _checked(name))
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no context {name!r}; there are: {', '.join(names()) or 'none'}")
+    private_files.resolve(folder / "state.pkl")  # a link of somebody else's may lead to a folder of ours
     try:
         job_load(state_path(name)).kill()
     except FileNotFoundError:
@@ -88,7 +90,7 @@ def _keep_plain_file() -> None:
     """A job's file from before there were contexts is that of `default`."""
     plain = Path(DEFAULT_JOB_PATH)
     if plain.is_file() and not plain.is_symlink():
-        make_folder(Path(FOLDER, DEFAULT))
+        cache.make_folder(Path(FOLDER, DEFAULT))
         os.replace(plain, state_path(DEFAULT))
 
 
@@ -103,28 +105,32 @@ def set_current_job(spec: str) -> None:
     private_files.write(Path(FOLDER, name, "spec"), f"{spec}\n".encode(), replace=True)
 
 
-def load_current_job() -> JobTrait:
-    """The job that `set_current_job` remembered, imported anew. FileNotFoundError when none was; as `job_load` otherwise."""
+def current_spec() -> str:
+    """Returns the `MODULE.ATTRIBUTE` that `set_current_job` remembered. FileNotFoundError when none was; PermissionError when
+    others could have written it."""
     path = Path(FOLDER, active(), "spec")
     try:
-        spec = path.read_text().strip()
+        return cache.read_named(path).strip()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no job is set in context {active()!r} ({path} is missing): run monarch apply MODULE.ATTRIBUTE, or call "
             f"monarch.job.set_current_job('module.attribute')"
         ) from None
-    return load(spec)
+
+
+def load_current_job() -> JobTrait:
+    """The job that `set_current_job` remembered, imported anew. FileNotFoundError when none was; PermissionError when others
+    could have written it; as `job_load` otherwise."""
+    return load(current_spec())
 
 
 def load(spec: str) -> JobTrait:
     """The job that `MODULE.ATTRIBUTE` names. ValueError without a dot, ImportError and AttributeError when it is not there,
-    TypeError when it is no job."""
+    TypeError when it is no job. Modules of a working directory in which others may write are not imported."""
     module_name, dot, attribute = spec.rpartition(".")
     if not dot or not module_name or not attribute:
         raise ValueError(f"a job is named as MODULE.ATTRIBUTE, got {spec!r}")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    module = importlib.import_module(module_name)
+    module = modules.load(module_name)
     try:
         found = getattr(module, attribute)
     except AttributeError:

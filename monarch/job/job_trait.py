@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from monarch._linux.maker import Maker
 from monarch.job import cache
 from monarch.job.components import JobComponent, MeshAdminConfig, ObserverComponent, TelemetryConfig, observed_url
 from monarch.job.job_state import JobState
@@ -44,6 +45,7 @@ class JobTrait(ABC):
         self._apply_id: str | None = None
         self._kept_at: str | None = None  # the file that keeps it between runs
         self._components: list[JobComponent] = []
+        self._maker = Maker()  # of the order for the hosts
         self._tls: dict[str, str] = {}
 
     # --- what a kind of job says
@@ -106,6 +108,12 @@ class JobTrait(ABC):
         """The name of this allocation, another one for each `apply`; None when there is none."""
         return self._holder._apply_id
 
+    def _check_maker(self) -> None:
+        """Raises ForkedClientError in a forked child of the process that has the hosts."""
+        maker: Maker | None = self._holder.__dict__.get("_maker")  # None in the file of an earlier version
+        if self.active and maker is not None:
+            maker.check(f"this {type(self._holder).__name__}")
+
     @property
     def _holder(self) -> JobTrait:
         """The job that holds the hosts: this one, or the one that was found in the file."""
@@ -120,8 +128,10 @@ class JobTrait(ABC):
         script), with MONARCH_BATCH_JOB=1 in its environment, where `state()` of an equal job finds the hosts; they end with
         it. This process is not needed any more. RuntimeError for kinds of jobs that have no batch mode.
         """
+        self._check_maker()
         if self.active:
             return
+        self._maker = Maker()
         self._apply_id = str(uuid.uuid4())
         self._create(client_script)
         self._status = _RUNNING
@@ -134,6 +144,7 @@ class JobTrait(ABC):
         time; of several that would start it one does, and the others wait for it. What connecting raises is raised, and
         then nothing is kept.
         """
+        self._check_maker()
         if self.active:
             job_logger().info("Job is running, returning current state")
             return self._connect()
@@ -201,6 +212,7 @@ class JobTrait(ABC):
         """Gives the hosts back, mounts and other components first. Nothing when there are none. When a component cannot be
         closed (a mount is in use), that is raised and the job stays as it is, to be killed again. The job's file stays
         as well; `monarch kill` removes it."""
+        self._check_maker()
         if not self.active:
             return
         holder = self._holder

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from monarch.job import sessions
+from monarch.job import detached_sessions
+from monarch.job.detached_sessions import DetachedSession
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
-from monarch.job.sessions import DetachedSession
 from monarch.job.worker_launch import WorkerLaunch
 
 _LONGEST = 100  # bytes of a socket's path
@@ -74,7 +74,7 @@ class ProcessJob(ScheduledJob):
                 env=environment,
                 start_new_session=True,
             )
-        self._workers[key] = sessions.session_of(process.pid)
+        self._workers[key] = detached_sessions.session_of(process.pid)
         threading.Thread(target=_watch, args=(process, key), name=f"monarch-watch-{key}", daemon=True).start()
 
     def _poll(self) -> Poll:
@@ -97,14 +97,14 @@ class ProcessJob(ScheduledJob):
         assert self._launch is not None
         for key in [f"{name}_{rank}" for rank in ranks]:
             if not self._workers[key].alive():
-                sessions.end([self._workers[key]])
+                detached_sessions.end([self._workers[key]])
                 Path(self._address(key).removeprefix("ipc://")).unlink(missing_ok=True)
                 self._start(key, self._launch)
         self._keep()
         return super()._replacements(name, ranks)
 
     def _cancel(self) -> None:
-        sessions.end(list(self._workers.values()))
+        detached_sessions.end(list(self._workers.values()))
         self._workers = {}
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from monarch._linux import terminal
 from monarch.job.names import LOGGER
 
 _QUIET = 30.0  # seconds after which a log says again that the same is awaited
@@ -30,7 +31,7 @@ def job_logger() -> logging.Logger:
     logger = logging.getLogger(LOGGER)
     if not logger.handlers:
         handler = _ToStderr()
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(terminal.VisibleFormatter("%(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
         if logger.level == logging.NOTSET:
@@ -55,8 +56,7 @@ class LiveLine:
         if self._live:
             text = f"{self._about}: {why} ({waited:.0f} s)"
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{text[:width]}")
-            sys.stderr.flush()
+            terminal.replace_line(text, width, sys.stderr)
             self._shown = True
         elif why != self._said or waited - self._said_at >= _QUIET:
             job_logger().info("%s: %s (%.0f s)", self._about, why, waited)
@@ -65,8 +65,7 @@ class LiveLine:
     def end(self) -> None:
         """Takes the line away; what comes next is printed in its place."""
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            terminal.erase_line(sys.stderr)
             self._shown = False
 
     @property

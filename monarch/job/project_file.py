@@ -16,8 +16,8 @@ partition = "h100"
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,14 +25,19 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux import private_files
 from monarch.actor import HostMesh, two_local_hosts
+from monarch.job import cache, modules
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.names import FOLDER
+from monarch.job.progress import job_logger
 from monarch.job.schedulers import CLASSES
 
 PICK = "MONARCH_JOB"
 FILES = ("monarch.toml", "pyproject.toml")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")  # it is part of a folder's name, and of a command that people are told
+_LOOKED_AT = 1 << 20  # bytes of a file that is not to be trusted
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -74,6 +79,8 @@ def parse(text: str, path: str) -> ProjectFile | None:
 
 
 def _described(name: str, job: dict[str, Any], path: str) -> Described:
+    if not _NAME.match(name):
+        raise ValueError(f"{path}: {name!r} is not a name of a job: letters, digits, _, . and - are")
     arguments = dict(job)
     kind = arguments.pop("class", None)
     if not isinstance(kind, str):
@@ -110,38 +117,74 @@ def pick(project: ProjectFile, environment: Mapping[str, str]) -> Described:
 
 
 def find(folder: Path) -> ProjectFile | None:
-    """The nearest file that speaks of jobs, in `folder` or above it."""
-    for where in (folder, *folder.parents):
+    """The nearest file that speaks of jobs, in `folder` or above it, up to the first folder of somebody else. A file that
+    somebody else could have written is UnsafeJobFileError; one that a stranger has put into a folder for everybody, such as
+    /tmp, above `folder` is passed over with a warning."""
+    for where in list(private_files.folders_upward(folder)) or [str(folder)]:
         for name in FILES:
+            path = os.path.join(where, name)
             try:
-                text = (where / name).read_text()
-            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                text = cache.read_named(path)
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            found = parse(text, str(where / name))
+            except cache.UnsafeJobFileError as exc:
+                if not _speaks(path):
+                    continue
+                if where == str(folder) or not _is_strewn(path):
+                    raise
+                job_logger().warning("%s", exc)
+                continue
+            except PermissionError:
+                continue
+            found = parse(text, path)
             if found is not None:
                 return found
     return None
 
 
+def _speaks(path: str) -> bool:
+    """True if it seems to be about jobs; what it says of them is not believed."""
+    if os.path.basename(path) == FILES[0]:
+        return True
+    try:
+        with os.fdopen(private_files.open_regular(path), "rb") as file:
+            return b"monarch" in file.read(_LOOKED_AT)
+    except OSError:
+        return False
+
+
+def _is_strewn(path: str) -> bool:
+    """True if a stranger could put this file there without the help of whose folder it is."""
+    try:
+        folder, entry = os.stat(os.path.dirname(path)), os.lstat(path)
+    except OSError:
+        return False
+    return bool(folder.st_mode & private_files.OTHERS_WRITE) and entry.st_uid not in (os.geteuid(), 0)
+
+
 def build(described: Described, path: str) -> JobTrait:
-    """The job as an object. ValueError that names the file for arguments that its class does not take."""
+    """The job as an object. ValueError that names the file for what is no class of jobs, which is not called, and for
+    arguments that the class does not take."""
     module, _, name = described.kind.rpartition(".")
     module = module or CLASSES[name]
     try:
-        kind = getattr(importlib.import_module(module), name)
+        kind = getattr(modules.load(module), name)
     except AttributeError:
         raise ValueError(f"{path}: job {described.name}: module {module} has no {name}") from None
+    if not isinstance(kind, type) or not issubclass(kind, JobTrait):
+        raise ValueError(
+            f"{path}: job {described.name}: {described.kind} is not a class of jobs, and was not called: such a class is "
+            f"derived from ScheduledJob or JobTrait"
+        )
     try:
-        job = kind(**described.arguments)
+        job: Any = kind(**described.arguments)
         for arguments in described.add_mesh:
             job.add_mesh(**arguments)
         if described.spares:
             job.use_spares(**described.spares)
     except (TypeError, ValueError) as exc:
         raise ValueError(f"{path}: job {described.name}: {exc}") from exc
-    if not isinstance(job, JobTrait):
-        raise ValueError(f"{path}: job {described.name}: {described.kind} is not a class of jobs")
-    return job
+    return job  # type: ignore[no-any-return]
 
 
 _states: dict[str, JobState] = {}  # of this process, by the place of their file
@@ -151,9 +194,10 @@ def hosts_from_config(name: str) -> HostMesh:
     """The mesh `name` of the job that this project's file describes and the environment picks (MONARCH_JOB, else
     `default-job`, else the only one).
 
-    The file is monarch.toml or pyproject.toml, in the working directory or above it. The first call starts the job or finds
-    it running, as `state()` does; each job keeps its own file in `.monarch`. Further calls give meshes of the same job.
-    Without a file that speaks of jobs these are two hosts on this machine, which end with the program.
+    The file is monarch.toml or pyproject.toml, in the working directory or above it, as far up as folders are this user's or
+    root's; PermissionError for one that somebody else could have written. The first call starts the job or finds it
+    running, as `state()` does; each job keeps its own file in `.monarch`. Further calls give meshes of the same job. Without
+    a file that speaks of jobs these are two hosts on this machine, which end with the program.
 
     ValueError for what the file may not say; AttributeError, which lists the meshes, for one that the job has not; what
     starting the job raises.

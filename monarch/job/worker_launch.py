@@ -43,8 +43,9 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
         return msgspec.json.encode(told) + b"\n"
 
     def command(self, python: str, address: str) -> list[str]:
-        """The words that start a worker; no secret is among them."""
-        return [python, "-u", "-m", "monarch", "worker", "--address", address]
+        """The words that start a worker; no secret is among them. With -P nothing is imported from the working directory, in
+        which others may write."""
+        return [python, "-u", "-P", "-m", "monarch", "worker", "--address", address]
 
 
 def new_secret() -> str:

@@ -155,7 +155,7 @@ def bucket(parts: Sequence[tuple[Any, Block, Any]], host: Any, to_device: bool) 
 
 
 def _way(device: Any, host: Any, to_device: bool) -> tuple[Any, Any]:
-    """Returns them as (target, source)."""
+    """Returns a device's and the host's memory as (target, source) of a copy."""
     return (device, host) if to_device else (host, device)
 
 
@@ -183,7 +183,7 @@ def room(blocks: Iterable[Block]) -> int:
 
 
 def _once(blocks: Sequence[tuple[int, Block, Any]]) -> list[tuple[int, Block, Any]]:
-    """Returns one of each buffer."""
+    """Returns one block of each buffer: to lend a buffer, one is enough."""
     return list({one[0]: one for one in blocks}.values())
 
 

@@ -94,7 +94,7 @@ class LentBuffers:
 
 
 class _Reading(Protocol):
-    """A BlockGather."""
+    """A reader of blocks into memory of the host, as BlockGather is."""
 
     async def read(self, timeout: float, after: Sequence[Any] = ()) -> None: ...
 

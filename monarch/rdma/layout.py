@@ -43,7 +43,7 @@ def shown(box: Box) -> str:
 
 
 class AssignedBox(NamedTuple):
-    """`box` is read from `owner`."""
+    """A part of an array, and the owner from whom it is read."""
 
     owner: int
     box: Box

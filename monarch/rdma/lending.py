@@ -167,7 +167,7 @@ class Borrowed:
         self.share = share
 
     def close(self) -> None:
-        """Does not raise."""
+        """Closes the memory; that never raises, whatever state the device is in."""
         try:
             with interface().on(self.device):
                 self.bytes = None

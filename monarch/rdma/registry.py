@@ -187,7 +187,7 @@ _making = threading.Lock()
 
 
 def registry() -> Registry:
-    """Returns this process's registry."""
+    """Returns the registry of this process, made at its first use."""
     global _registry
     if _registry is None:
         with _making:

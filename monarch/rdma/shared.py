@@ -126,7 +126,7 @@ def place_of(memory: LocalMemory) -> SegmentLocation | None:
 
 
 def map_buffer(handle: BufferHandle) -> Any:
-    """Maps it: see `RDMABuffer.map`."""
+    """Maps the memory of a buffer on this host into this process: see `RDMABuffer.map`."""
     place = handle.place
     if place is None:
         raise RDMAError(f"{handle} cannot be mapped: its memory was not allocated by monarch.rdma.empty(...)")

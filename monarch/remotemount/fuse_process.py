@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from ctypes.util import find_library
 
-from monarch._linux import companion, procfs
+from monarch._linux import companion, private_files, procfs
 from monarch.actor import bind_context
 from monarch.actor.lowlevel import start_thread
 from monarch.remotemount.fuse_messages import (
@@ -130,6 +131,7 @@ class FuseProcess:
             self._errors.close()
             raise
         self._wire = Wire(ours)
+        _all.add(self)
         self._wire.send(BeginMount(os.fsencode(point), kind, name))
         self._listener = start_thread(bind_context(self._listen), "monarch-mount")
 
@@ -185,6 +187,10 @@ class FuseProcess:
             self._text = self._errors.read()[-2000:].decode(errors="replace").strip()
             self._errors.close()
 
+    def forked(self) -> None:
+        """In a forked child: the mount is the parent's, and ends with it even if the child lives on."""
+        self._wire.close()
+
     _text = ""
 
     @property
@@ -214,10 +220,21 @@ class FuseProcess:
             return self._last if isinstance(self._last, kinds) else None
 
 
+_all: weakref.WeakSet[FuseProcess] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for process in list(_all):
+        process.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _make_folder(point: str) -> bool:
     """True if the folder was missing, and was made."""
     try:
-        os.makedirs(os.path.dirname(point), exist_ok=True)
+        private_files.make_folder(os.path.dirname(point), mine=False, closed=False)
         os.mkdir(point, 0o700)
     except FileExistsError:
         return False

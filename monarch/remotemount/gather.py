@@ -12,12 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
+from monarch._linux import private_files
+from monarch._linux.maker import Maker
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, bind_context, endpoint, this_proc
 from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_messages import FuseReply, FuseRequest, Message
-from monarch.remotemount.gather_host import GatherHost, HostErrno
+from monarch.remotemount.gather_host import GatherHost
 from monarch.remotemount.gather_pull import Pull
 from monarch.remotemount.mount_point import subdirectory
+from monarch.remotemount.settled import HostErrno
 
 logger = logging.getLogger("monarch")
 
@@ -120,6 +123,8 @@ class GatherMount:
             )
         self._process: fuse_process.FuseProcess | None = None
         self._closed = False
+        self._maker = Maker()
+        self._named: set[tuple[str, str]] = set()  # hosts and paths that a warning has named
         self._owner: Any = this_proc().spawn("gather_mount", GatherOwner)
         self._threads = ThreadPoolExecutor(_AT_ONCE, "monarch-gather")
         try:
@@ -156,14 +161,17 @@ class GatherMount:
     def refresh(self) -> None:
         """Mirror: pulls what changed on the hosts, as rsync does; what an earlier refresh brought and is gone there goes here
         as well. Hosts that do not answer keep what is here, with a warning. FUSE: nothing to do."""
+        self._check_maker()
         if self._closed:
             raise RuntimeError(f"the gather mount at {self.local_mount_point} is closed")
         if self.mode == "mirror":
             self._pull()
 
     def _pull(self) -> None:
-        os.makedirs(self.local_mount_point, mode=0o700, exist_ok=True)
-        pulls = [Pull(host, self.local_mount_point, name, answer_of) for name, host in self._trees.hosts.items()]
+        private_files.make_folder(self.local_mount_point, mine=False, closed=False)
+        pulls = [
+            Pull(host, self.local_mount_point, name, answer_of, self._named) for name, host in self._trees.hosts.items()
+        ]
         run = bind_context(lambda pull: pull.run())
         for why in self._threads.map(run, pulls):
             if why:
@@ -171,6 +179,7 @@ class GatherMount:
 
     def open(self, path: str) -> BinaryIO:
         """A file of a host, as in `hosts_0/train.log`, read there while it is read here. OSError as open has it."""
+        self._check_maker()
         host, rest = self._trees.locate(path)
         attributes = answer_of(host, "attributes", rest)
         if not stat.S_ISREG(attributes["st_mode"]):
@@ -184,6 +193,7 @@ class GatherMount:
         `deadline`, as of time.monotonic(), else in 20 s: until then a mount that is in use is tried three times; then
         RuntimeError, and it stays, to be closed again.
         """
+        self._check_maker()
         if self._closed:
             return
         if deadline is None:
@@ -247,7 +257,11 @@ class GatherMount:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        if self._maker.is_here:
+            self.close()
+
+    def _check_maker(self) -> None:
+        self._maker.check(f"the gather mount at {self.local_mount_point}")
 
 
 class RemoteFile(io.RawIOBase):

@@ -7,24 +7,20 @@ import hashlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from monarch.actor import Actor, current_rank, endpoint
-from monarch.actor.file_sync import OTHER, Manifest, RefusedPath, Rules, parts, scan
+from monarch.actor.file_sync import LARGE, OTHER, Manifest, RefusedPath, Rules, parts, scan
 from monarch.remotemount.mount_point import point_of
+from monarch.remotemount.settled import FileStamp, HostErrno, SettledFile, is_recent, read_settled, stamp_of
 
 LARGEST_READ = 32 << 20
 _GATHERED = Rules(frozenset())
 _READ_ONLY = ~0o222
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PIECE = 1 << 20
-
-
-class HostErrno(NamedTuple):
-    """The errno that the host met."""
-
-    error: int
+_LARGEST_WHOLE = 2 * LARGE  # of a file that has grown since the client was told of it
 
 
 class GatherHost(Actor):
@@ -84,15 +80,18 @@ class GatherHost(Actor):
             return HostErrno(exc.errno or errno.EIO)
 
     @endpoint
-    def read_whole(self, files: Sequence[tuple[str, int]]) -> list[bytes | HostErrno]:
-        """Reads small files. Each is given by path and size."""
-        found: list[bytes | HostErrno] = []
-        for path, size in files:
-            try:
-                found.append(self._read(path, 0, size))
-            except OSError as exc:
-                found.append(HostErrno(exc.errno or errno.EIO))
-        return found
+    def read_whole(self, paths: Sequence[str]) -> list[SettledFile | HostErrno]:
+        """Reads small files, each in one state of it; EAGAIN for one that is changing, or no small one any more."""
+        return read_settled(paths, self._look, time.sleep, time.time_ns)
+
+    @endpoint
+    def stamp(self, path: str) -> tuple[FileStamp, bool] | HostErrno:
+        """Returns in which state a file is, and whether it may be written to again without being in another."""
+        try:
+            found = stamp_of(os.lstat(self._at(path)))
+            return found, is_recent(found, time.time_ns())
+        except OSError as exc:
+            return HostErrno(exc.errno or errno.EIO)
 
     @endpoint
     def digest(self, path: str, start: int, size: int) -> bytes | HostErrno:
@@ -127,17 +126,37 @@ class GatherHost(Actor):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
-        fd = os.open(self._at(path), _OPEN)
+        fd = self._open(path)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            pieces = []
-            while size and (data := os.pread(fd, size, offset)):
-                pieces.append(data)
-                offset, size = offset + len(data), size - len(data)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return _read_at(fd, offset, size)
         finally:
             os.close(fd)
+
+    def _look(self, path: str) -> tuple[FileStamp, bytes, FileStamp]:
+        """Reads a whole file. Its stamp afterwards is that of the path, where another file may be by then."""
+        fd = self._open(path)
+        try:
+            before = stamp_of(os.fstat(fd))
+            if before.size > _LARGEST_WHOLE:
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return before, _read_at(fd, 0, before.size), stamp_of(os.lstat(self._at(path)))
+        finally:
+            os.close(fd)
+
+    def _open(self, path: str) -> int:
+        fd = os.open(self._at(path), _OPEN)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return fd
+
+
+def _read_at(fd: int, offset: int, size: int) -> bytes:
+    pieces = []
+    while size and (data := os.pread(fd, size, offset)):
+        pieces.append(data)
+        offset, size = offset + len(data), size - len(data)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _attributes(status: os.stat_result) -> dict[str, int]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch.actor.file_sync import (
     LARGE,
-    OURS,
     ConfinedFolder,
     Manifest,
     ManifestEntry,
@@ -20,7 +21,7 @@ from monarch.actor.file_sync import (
     compare,
     scan,
 )
-from monarch.remotemount.gather_host import HostErrno
+from monarch.remotemount.settled import HostErrno
 
 _HERE = Rules(frozenset({".monarch-gather"}))
 _MARKER = ".monarch-gather"  # which files here were brought
@@ -29,17 +30,31 @@ _BATCH_FILES = 512
 _PIECE = 4 << 20
 _DIGESTED = 256 << 20  # of which a host gives a digest at a time
 _IN_FLIGHT = 4  # pieces
+_ATTEMPTS = 2  # at a large file that changes
+_SHOWN = 5  # paths in a warning
+_SHOWN_OF_PATH = 200
+_NAMED = 10_000  # paths that are known to have been named; those beyond are named again
+# What is wrong with a path, or with what is here at that place; not with the disk, the host or this process.
+_OF_ONE_PATH = {
+    errno.EACCES, errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
+    errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM, errno.ETXTBSY,
+}  # fmt: skip
 
 
 class Pull:
-    """One host's. `ask(host, endpoint, *args)` raises OSError."""
+    """One host's. `ask(host, endpoint, *args)` raises OSError. `named`: hosts and paths that cannot be here, of which a
+    warning was given."""
 
-    def __init__(self, host: Any, base: str, name: str, ask: Callable[..., Any]) -> None:
+    def __init__(
+        self, host: Any, base: str, name: str, ask: Callable[..., Any], named: set[tuple[str, str]] | None = None
+    ) -> None:
         self._host = host
         self._base = base
         self._name = name
         self._ask = ask
-        self._skipped: list[str] = []
+        self._named = set() if named is None else named
+        self._changing: list[str] = []
+        self._lost: dict[str, str] = {}  # paths that cannot be here, and why; "": what is above it cannot
 
     def run(self) -> str:
         """Brings everything; returns what could not be brought, and why; "" when all was."""
@@ -58,26 +73,39 @@ class Pull:
             return f"{where}: {exc}: the next refresh goes on from there"
         finally:
             tree.close()
-        if self._skipped:
-            some = ", ".join(self._skipped[:5])
-            count = len(self._skipped)
-            return f"{where}: {count} file(s) changed while they were read, and come with the next refresh: {some}"
-        return ""
+        return "; ".join(f"{where}: {said}" for said in (self._said_of_changing(), self._said_of_lost()) if said)
+
+    def _said_of_changing(self) -> str:
+        if not self._changing:
+            return ""
+        return (
+            f"{len(self._changing)} file(s) changed while they were read, and stay here as they were until the next refresh: "
+            + ", ".join(self._changing[:_SHOWN])
+        )
+
+    def _said_of_lost(self) -> str:
+        """Names each path once in the life of the mount."""
+        new = {path: why for path, why in self._lost.items() if why and (self._name, path) not in self._named}
+        if len(self._named) < _NAMED:
+            self._named.update((self._name, path) for path in new)
+        if not new:
+            return ""
+        some = "; ".join(f"{path[:_SHOWN_OF_PATH]!r}: {why}" for path, why in list(new.items())[:_SHOWN])
+        return f"{len(new)} path(s) cannot be here, with what is below them: {some}"
 
     def _bring(self, tree: ConfinedFolder, wanted: Manifest) -> None:
         tree.clear_leftovers()
-        marker = os.path.join(tree.root, _MARKER)
-        brought = _noted(marker)
+        brought = _noted(tree)
         here = scan(tree.root, _HERE)
         found = {path: entry for path, entry in here.items() if path in brought}
-        _note(marker, brought | wanted.keys())
+        _note(tree, brought | wanted.keys())
         plan = compare(wanted, found)
         for path in plan.clear:
-            tree.remove(path)
+            self._try(path, tree.remove, path)
         for path in plan.folders:
-            tree.make_folder(path)
+            self._try(path, tree.make_folder, path)
         for path, target in plan.links:
-            tree.make_link(path, target)
+            self._try(path, tree.make_link, path, target)
         self._files(tree, wanted, found, plan)
         for path in plan.remove:
             try:
@@ -85,43 +113,88 @@ class Pull:
             except OSError:  # a folder with files of others in it
                 continue
         for path, mode in plan.modes:
-            tree.set_mode(path, mode)
-        _note(marker, set(wanted))
+            self._try(path, tree.set_mode, path, mode)
+        _note(tree, set(wanted))
+
+    def _try(self, path: str, do: Callable[..., object], *args: Any) -> None:
+        """Does it for a path, of which what is wrong holds up no other. What is wrong with the disk or host is raised."""
+        if self._is_lost(path):
+            return
+        try:
+            do(*args)
+        except RefusedPath as exc:
+            self._lost[path] = str(exc)
+        except OSError as exc:
+            if exc.errno not in _OF_ONE_PATH:
+                raise
+            self._lost[path] = exc.strerror or str(exc)
+
+    def _is_lost(self, path: str) -> bool:
+        if os.path.dirname(path) in self._lost:
+            self._lost.setdefault(path, "")
+        return path in self._lost
 
     def _files(self, tree: ConfinedFolder, wanted: Manifest, found: Manifest, plan: SyncPlan) -> None:
-        whole = [*plan.send, *plan.doubtful]
+        whole = [path for path in [*plan.send, *plan.doubtful] if not self._is_lost(path)]
         for batch in _batches([(path, wanted[path]) for path in whole if wanted[path].size <= LARGE]):
-            contents = self._ask(self._host, "read_whole", [(path, entry.size) for path, entry in batch])
-            for (path, entry), data in zip(batch, contents, strict=True):
-                if isinstance(data, HostErrno) or len(data) != entry.size:
-                    self._skipped.append(path)
+            contents = self._ask(self._host, "read_whole", [path for path, _ in batch])
+            for (path, entry), read in zip(batch, contents, strict=True):
+                if isinstance(read, HostErrno):
+                    self._not_read(path, read.error)
                 else:
-                    tree.write(path, data, entry.mode, entry.mtime_ns)
+                    self._try(path, tree.write, path, read.data, entry.mode, read.mtime_ns)
         for path in whole:
             if wanted[path].size > LARGE:
-                self._large(tree, path, wanted[path], None)
+                self._try(path, self._large, tree, path, wanted[path], None)
         for path in plan.patch:
-            self._large(tree, path, wanted[path], found[path])
+            self._try(path, self._large, tree, path, wanted[path], found[path])
+
+    def _not_read(self, path: str, error: int) -> None:
+        if error in (errno.EAGAIN, errno.ENOENT):  # it is changing, or has gone
+            self._changing.append(path)
+        else:
+            self._lost.setdefault(path, f"the host cannot read it: {os.strerror(error)}")
 
     def _large(self, tree: ConfinedFolder, path: str, entry: ManifestEntry, older: ManifestEntry | None) -> None:
-        """Brings a large file; of one that has only grown, such as a log, what is new."""
+        """Brings a large file in one state of it; of one that has only grown, such as a log, what is new."""
+        for _ in range(_ATTEMPTS):
+            try:
+                if self._bring_large(tree, path, entry, older):
+                    return
+            except OSError as exc:
+                if exc.errno not in (errno.EAGAIN, errno.ENOENT):
+                    raise
+                break
+        self._changing.append(path)
+
+    def _bring_large(self, tree: ConfinedFolder, path: str, entry: ManifestEntry, older: ManifestEntry | None) -> bool:
+        """False if it changed meanwhile."""
+        before, _ = self._ask(self._host, "stamp", path)
         start = 0
-        if older is not None and older.size <= entry.size and self._begins_equal(tree, path, older.size):
+        if older is not None and older.size <= before.size and self._begins_equal(tree, path, older.size):
             start = older.size
         there = (older.size, older.mtime_ns) if older is not None and start else None
         with tree.new_file(path, there) as file:
             if start:
                 file.append([(0, start)])
-            for data in self._pieces(path, start, entry.size):
+            at, digests = start, _Digests(start)
+            for data in self._pieces(path, start, before.size):
                 if isinstance(data, HostErrno) or not data:
-                    self._skipped.append(path)
-                    return
+                    return False
                 file.append([data])
-                start += len(data)
-            if start != entry.size:
-                self._skipped.append(path)
-                return
-            file.finish(entry.mode, entry.mtime_ns)
+                digests.update(data)
+                at += len(data)
+            if at != before.size:
+                return False
+            after, recent = self._ask(self._host, "stamp", path)
+            if (before != after or recent) and not (
+                before.grew_to(after)
+                and (not start or self._begins_equal(tree, path, start))
+                and all(self._ask(self._host, "digest", path, *each) == digest for each, digest in digests.all())
+            ):
+                return False
+            file.finish(entry.mode, before.mtime_ns)
+        return True
 
     def _begins_equal(self, tree: ConfinedFolder, path: str, size: int) -> bool:
         with open(tree.open_file(path), "rb", buffering=0) as file:
@@ -146,6 +219,32 @@ class Pull:
             yield calls.popleft().get(60)
 
 
+class _Digests:
+    """Digests of what follows `start`, as `GatherHost.digest` gives them."""
+
+    def __init__(self, start: int) -> None:
+        self._start, self._length = start, 0
+        self._state = hashlib.blake2b(digest_size=16)
+        self._done: list[tuple[tuple[int, int], bytes]] = []
+
+    def update(self, data: bytes) -> None:
+        self._state.update(data)
+        self._length += len(data)
+        if self._length >= _DIGESTED:
+            self._end()
+
+    def all(self) -> list[tuple[tuple[int, int], bytes]]:
+        """Returns (start, size) and digest of each part."""
+        self._end()
+        return self._done
+
+    def _end(self) -> None:
+        if self._length:
+            self._done.append(((self._start, self._length), self._state.digest()))
+            self._start, self._length = self._start + self._length, 0
+            self._state = hashlib.blake2b(digest_size=16)
+
+
 def _batches(files: Sequence[tuple[str, ManifestEntry]]) -> Iterator[list[tuple[str, ManifestEntry]]]:
     batch: list[tuple[str, ManifestEntry]] = []
     size = 0
@@ -159,18 +258,14 @@ def _batches(files: Sequence[tuple[str, ManifestEntry]]) -> Iterator[list[tuple[
         yield batch
 
 
-def _noted(marker: str) -> set[str]:
+def _noted(tree: ConfinedFolder) -> set[str]:
     try:
-        with open(marker, "rb") as file:
+        with open(tree.open_file(_MARKER), "rb") as file:
             return {os.fsdecode(path) for path in file.read().split(b"\0") if path}
     except FileNotFoundError:
         return set()
 
 
-def _note(marker: str, paths: set[str]) -> None:
-    if paths == _noted(marker) and os.path.exists(marker):
-        return
-    temporary = os.path.join(os.path.dirname(marker), OURS + "note")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(b"\0".join(os.fsencode(path) for path in sorted(paths)))
-    os.replace(temporary, marker)
+def _note(tree: ConfinedFolder, paths: set[str]) -> None:
+    if not paths or paths != _noted(tree):
+        tree.write(_MARKER, b"\0".join(os.fsencode(path) for path in sorted(paths)), 0o600, time.time_ns())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from collections.abc import Collection, Sequence
 
+from monarch._linux import private_files
 from monarch.actor import current_rank, endpoint
 from monarch.actor.file_sync import (
     LOCK,
-    OURS,
     ConfinedFolder,
     Manifest,
     Problem,
@@ -52,7 +54,7 @@ class MirrorHost(Receiver):
         """A host that sees the client's own directory has nothing to write."""
         if self._idle:
             return Taken(self.host, self.path, self.run)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        private_files.make_folder(os.path.dirname(self.path), mine=False, closed=False)
         try:
             os.mkdir(self.path, 0o700)
             how = _MADE
@@ -105,14 +107,11 @@ class MirrorHost(Receiver):
         return os.path.join(self.path, MARKER)
 
     def _noted(self) -> tuple[bytes, set[str]]:
-        with open(self._marker, "rb") as file:
+        with open(private_files.open_to_read(self._marker), "rb") as file:
             how, *paths = file.read().split(b"\0")
         return how, {os.fsdecode(path) for path in paths}
 
     def _note(self, how: bytes, paths: Collection[str]) -> None:
         data = b"\0".join([how, *(os.fsencode(path) for path in sorted(paths))])
-        temporary = os.path.join(self.path, OURS + self.run)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.replace(temporary, self._marker)
+        with contextlib.closing(ConfinedFolder(self.path, "")) as tree:
+            tree.write(MARKER, data, 0o600, time.time_ns())

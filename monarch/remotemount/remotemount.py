@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from monarch._linux.maker import Maker
 from monarch.actor import HostMesh, bind_context, this_proc
 from monarch.actor.lowlevel import start_thread
 from monarch.remotemount import mirror
@@ -39,6 +40,7 @@ class MountHandler:
         self._wanted = mode
         self._mode: str | None = None
         self._source: Any = None
+        self._maker = Maker()
 
     @property
     def mode(self) -> str | None:
@@ -125,7 +127,8 @@ class MountHandler:
         return self.open()
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        if self._maker.is_here:
+            self.close()
 
 
 def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None, mode: str = "auto") -> MountHandler:

@@ -8,7 +8,9 @@ came. The first event is BeginEvent. Reading a head runs no code; decoding a pay
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -200,6 +202,7 @@ def read(file: BinaryIO) -> Iterator[RecordedEvent]:
                 "it was recorded by another version of pymonarch, whose recordings this one cannot read"
             )
         raise RecordingError("it is no recording of an actor (the file does not begin as one)")
+    left = _left(file)
     while True:
         prefix = file.read(_PREFIX.size)
         if not prefix:
@@ -211,7 +214,8 @@ def read(file: BinaryIO) -> Iterator[RecordedEvent]:
         if length > _LARGEST or head_size > length:
             yield _cut("the file is damaged from here on")
             return
-        data = file.read(length)
+        left -= _PREFIX.size + length
+        data = file.read(length) if left >= 0 else b""  # no memory for what is not there
         if len(data) < length:
             yield _cut("its process was killed as it wrote")
             return
@@ -220,13 +224,26 @@ def read(file: BinaryIO) -> Iterator[RecordedEvent]:
             return
         try:
             head = _decoder.decode(memoryview(data)[:head_size])
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise RecordingError(f"an event of it cannot be read: {exc}") from None
+        if min(head.sizes, default=0) < 0 or sum(head.sizes) != length - head_size:
+            yield _cut("the file is damaged from here on")
+            return
         pieces, start = [], head_size
         for size in head.sizes:
             pieces.append(data[start : start + size])
             start += size
         yield RecordedEvent(head.event, pieces)
+
+
+def _left(file: BinaryIO) -> int:
+    """Returns how many bytes are still to be read; a large number where that is not known."""
+    if not file.seekable():
+        return sys.maxsize
+    here = file.tell()
+    end = file.seek(0, os.SEEK_END)
+    file.seek(here)
+    return end - here
 
 
 def _cut(why: str) -> RecordedEvent:

@@ -41,6 +41,7 @@ from monarch.replay.events import (
 )
 from monarch.replay.player import Divergence, Player
 
+_SHOWN = 5.0  # seconds for the repr of what comes next, which may be what stands still
 _LOOK = 0.05  # seconds between two looks at whether an event loop that does not turn is blocked
 _LOOKS = 100  # then it counts as blocked, whatever it does
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -342,7 +343,11 @@ class Replayer:
         where = ""
         if frame is not None:
             where = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}'
-        then = self._player.expected()
+        told: list[str] = []
+        telling = threading.Thread(target=lambda: told.append(self._player.expected()), daemon=True)
+        telling.start()
+        telling.join(min(patience, _SHOWN))
+        then = told[0] if told else "what cannot be shown: a repr() of it does not return"
         self.divergence = Divergence(
             self._next, self._player.method_of(self._next), then, f"it stands still for {patience:g} s", where
         )

@@ -143,7 +143,7 @@ class _Replay:
             say(f"  not as then: {difference}")
         if begin.facts.get("folder") != os.getcwd():
             say(f"  not as then: it ran in {begin.facts.get('folder')}; relative names of files mean other files here")
-        with _as_then(begin):
+        with _as_then(begin, say):
             return self._run()
 
     def _run(self) -> Outcome:
@@ -259,10 +259,16 @@ def _loop_runs_here() -> bool:
 
 
 @contextlib.contextmanager
-def _as_then(begin: BeginEvent) -> Iterator[None]:
-    """The search path and the environment of then, as far as they do not govern this process; put back at the end."""
+def _as_then(begin: BeginEvent, say: Callable[[str], Any]) -> Iterator[None]:
+    """The search path and the environment of then, as far as they do not govern this process; put back at the end. A folder
+    in which somebody else could put a module is not searched."""
     path, environment = list(sys.path), dict(os.environ)
-    sys.path += [place for place in begin.path if place not in sys.path and os.path.isdir(place)]
+    for place in begin.path:
+        if place not in path and os.path.isdir(place):
+            try:
+                sys.path.append(private_files.closed_folder(place))
+            except OSError as exc:
+                say(f"  not as then: modules are not looked for in {place}: {exc}")
     for name, value in begin.environment.items():
         if name not in os.environ and not name.startswith(_NOT_TAKEN):
             os.environ[name] = value

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection.recording import BatchHead
+from monarch._mesh.actors import adverb_codes
+from monarch._mesh.inspection.outgoing_batches import BatchHead
 from monarch._runtime import recorder
+from monarch._text import NAME_LIMIT
+from monarch.telemetry.tables import TABLES
 
 # Columns of each kind of event, in the order of its fields; "" is the kind itself. A Call takes the place of several.
 CALL = ("sender", "seq", "method", "port")
@@ -68,22 +73,33 @@ NAMES = {
     recorder.GAUGE: "gauge",
 }
 
+KINDS = {name: kind for kind, name in NAMES.items()}
+
 Event = list[Any]
+MeasuredRow = tuple[str, dict[str, Any]]  # the address of its process, and a value for each column
 _decode = msgspec.msgpack.Decoder(tuple[BatchHead, list[Event]]).decode
 
 
 def decode(body: bytes) -> tuple[BatchHead, list[Event]]:
     """ValueError for what is no batch."""
-    return _decode(body)
+    head, events = _decode(body)
+    names = (head.address, head.process, head.hostname)
+    times = (head.wall, head.now, head.offset, head.error)
+    whole = 0 <= head.number < 2**63 and 0 <= head.dropped < 2**63
+    if not (whole and all(map(_is_time, times)) and max(map(len, names)) <= NAME_LIMIT):
+        raise ValueError("its head holds what no process sends")
+    return head, events
 
 
 class EventColumns:
-    """The events of some batches: `rows` by the name of their kind, each with SOURCE at its end; measurements as they are."""
+    """The events of some batches: `rows` by the name of their kind, each with SOURCE at its end; measurements as they are,
+    each behind the address of its process. `refused`: how many events of a process were not what a process sends."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[list[Any]]] = {}
-        self.machine: list[dict[str, Any]] = []
-        self.devices: list[dict[str, Any]] = []
+        self.machine: list[MeasuredRow] = []
+        self.devices: list[MeasuredRow] = []
+        self.refused: Counter[str] = Counter()
         self.heads: list[BatchHead] = []
         self.count = 0
 
@@ -94,16 +110,123 @@ class EventColumns:
         self.heads.append(head)
         for event in events:
             self.count += 1
-            kind = event[0]
-            shape = _SHAPES.get(kind)
-            if shape is not None:
-                row = shape(event)
-                row += source
-                if len(row) == _WIDTHS[kind]:
-                    rows[kind].append(row)
-            elif kind in (recorder.MACHINE, recorder.DEVICE):
-                measured = {**event[1], "timestamp_us": round((event[1]["timestamp"] + head.offset) * 1e6)}
-                (self.machine if kind == recorder.MACHINE else self.devices).append(measured)
+            try:
+                kind = event[0]
+                shape = _SHAPES.get(kind)
+                if shape is not None:
+                    row = shape(event)
+                    row += source
+                    if len(row) == _WIDTHS[kind]:
+                        rows[kind].append(row)
+                elif kind in (recorder.MACHINE, recorder.DEVICE):
+                    measured = {**event[1], "timestamp_us": round((event[1]["timestamp"] + head.offset) * 1e6)}
+                    (self.machine if kind == recorder.MACHINE else self.devices).append((head.address, measured))
+            except (IndexError, KeyError, TypeError, ValueError, OverflowError):
+                self.refused[head.address] += 1
+
+    def keep_fitting(self) -> int:
+        """Refuses the rows that hold what their columns do not take. Returns how many those are."""
+        before = self.refused.total()
+        for name, rows in self.rows.items():
+            columns = (*COLUMNS[KINDS[name]], *SOURCE)
+            fitting = [row for row in rows if all(map(fits, columns, row))]
+            if len(fitting) < len(rows):
+                self.refused.update(row[_ADDRESS] for row in rows)
+                self.refused.subtract(row[_ADDRESS] for row in fitting)
+                self.rows[name] = fitting
+        self.machine = self._measured_fitting("host_metrics", self.machine)
+        self.devices = self._measured_fitting("gpu_metrics", self.devices)
+        return self.refused.total() - before
+
+    def _measured_fitting(self, table: str, measured: list[MeasuredRow]) -> list[MeasuredRow]:
+        fitting = []
+        for address, row in measured:
+            tests = ((column, row.get(column.name)) for column in TABLES[table].columns)
+            if all(column.nullable if value is None else _OF_TYPE[column.type](value) for column, value in tests):
+                fitting.append((address, row))
+            else:
+                self.refused[address] += 1
+        return fitting
+
+    def refuse_all(self) -> None:
+        """Counts all rows that are left as refused."""
+        for rows in self.rows.values():
+            self.refused.update(row[_ADDRESS] for row in rows)
+        self.refused.update(address for address, _ in (*self.machine, *self.devices))
+
+
+_ADDRESS = -len(SOURCE)
+
+# What a column holds, by its name; others hold text. Made into SQL's types, nothing else passes.
+_LATEST = 1e11  # seconds, of a time: so that microseconds have 64 bits
+_ADVERBS = (
+    adverb_codes.CALL,
+    adverb_codes.CALL_ONE,
+    adverb_codes.CHOOSE,
+    adverb_codes.STREAM,
+    adverb_codes.BROADCAST,
+    adverb_codes.SEND,
+    adverb_codes.KEEP,
+)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= 2**53)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and abs(value) < _LATEST
+
+
+def _is_whole(bits: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 0 <= value < 2**bits
+
+
+def _are_counts(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(type(each) is int for each in value)
+
+
+def _are_pairs(value: Any) -> bool:
+    return type(value) is list and all(
+        type(each) is list and len(each) == 2 and all(map(_is_text, each)) for each in value
+    )
+
+
+_TESTS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("arrived", "started", "ended", "began", "happened", "shift"), _is_time),
+    **dict.fromkeys(("sum", "least", "most", "value"), _is_number),
+    **dict.fromkeys(("seq", "port", "serial", "told", "rank", "parent_span", "thread_id", "count"), _is_whole(64)),
+    **dict.fromkeys(("failed", "spans", "is_monotonic"), lambda value: type(value) is bool),
+    **dict.fromkeys(("parent_sender", "display_name"), _is_text_or_none),
+    "attributes": _are_pairs,
+    "counts": _are_counts,
+    "parent_seq": lambda value: value is None or _is_whole(64)(value),
+    "line": _is_whole(32),
+    "adverb": lambda value: type(value) is int and value in _ADVERBS,
+    "amount": lambda value: type(value) is int and -(2**63) <= value < 2**63,
+}
+
+
+def fits(column: str, value: Any) -> bool:
+    """True if that column of events takes the value."""
+    return _TESTS.get(column, _is_text)(value)
+
+
+_OF_TYPE: dict[str, Callable[[Any], bool]] = {
+    "text": _is_text,
+    "f64": _is_number,
+    "i64": _TESTS["amount"],
+    "u64": _is_whole(64),
+    "u32": _is_whole(32),
+}
 
 
 _ARRIVED = COLUMNS[recorder.HANDLED].index("arrived")

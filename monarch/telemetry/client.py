@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from email.message import Message
 from typing import Any
 
 
@@ -28,6 +29,9 @@ class QueryEngineClient:
         rows = reply.get("rows") if isinstance(reply, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise RuntimeError(f"invalid telemetry query response from {self.url}: no rows in {str(reply)[:200]!r}")
+        if "error" in reply:  # of a query that failed when some rows were on their way
+            status = 408 if "took longer than" in str(reply["error"]) else 400
+            raise urllib.error.HTTPError(f"{self.url}/api/query", status, str(reply["error"]), Message(), None)
         return dict(reply)
 
     def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
@@ -45,7 +49,7 @@ class QueryEngineClient:
             raise _with_reason(exc) from None
         try:
             return json.loads(reply)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RuntimeError(
                 f"invalid telemetry query response from {self.url}: no JSON in {reply[:200]!r}"
             ) from None
@@ -60,6 +64,6 @@ def _with_reason(exc: urllib.error.HTTPError) -> urllib.error.HTTPError:
         body = exc.read(1 << 20)
     try:
         text = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = exc.reason
     return urllib.error.HTTPError(exc.url, exc.code, str(text), exc.headers, None)

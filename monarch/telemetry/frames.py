@@ -13,6 +13,7 @@ from monarch._linux import local_socket
 
 HEAD = struct.Struct("!IB")  # bytes of the body, and its kind
 LARGEST = 16 << 20
+LARGEST_BATCH = 2 << 20  # bytes of rows that one process sends at a time: it sends half of that at most
 
 # Kinds.
 SERVE = 1  # a Serve, answered by SERVING or FAILED

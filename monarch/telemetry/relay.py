@@ -1,7 +1,8 @@
 """In the client: passes what processes have recorded on to the observer, unread, from the I/O thread.
 
 Bounded: MOST bytes wait. Beyond that the process of which most waits loses its newest batch, so one that floods takes nothing
-from the others; from a quarter of it on, processes are told to wait. Without an observer what comes is dropped, and counted.
+from the others; from a quarter of it on, processes are told to wait. A batch over LARGEST_BATCH is dropped. While there is no
+observer batches wait for the next one; after `close` nothing does.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class WaitingBatches:
             self._queues[source] = self._queues.pop(source)
         return data
 
+    def clear(self) -> None:
+        self.dropped += sum(len(queue) for queue in self._queues.values())
+        self._queues, self._sizes, self.bytes = {}, {}, 0
+
     def _take(self, source: str, newest: bool) -> bytes:
         queue = self._queues[source]
         data = queue.pop() if newest else queue.popleft()
@@ -75,6 +80,7 @@ class RowRelay:
         self._proc = proc
         self._loop = proc.loop
         self._lost = lost
+        self._closed = False
         self._lock = threading.Lock()
         self._waiting = WaitingBatches()
         self._sock: socket.socket | None = None
@@ -103,8 +109,11 @@ class RowRelay:
         self._loop.call_soon(begin)
 
     def close(self) -> None:
-        """Any thread. What comes later is dropped."""
+        """Any thread. What waits is dropped, and what comes later."""
         self._lost = lambda: None
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
         if self._proc.closed is None:
             self._loop.call_soon(self._drop_socket)
         elif self._sock is not None:
@@ -125,10 +134,12 @@ class RowRelay:
     # --- any thread: what this process itself has recorded comes where it was sent
 
     def _receive(self, connection: Any, recorded: Recorded, frame: Any) -> None:
-        data = frames.pack(frames.ROWS, bytes(frame.body))
         source = connection.remote
         with self._lock:
-            self._waiting.put(source, data)
+            if self._closed or len(frame.body) > frames.LARGEST_BATCH:
+                self._waiting.dropped += 1
+            else:
+                self._waiting.put(source, frames.pack(frames.ROWS, bytes(frame.body)))
             wait = _PAUSE if self._waiting.bytes > _SLOW else 0.0
         self.hosts.setdefault(source.rpartition("/")[0], source)
         answer = msgspec.msgpack.encode((time.time(), wait))

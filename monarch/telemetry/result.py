@@ -7,20 +7,21 @@ import datetime
 import decimal
 import math
 import uuid
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """`rows` are tuples in the order of `columns`. `missing_hosts`: those whose rows are not all here, because they cannot
-    be reached or their processes recorded more than was kept. `truncated`: there are more rows than `limit`."""
+    be reached or their processes recorded more than was kept. `truncated`: there are more rows than `limit`, or more bytes
+    than a result may have; then `note` says how to get less."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
     missing_hosts: list[str]
     truncated: bool = False
+    note: str = ""
 
     def dicts(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -32,20 +33,6 @@ class QueryError(ValueError):
 
 class QueryTimeout(QueryError, TimeoutError):
     """The query took longer than it may, or was cancelled."""
-
-
-def encode(result: Result) -> bytes:
-    """Returns JSON: numbers as numbers, null for NULL, times and other types of the engine as text."""
-    return msgspec.json.encode(
-        {
-            "columns": result.columns,
-            "rows": [
-                {name: plain(value) for name, value in zip(result.columns, row, strict=True)} for row in result.rows
-            ],
-            "missing_hosts": result.missing_hosts,
-            "truncated": result.truncated,
-        }
-    )
 
 
 def plain(value: Any) -> Any:
@@ -67,4 +54,24 @@ def plain(value: Any) -> Any:
             return {str(key): plain(one) for key, one in value.items()}
         case uuid.UUID() | datetime.timedelta():
             return str(value)
+    return str(value)
+
+
+SAFE = 2**53  # JavaScript reads integers up to here exactly
+
+
+def exact(value: Any) -> Any:
+    """A value of an SQL result as JSON can hold it without loss: large integers, bytes and times as text."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value if -SAFE < value < SAFE else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, Mapping):
+        return {str(name): exact(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [exact(item) for item in value]
     return str(value)

@@ -16,7 +16,7 @@ from monarch.telemetry.expansion import SOURCE_BITS
 from monarch.telemetry.tables import BY_AGE, BY_DUMP, BY_SNAPSHOT, TABLES, Table
 
 if TYPE_CHECKING:
-    from monarch.telemetry.store import Store
+    from monarch.telemetry.keeper import Keeper
 
 logger = logging.getLogger("monarch.observer")
 
@@ -24,6 +24,8 @@ SNAPSHOTS = 120  # that are kept
 DUMPS = 200
 _LOOK = 10.0  # seconds between two looks at the bounds
 _SHORTEST, _LONGEST = 30.0, 300.0  # seconds between two sweeps
+FILE = 2 << 30  # bytes of a file with rows
+_FEW = 1000  # rows of a table that a file's size does not come from
 _TRIMMED = 0.8  # of its bound is left of a table that was over it
 
 # Tables with a column that has the source in its upper bits.
@@ -83,10 +85,11 @@ def _order(table: Table) -> str:
 
 
 class Retention:
-    """`seconds`: how long rows are kept, 0 for ever."""
+    """`seconds`: how long rows are kept, 0 for ever. `size`: bytes of the file that they are in, about; 0 for memory."""
 
-    def __init__(self, store: Store, seconds: float) -> None:
-        self._store = store
+    def __init__(self, kept: Keeper, seconds: float, size: int = 0) -> None:
+        self._kept = kept
+        self._size = size
         self._seconds = seconds
         self._ended = threading.Event()
 
@@ -105,7 +108,7 @@ class Retention:
                     self.sweep(time.time())
                     changed = True
                 if changed:
-                    self._store.compact()
+                    self._kept.compact()
             except Exception:
                 if not self._ended.is_set():
                     logger.exception("old rows could not be removed")
@@ -113,16 +116,23 @@ class Retention:
     def sweep(self, now: float) -> None:
         statements = [*(too_old(self._seconds, now) if self._seconds else ()), *too_many()]
         for statement in statements:
-            with self._store.writing() as run:
-                run(statement)
+            self._kept.write([statement])
 
     def bound(self) -> bool:
         """Removes what is over the bound of its table; whether anything was."""
-        changed = False
-        for table in TABLES.values():
-            with self._store.writing() as run:
-                (count,) = run(f"SELECT count(*) FROM {table.name}").fetchone()
-                if count > table.rows:
-                    run(trim(table, round(table.rows * _TRIMMED)))
-                    changed = True
-        return changed
+        counts = self._kept.write([f"SELECT count(*) FROM {name}" for name in TABLES])
+        left = {
+            name: round(TABLES[name].rows * _TRIMMED)
+            for name, count in zip(TABLES, counts, strict=True)
+            if count > TABLES[name].rows
+        }
+        if (
+            self._size
+            and self._kept.write(["SELECT used_blocks * block_size FROM pragma_database_size()"])[0] > self._size
+        ):
+            left = {
+                name: round(count * _TRIMMED) for name, count in zip(TABLES, counts, strict=True) if count > _FEW
+            } | left
+        for name, rows in left.items():
+            self._kept.write([trim(TABLES[name], rows)])
+        return bool(left)

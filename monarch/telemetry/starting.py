@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.maker import Maker
 from monarch._mesh import plugins
 from monarch._mesh.inspection import recording, survey
 from monarch._runtime.context import here
@@ -41,6 +42,7 @@ class Telemetry:
         self.admin_url: str | None = addresses.admin_url
         self.client = QueryEngineClient(self.url)
         self._observer = observer
+        self._pid = addresses.pid
         self._config = config
         self._folder = folder
         self._words = "on,system" if config.include_system else "on"
@@ -48,6 +50,7 @@ class Telemetry:
         self._relay = RowRelay(self._proc, self._on_lost)
         self._lost = threading.Event()
         self._ended = False
+        self._maker = Maker()
         self._starts: list[float] = []
         self._measured: dict[str, str] = {}  # by host: who measures it
         self._connect()
@@ -79,6 +82,7 @@ class Telemetry:
 
     def stop(self) -> None:
         """Nothing is recorded any more, and what was is gone. May be called again."""
+        self._maker.check("telemetry")
         global _running
         with _lock:
             if _running is self:
@@ -97,7 +101,8 @@ class Telemetry:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        if self._maker.is_here:
+            self.stop()
 
     def __repr__(self) -> str:
         return f"<Telemetry {self.url}>"
@@ -140,8 +145,8 @@ class Telemetry:
         self._starts = [start for start in self._starts if start > now - _WITHIN]
         if len(self._starts) >= _STARTS:
             logger.error(
-                "telemetry has ended: its process (the observer) has ended %d times within %g s. The program goes on "
-                "without; start it again with monarch.telemetry.start(). Its log: %s",
+                "telemetry has ended: its process (the observer) has ended, or closed the connection, %d times within %g s. "
+                "The program goes on without; start it again with monarch.telemetry.start(). Its log: %s",
                 _STARTS + 1, _WITHIN, os.path.join(self._observer.folder, "log"),
             )  # fmt: skip
             self._give_up()
@@ -156,10 +161,20 @@ class Telemetry:
                 logger.error("telemetry has ended: %s. The program goes on without", exc)
                 self._give_up()
             return False
-        logger.warning(
-            "telemetry's process (the observer) has ended, and what it kept is lost; another runs, at %s",
-            addresses.telemetry_url,
-        )
+        if addresses.pid == self._pid:
+            logger.warning(
+                "telemetry's process (the observer) has closed the connection; it still has what it kept, and recording goes "
+                "on. Its log: %s",
+                os.path.join(self._observer.folder, "log"),
+            )
+        else:
+            lost = f"what it kept is in {self._config.path}" if self._config.path else "what it kept is lost"
+            logger.warning(
+                "telemetry's process (the observer) has ended, and %s; another runs, at %s",
+                lost,
+                addresses.telemetry_url,
+            )
+        self._pid = addresses.pid
         self.client.url = self.url = addresses.telemetry_url
         self.dashboard_url, self.admin_url = addresses.dashboard_url, addresses.admin_url
         return True
@@ -211,16 +226,19 @@ def start(
     host_metrics_interval_secs: float = 1.0,
     gpu_metrics_interval_secs: float = 1.0,
     include_system: bool = False,
+    path: str | os.PathLike[str] | None = None,
 ) -> Telemetry:
     """Records what this program's processes do, from now on, for SQL (and people, with `dashboard`).
 
     Starts a process beside the program, which keeps the tables and ends with it. Times in seconds, 0 never
     (`retention_secs`: for ever). `include_system`: the runtime's own actors as well. `dashboard_host` beyond this machine is
-    for those who have the URL that is printed, with its token. Called again it gives what runs, with a dashboard if one
+    for those who have the URL that is printed, with its token. `path`: of a DuckDB file that the rows are written to as
+    well, for `monarch-dashboard --db PATH` when the program has ended; it has them however that ends, at most 2 GiB, the
+    newest. A file that was written so before is gone on with. Called again it gives what runs, with a dashboard if one
     is asked for now; otherwise the first call's arguments hold.
 
     ImportError when DuckDB is not installed; RuntimeError in a process that is no program of its own, or when the process
-    beside it cannot be started.
+    beside it cannot be started, or may not write `path`.
     """
     check_installed()
     folder = run_folder()
@@ -231,6 +249,7 @@ def start(
         host_metrics_interval_secs=host_metrics_interval_secs,
         gpu_metrics_interval_secs=gpu_metrics_interval_secs,
         include_system=include_system,
+        path="" if path is None else os.path.abspath(path),
         dashboard=dashboard,
         dashboard_host=dashboard_host,
         dashboard_port=dashboard_port,

@@ -1,28 +1,38 @@
-"""The tables of telemetry in DuckDB, in this process's memory or in a file: rows come in batches, queries read."""
+"""The tables of telemetry, kept by a process of their own (`keeper_process`): rows come in batches, queries read."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
-import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch.telemetry.result import QueryError, QueryTimeout, Result
+from monarch._linux import private_files
+from monarch._text import first_line
+from monarch.telemetry import query_process
+from monarch.telemetry.keeper import MEMORY, READ, WRITE, Keeper, KeeperLost, WriteFailed
+from monarch.telemetry.query_places import QueryPlaces
+from monarch.telemetry.result import QueryError, Result
 from monarch.telemetry.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from monarch.telemetry.query_places import ResultStream
+
+logger = logging.getLogger("monarch.observer")
 
 QUERY_SECONDS = 30.0
 MOST_ROWS = 1_000_000  # of a result
-_AT_ONCE = 8  # queries; more wait
+MOST_BYTES = 256 << 20  # of one as JSON that is passed on in parts
+MOST_HELD = 64 << 20  # and of one that is held here as a whole ...
+MOST_SHOWN = 16 << 20  # ... for a page
+SAVING_MEMORY = 256 << 20  # of the engine that writes a file
 
 _ARROW = {
     "u64": "uint64",
@@ -33,98 +43,84 @@ _ARROW = {
     "text": "string",
     "bool": "bool",
 }
-_SETTINGS = {
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",
-    "allow_community_extensions": "false",
-}
 
 
 class Store:
-    """The tables, empty at first; or those of a file (`open`), which are read only.
+    """The tables, empty at first; or those of a file (`open`), which are read only. They are in another process, and each
+    query is run by a further one, with bounds: what ends that ends nothing else.
 
-    `memory`: bytes that the tables and queries may take; a query that needs more fails.
+    `memory`: bytes that the tables may take; beyond them rows are refused. `engine_memory`: and the engine for a query.
+    `path`: of a file that the rows are written to as well, by a further process; it goes on in one that it has written
+    before. ValueError for another file; UntrustedFileError for one that somebody else may write.
     """
 
-    def __init__(self, *, memory: int = 2 << 30, _saved: Any = None) -> None:
-        duckdb = engine()
-        self._errors: type[Exception] = duckdb.Error
-        self._interrupted: type[Exception] = duckdb.InterruptException
-        self._connection: Any = _saved if _saved is not None else duckdb.connect(":memory:", config=_SETTINGS)
-        self._use = "" if _saved is not None else "USE datafusion.public"
-        run = self._connection.execute
-        if _saved is None:
-            # The names that programs written for other engines look for.
-            run("ATTACH ':memory:' AS datafusion")
-            run("CREATE SCHEMA datafusion.public")
-            run(self._use)
-            for table in TABLES.values():
-                run(table.created_by)
-            run(f"SET memory_limit = '{memory // 2**20} MiB'")
-            run("SET temp_directory = ''")
-        run("SET enable_external_access = false")
-        run("SET lock_configuration = true")
+    def __init__(
+        self,
+        *,
+        memory: int = 2 << 30,
+        engine_memory: int = query_process.ENGINE_MEMORY,
+        path: str = "",
+        _saved: str = "",
+    ) -> None:
+        check_installed()
+        self.saved: Keeper | None = None
+        if path:
+            self.saved = Keeper(own_file(path), WRITE, memory=SAVING_MEMORY)
+            self._saving = ThreadPoolExecutor(1, "saving")
+        try:
+            self.keeper = Keeper(_saved, READ if _saved else MEMORY, memory=memory, engine_memory=engine_memory)
+        except BaseException:
+            if self.saved is not None:
+                self.saved.close()
+            raise
         self.missing: list[Callable[[], Iterable[str]]] = []  # each tells of hosts whose rows are not all here
-        self._writing = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+        self._places = QueryPlaces(self.keeper)
 
     @classmethod
     def open(cls, path: str) -> Store:
         """Opens the DuckDB file at `path` for reading. FileNotFoundError; ValueError when it has no telemetry."""
-        duckdb = engine()
         if not os.path.isfile(path):
             raise FileNotFoundError(f"no file {path}")
+        return cls(_saved=os.path.abspath(path))
+
+    def write(
+        self, statements: Sequence[str], reading: Mapping[str, Any] | None = None, *, at_once: bool = True
+    ) -> list[int]:
+        """Runs statements that write, all of them or none; they may read the Arrow tables `reading`. Returns the number that
+        each gives. Any thread. `at_once`: queries that begin from now on see it; otherwise those that begin in a second.
+
+        WriteFailed in the engine's words; KeeperLost when the process with the tables has ended."""
+        saved = self._saving.submit(self._save, statements, reading) if self.saved is not None else None
         try:
-            saved = duckdb.connect(path, read_only=True)
-            rows = saved.execute("SELECT table_name FROM information_schema.tables").fetchall()
-        except duckdb.Error as exc:
-            raise ValueError(f"{path} is no DuckDB file: {str(exc).splitlines()[0]}") from None
-        if missing := {"actors", "meshes", "messages"} - {name for (name,) in rows}:
-            saved.close()
-            raise ValueError(f"{path} has no telemetry: tables {', '.join(sorted(missing))} are missing")
-        return cls(_saved=saved)
+            counts = self.keeper.write(statements, reading)
+        finally:
+            if saved is not None:
+                saved.result()
+        if at_once:
+            self.settle()
+        return counts
 
-    @contextmanager
-    def writing(self, reading: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
-        """Gives what runs statements that write, all of them or none; they may read the Arrow tables `reading`.
+    def _save(self, statements: Sequence[str], reading: Mapping[str, Any] | None) -> None:
+        assert self.saved is not None
+        try:
+            self.saved.write(statements, reading)
+        except (WriteFailed, KeeperLost) as exc:
+            logger.warning("the file of telemetry lacks some rows: %s", first_line(exc))
 
-        Any thread; one at a time.
-        """
-        tables = reading or {}
-        with self._writing:
-            run = self._connection.execute
-            try:
-                for name, table in tables.items():
-                    self._connection.register(name, table)
-                run("BEGIN")
-                try:
-                    yield run
-                except BaseException:
-                    run("ROLLBACK")
-                    raise
-                run("COMMIT")
-            finally:
-                for name in tables:
-                    self._connection.unregister(name)
+    def settle(self) -> None:
+        """Queries that begin from now on see all that was written."""
+        self._places.needed = self.keeper.writes
 
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Rows of one table, each with a value for each column. Any thread; one at a time."""
-        import pyarrow as pa
-
-        columns = TABLES[table].columns
-        arrays = [
-            pa.array([row[at] for row in rows], pa.type_for_alias(_ARROW[column.type]))
-            for at, column in enumerate(columns)
-        ]
-        batch = pa.table(arrays, names=[column.name for column in columns])
-        with self.writing({"incoming": batch}) as run:
-            run(f'INSERT INTO "{table}" SELECT * FROM incoming')
+        self.write([f'INSERT INTO "{table}" SELECT * FROM incoming'], {"incoming": columns_of(table, rows)})
 
     def insert_machine(self, table: str, row: Mapping[str, Any]) -> None:
         """A measurement of this machine (`machine.Row`)."""
         whole = {**row, "timestamp_us": round(row["timestamp"] * 1e6)}
-        self.insert(table, [tuple(whole.get(column.name) for column in TABLES[table].columns)])
+        rows = [tuple(whole.get(column.name) for column in TABLES[table].columns)]
+        reading = {"incoming": columns_of(table, rows)}
+        self.write([f'INSERT INTO "{table}" SELECT * FROM incoming'], reading, at_once=False)
 
     def query(
         self,
@@ -133,51 +129,59 @@ class Store:
         timeout: float | None = None,
         limit: int | None = None,
         running: Callable[[Callable[[], None]], object] | None = None,
+        typed: bool = True,
+        exact: bool = False,
     ) -> Result:
         """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
-        seconds. At most `limit` rows. `running` is given, before it runs, what cancels it from another thread: that may be
-        called at any time and again, and misses a query that has not quite begun."""
-        check_length(sql)
-        seconds = QUERY_SECONDS if timeout is None else timeout
-        most = min(limit if limit is not None else MOST_ROWS, MOST_ROWS)
-        if not self._slots.acquire(timeout=seconds):
-            raise QueryTimeout(f"{_AT_ONCE} other queries run, and none ended within {seconds:g} s")
-        try:
-            cursor = self._connection.cursor()
-            with self._limited(cursor, seconds):
-                if running is not None:
-                    running(cursor.interrupt)
-                return self._run(cursor, rewritten(sql), most, seconds)
-        finally:
-            self._slots.release()
-
-    def _run(self, cursor: Any, sql: str, most: int, seconds: float) -> Result:
-        try:
-            check(sql, [str(one.type).rpartition(".")[2] for one in cursor.extract_statements(sql)])
-            if self._use:
-                cursor.execute(self._use)
-            cursor.execute("BEGIN TRANSACTION READ ONLY")
-            cursor.execute(sql)
-            columns = [description[0] for description in cursor.description]
-            rows = cursor.fetchmany(most + 1)
-        except self._interrupted:
-            raise QueryTimeout(f"the query took longer than {seconds:g} s, or was cancelled") from None
-        except self._errors as exc:
-            raise QueryError(str(exc)) from None
-        missing = sorted({host for tell in self.missing for host in tell()})
-        return Result(columns, rows[:most], missing, truncated=len(rows) > most)
+        seconds. At most `limit` rows, and MOST_HELD bytes (`exact`: MOST_SHOWN). `running` is given, before it runs, what
+        cancels it from another thread: that may be called at any time and again. `typed`: by somebody, not a page's own,
+        which have places of their own. `exact`: values as `result.exact` has them, else as `result.plain`."""
+        form = query_process.EXACT if exact else query_process.LISTS
+        most = MOST_SHOWN if exact else MOST_HELD
+        with self._asked(sql, timeout, limit, most, form, running, typed) as stream:
+            decode = msgspec.json.Decoder(list[list[Any]]).decode
+            rows = [tuple(row) for part in stream.parts() for row in decode(part)]
+        return Result(stream.columns, rows, self.missing_hosts(), stream.end.truncated, stream.end.note)
 
     @contextmanager
-    def _limited(self, cursor: Any, seconds: float) -> Iterator[None]:
-        """The cursor's work is interrupted after so long, and the cursor closed at the end."""
-        timer = threading.Timer(seconds, cursor.interrupt)
-        timer.daemon = True
-        timer.start()
+    def stream(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> Iterator[ResultStream]:
+        """Gives the result of a query in parts, each a JSON list of rows as objects: at most MOST_BYTES. Its place is taken
+        until it is left. Errors as of `query`, the parts raise them as well."""
+        with self._asked(sql, timeout, limit, MOST_BYTES, query_process.RECORDS, running, True) as stream:
+            yield stream
+
+    @contextmanager
+    def _asked(
+        self,
+        sql: str,
+        timeout: float | None,
+        limit: int | None,
+        most: int,
+        form: str,
+        running: Callable[[Callable[[], None]], object] | None,
+        typed: bool,
+    ) -> Iterator[ResultStream]:
+        query_process.check_length(sql)
+        seconds = QUERY_SECONDS if timeout is None else timeout
+        rows = min(limit if limit is not None else MOST_ROWS, MOST_ROWS)
         try:
-            yield
-        finally:
-            timer.cancel()
-            cursor.close()
+            asked = query_process.Asked(sql, seconds, rows, most, form, typed)
+            msgspec.msgpack.encode(asked)
+        except UnicodeEncodeError:
+            raise QueryError("the query has a character that is none: a lone surrogate") from None
+        with self._places.asked(asked, running) as stream:
+            yield stream
+
+    def missing_hosts(self) -> list[str]:
+        """Returns the hosts whose rows are not all here."""
+        return sorted({host for tell in self.missing for host in tell()})
 
     def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
         """Keeps a stack dump, as `/v1/pyspy/{proc}` gives it. ValueError for what is none."""
@@ -186,24 +190,40 @@ class Store:
                 self.insert(table, rows)
 
     def compact(self) -> None:
-        """Gives back the memory of rows that were deleted, unless a query runs: then the next time."""
-        with self._writing:
-            try:
-                self._connection.execute("CHECKPOINT datafusion")
-            except self._errors:
-                pass
+        """Gives back the memory of rows that were deleted."""
+        self.keeper.compact()
 
     def close(self) -> None:
-        with self._writing:
-            self._connection.close()
+        """Ends the processes. May be called again."""
+        self._places.close()
+        self.keeper.close()
+        if self.saved is not None:
+            self._saving.shutdown()
+            self.saved.close()
 
 
-def engine() -> Any:
-    """Returns DuckDB. ImportError as of `check_installed`."""
-    check_installed()
-    import duckdb
+def own_file(path: str) -> str:
+    """Returns the path, of a file in a folder without links. UntrustedFileError when others may write the file, its log or
+    in its folder, or when it is a link."""
+    folder = private_files.make_folder(os.path.dirname(os.path.abspath(path)))
+    whole = os.path.join(folder, os.path.basename(path))
+    for name in (whole, f"{whole}.wal"):
+        if os.path.lexists(name):
+            file = private_files.open_lock(name)  # no link, of this user alone
+            os.fchmod(file, 0o600)
+            os.close(file)
+    return whole
 
-    return duckdb
+
+def columns_of(table: str, rows: Sequence[Sequence[Any]]) -> Any:
+    """Returns rows of a table as Arrow has them."""
+    import pyarrow as pa
+
+    columns = TABLES[table].columns
+    arrays = [
+        pa.array([row[at] for row in rows], pa.type_for_alias(_ARROW[column.type])) for at, column in enumerate(columns)
+    ]
+    return pa.table(arrays, names=[column.name for column in columns])
 
 
 def check_installed() -> None:
@@ -213,47 +233,6 @@ def check_installed() -> None:
             raise ImportError(
                 f"telemetry needs {name}, which is not installed: pip install 'pymonarch[telemetry]'", name=name
             )
-
-
-# --- which SQL may run: reading, of the tables here. Decided from what the engine's parser says of it, never from its text
-
-# What `SHOW TABLES` and `DESCRIBE` show, with the columns that other engines have.
-_SHOW_TABLES = re.compile(r"\s*SHOW\s+TABLES\s*;?\s*\Z", re.IGNORECASE)
-_DESCRIBE = re.compile(r"\s*(?:DESCRIBE|DESC)\s+(?:TABLE\s+)?\"?(\w+)\"?\s*;?\s*\Z", re.IGNORECASE)
-_READING = ("SELECT", "EXPLAIN")
-
-LONGEST = 256 * 1024  # characters of a query
-
-
-def rewritten(sql: str) -> str:
-    """`sql` as the engine is to run it."""
-    if _SHOW_TABLES.match(sql):
-        return "SELECT table_catalog, table_schema, table_name, table_type FROM information_schema.tables ORDER BY table_name"
-    described = _DESCRIBE.match(sql)
-    if described:
-        return (
-            "SELECT column_name, data_type, is_nullable FROM information_schema.columns "
-            f"WHERE table_name = '{described[1]}' ORDER BY ordinal_position"
-        )
-    return sql
-
-
-def check(sql: str, types: Sequence[str]) -> None:
-    """`types`: of its statements, as the engine's parser names them. QueryError unless it is one that reads."""
-    if not types:
-        raise QueryError("SQL query is empty")
-    if len(types) > 1:
-        raise QueryError(f"one statement at a time: these are {len(types)}")
-    if types[0].upper() not in _READING:
-        raise QueryError(
-            f"telemetry is read, not written: {types[0].upper()} is refused; SELECT, WITH, SHOW TABLES, DESCRIBE and "
-            "EXPLAIN run"
-        )
-
-
-def check_length(sql: str) -> None:
-    if len(sql) > LONGEST:
-        raise QueryError(f"the query has {len(sql):,} characters, more than {LONGEST:,}")
 
 
 # --- stack dumps, as `/v1/pyspy/{proc}` gives them, as rows of the tables `pyspy_*`

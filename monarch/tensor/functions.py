@@ -122,7 +122,7 @@ _here = uuid.uuid4().hex
 
 
 def torch_op(target: object) -> Resolvable | None:
-    """An OpOverload or OpOverloadPacket."""
+    """Resolves an operation of torch, which processes find by its name."""
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return TorchOp(str(target))
     return None

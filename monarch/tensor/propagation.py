@@ -153,7 +153,7 @@ def describe(
 
 
 def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Replaces the TensorHoles in `value`."""
+    """Returns `value` with tensors in the place of its TensorHoles."""
     kind = type(value)
     if kind is signature.TensorHole:
         return tensors[value]

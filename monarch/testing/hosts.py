@@ -52,7 +52,7 @@ class Reach:
         self._dark.discard(host)
 
     def heal(self) -> None:
-        """Ends every partition."""
+        """Ends every partition: all hosts reach each other again."""
         self._parted = []
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -17,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from monarch._linux import procfs
+from monarch._linux import private_files, procfs
 from monarch._mesh.process import client as clients
-from monarch.config import settings
+from monarch._mesh.start.run_directory import user_folders
 
 _SEGMENTS = "/dev/shm"
 _SEGMENT_NAMES = ("monarch",)  # other programs of this user have segments of their own
@@ -148,17 +147,14 @@ def _of_another(name: str) -> bool:
 
 def _sockets(own: _OfTheClient) -> Iterator[Leak]:
     """Folders of this process's clients, and what is in them."""
-    base = settings.runtime_dir() or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    parent = os.path.join(base, f"monarch-{os.getuid()}")
     try:
-        folders = [os.path.join(parent, name) for name in os.listdir(parent)]
+        folders = [os.path.join(parent, name) for parent in user_folders() for name in os.listdir(parent)]
     except OSError:
         return
     for folder in folders:
         try:
-            with open(os.path.join(folder, "pid")) as file:
-                if int(file.read() or 0) != os.getpid():
-                    continue
+            if int(private_files.read(os.path.join(folder, "pid"), 20) or 0) != os.getpid():
+                continue
             names = os.listdir(folder)
         except (OSError, ValueError):
             continue

@@ -129,7 +129,7 @@ class Network:
         return self._add(Rule(self, source, target, duplicate=_share(share)))
 
     def calm(self) -> None:
-        """Ends every rule."""
+        """Ends every rule: from now on frames arrive at once and in order."""
         for rule in list(self._rules):
             rule.end()
 
@@ -314,7 +314,7 @@ class _Path:
             self.room.tell()
 
     def clear(self) -> None:
-        """Lets nothing more arrive."""
+        """Drops what is under way, so that nothing more arrives."""
         self.network.forget(self)
         with self._lock:
             self.waiting.clear()

@@ -204,7 +204,7 @@ class _Abandoned:
     def describe_stop(self, reason: str) -> Failure:
         return Failure("the process was killed", stopped=True)
 
-    def describe_stale(self) -> Failure:
+    def describe_stale(self, overtaken: bool = False) -> Failure:
         return Failure("the process was killed", stopped=True)
 
 
@@ -315,7 +315,6 @@ class SimulatedAgent(BaseHostAgent):
         self._kill(self._living(address), code)
 
     def kill_all(self) -> None:
-        """Kills whatever is left."""
         for proc in list(self.living.values()):
             self._kill(proc, -SIGTERM)
 

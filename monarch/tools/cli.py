@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monarch._linux import private_files
+from monarch._linux import private_files, terminal
+from monarch.job import modules
 from monarch.job.worker_launch import new_secret
 from monarch.tools import certs, verbs, worker_stdin
 
@@ -102,8 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Wrong usage, --help and --version raise SystemExit, as argparse does. Never raises Exception.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # jobs are named as MODULE.ATTRIBUTE, and modules lie here
     parser = _parser()
     _complete(parser)
     options = parser.parse_args(arguments)
@@ -111,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     command: Callable[[argparse.Namespace], int | None] = options.command
+    modules.search_here()  # jobs are named as MODULE.ATTRIBUTE, and kept jobs may be of a class of such a module
     try:
         return command(options) or 0
     except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         text = str(error).strip() or "no further explanation"
         shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
-        print(f"monarch {options.name}: {shown}", file=sys.stderr)
+        terminal.note(f"monarch {options.name}: {shown}")
         return 1
 
 
@@ -249,7 +249,7 @@ def _version() -> str:
 
 def _certs(options: argparse.Namespace) -> None:
     made = certs.make_certificates(options.directory, options.host, options.days, force=options.force)
-    print(_explanation(made, options.days), flush=True)
+    terminal.show(_explanation(made, options.days))
 
 
 def _explanation(made: certs.Certificates, days: int) -> str:
@@ -284,10 +284,9 @@ def _secret(options: argparse.Namespace) -> None:
         _print_secret(sys.stdout.fileno())
         return
     path = _write_secret(options.file, force=options.force).absolute()
-    print(
+    terminal.show(
         f"Made a secret for one job in {path} (mode 0600). Give every host and client a copy, and on each:\n\n"
-        f"  export {SECRET_FILE}={path}",
-        flush=True,
+        f"  export {SECRET_FILE}={path}"
     )
 
 
@@ -327,7 +326,7 @@ def _worker(options: argparse.Namespace) -> None:
         os.environ[SECRET_FILE] = os.path.abspath(options.secret_file)
     import monarch.actor  # what serving loads, --help need not
 
-    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
+    _log_as_worker()
     name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
     getattr(monarch.actor, name)(**settings)
 
@@ -339,7 +338,7 @@ def _worker_by_stdin(options: argparse.Namespace) -> None:
         options.parser.error(f"--stdin says what {_option(given[0])} would say; give one of them")
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: its end is for the watcher
         orders = worker_stdin.read_orders(stdin)
-    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
+    _log_as_worker()
     worker_stdin.serve(options.address, orders)
 
 
@@ -363,3 +362,9 @@ def _tls(options: argparse.Namespace) -> dict[str, str]:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _log_as_worker() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(terminal.VisibleFormatter("monarch worker: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)

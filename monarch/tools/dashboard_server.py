@@ -11,6 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux import private_files, terminal
+
 if TYPE_CHECKING:
     from monarch.dashboard.pages.live_data import LiveData
     from monarch.telemetry.store import Store
@@ -36,11 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"say which file: --db PATH, or {_SAVED}")
         from monarch.telemetry.store import Store
 
+        if not options.trust:
+            check_own(path)
         return serve(Store.open(path), None, options.host, options.port)
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError, ImportError) as exc:
-        print(f"monarch-dashboard: {exc}", file=sys.stderr)
+        terminal.note(f"monarch-dashboard: {exc}")
         return 1
 
 
@@ -55,12 +59,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--db", metavar="PATH", help=f"a DuckDB file with tables of telemetry (default: {_SAVED})")
+    parser.add_argument("--trust", action="store_true", help="also a file that others may have written")
     what.add_argument("--simulate", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
     parser.add_argument(
         "--port", type=number(int, 0, 65535), default=5000, help="(5000; taken: any free one; 0: any free one)"
     )
     return parser
+
+
+def check_own(path: str) -> None:
+    """ValueError when somebody else can have written the file, or one beside it, which the engine would read as well."""
+    if os.path.isfile(path):
+        try:
+            os.close(private_files.open_to_read(path, own_group=True))
+            private_files.closed_folder(os.path.dirname(os.path.abspath(path)))
+        except private_files.UntrustedFileError as exc:
+            raise ValueError(
+                f"{exc}. The engine is not made for databases that mean harm: copy it into a folder of yours, if you know "
+                "where it comes from, or say --trust"
+            ) from None
 
 
 def number(kind: type, least: float, most: float) -> Any:
@@ -90,8 +108,8 @@ def serve(store: Store, live: LiveData | None, host: str, port: int) -> int:
         data = PageData(store, live) if live is not None else PageData(store, None, None)
         served = server.serve(Site([*routes_of(data), *query_routes(store)], host, port, secrets.token_urlsafe(24)))
         if served.note:
-            print(f"monarch-dashboard: {served.note}", file=sys.stderr)
-        print(f"Monarch Dashboard: {served.url}", flush=True)
+            terminal.note(f"monarch-dashboard: {served.note}")
+        terminal.show(f"Monarch Dashboard: {served.url}")
         ended.wait()
     finally:
         server.close()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from monarch._text import coloured, one_line
+
 if TYPE_CHECKING:
     from monarch.admin.output import Line, OutputPage
 
@@ -63,7 +65,7 @@ def merged(told: Iterable[OutputPage], pattern: re.Pattern[str] | None = None) -
 
 
 def shown(one: OutputPage, line: Line) -> str:
-    return f"[{one.mesh} {one.rank}] {line.text}"
+    return f"[{one_line(one.mesh)} {one.rank}] {coloured(line.text)}"
 
 
 def cursors(told: Iterable[OutputPage]) -> dict[str, int]:

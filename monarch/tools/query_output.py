@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch._text import aligned, columns, one_line
+
 FORMATS = ("table", "json", "jsonl")
 
 
@@ -19,34 +21,33 @@ def shown(reply: Mapping[str, Any], form: str) -> str:
     return table(rows, reply.get("columns", ()))
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+def table(rows: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> str:
     """Columns in the order of their first appearance; numbers stand at the right."""
-    names = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
+    names = list(dict.fromkeys([*order, *(name for row in rows for name in row)]))
     count = "(1 row)" if len(rows) == 1 else f"({len(rows)} rows)"
     if not names:
         return count
     cells = [[cell(row.get(name)) for name in names] for row in rows]
-    widths = [max([len(name), *(len(line[at]) for line in cells)]) for at, name in enumerate(names)]
+    heads = [cell(name) for name in names]
+    widths = [max(map(columns, column)) for column in zip(heads, *cells, strict=True)]
     right = [bool(rows) and all(_is_number(row.get(name)) for row in rows) for name in names]
 
     def line(words: Sequence[str]) -> str:
         padded = (
-            word.rjust(width) if to_right else word.ljust(width)
-            for word, width, to_right in zip(words, widths, right, strict=True)
+            aligned(word, width, right=to_right) for word, width, to_right in zip(words, widths, right, strict=True)
         )
         return " | ".join(padded).rstrip()
 
     rule = "-+-".join("-" * width for width in widths)
-    return "\n".join([line(names), rule, *map(line, cells), count])
+    return "\n".join([line(heads), rule, *map(line, cells), count])
 
 
 def cell(value: Any) -> str:
-    """One line, and no control characters of a terminal."""
+    """One line, fit for a terminal."""
     if value is None:
         return "NULL"
     if isinstance(value, str):
-        text = value.replace("\n", "\\n").replace("\t", "\\t")
-        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+        return one_line(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | dict):

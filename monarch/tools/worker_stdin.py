@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from monarch._linux import terminal
+
 _LONGEST = 1 << 20  # bytes of the line
 
 
@@ -81,7 +83,7 @@ def serve(address: str, orders: Orders) -> None:
     if not gone.is_set():
         ended.get()
         return
-    print("monarch worker: whoever started it has gone: this host ends", file=sys.stderr, flush=True)
+    terminal.note("monarch worker: whoever started it has gone: this host ends")
 
 
 def _await_end(ended: Any, changed: threading.Event) -> None:

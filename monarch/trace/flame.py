@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from zlib import crc32
+
+from monarch._linux import private_files
 
 _WIDTH = 1200.0
 _ROW = 18
@@ -133,7 +136,7 @@ class Flame:
                 leaf = stack.rpartition(";")[2]
                 own[leaf] = own.get(leaf, 0) + times
                 seen_by.setdefault(leaf, set()).add(process)
-        total = self.total
+        total = self.total or 1
         first = sorted(own, key=lambda name: (-own[name], name))[:count]
         return [(name, own[name] / total, sorted(seen_by[name])) for name in first]
 
@@ -145,7 +148,7 @@ class Flame:
         """Writes what the name asks for: `.svg`, `.json` (speedscope), else folded lines. Returns the path."""
         path = Path(path)
         text = {".svg": self.svg, ".json": self.speedscope}.get(path.suffix, self.folded)()
-        path.write_text(text, encoding="utf-8")
+        private_files.write_output(path, text.encode(errors="backslashreplace"))
         return path
 
 
@@ -190,7 +193,7 @@ def _svg(flame: Flame) -> str:
         f'viewBox="0 0 {_WIDTH:g} {height}" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11">',
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="100%" height="100%"/><text x="8" y="20" font-size="14" class="head">'
-        f"{html.escape(flame.title)}</text>",
+        f"{_markup(flame.title)}</text>",
         '<text id="hint" x="8" y="36" class="hint">click a box to zoom, the top one to go back</text>',
         f'<text id="found" x="{_WIDTH - 8:g}" y="36" text-anchor="end" class="hint"></text>',
         '<g id="boxes">',
@@ -212,25 +215,33 @@ def _svg(flame: Flame) -> str:
             label = label[: max(0, room - 1)] + "…" if room > 2 else ""
         y = top + depth * _ROW
         out.append(
-            f'<g data-x="{left:.2f}" data-w="{wide:.2f}" data-d="{depth}"><title>{html.escape(title)}</title>'
+            f'<g data-x="{left:.2f}" data-w="{wide:.2f}" data-d="{depth}"><title>{_markup(title)}</title>'
             f'<rect x="{left:.2f}" y="{y}" width="{max(wide - 0.5, 0.2):.2f}" height="{_ROW - 1}" rx="1.5" '
-            f'fill="{_colour(node.name)}"/><text x="{left + 3:.2f}" y="{y + 12}" data-n="{html.escape(whole)}">'
-            f"{html.escape(label)}</text></g>"
+            f'fill="{_colour(node.name)}"/><text x="{left + 3:.2f}" y="{y + 12}" data-n="{_markup(whole)}">'
+            f"{_markup(label)}</text></g>"
         )
     out.append("</g>")
     y = top + (deepest + 1) * _ROW + 12
     for note in notes:
-        out.append(f'<text x="8" y="{y}" class="hint">{html.escape(note)}</text>')
+        out.append(f'<text x="8" y="{y}" class="hint">{_markup(note)}</text>')
         y += 16
     out.append(f"<script><![CDATA[{_SCRIPT}]]></script></svg>\n")
     return "\n".join(out)
+
+
+def _markup(text: str) -> str:
+    """Returns text as XML has it: it cannot hold every character, and one that it cannot hold would spoil the whole file."""
+    return html.escape(_NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+_NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _colour(name: str) -> str:
     """Warm and the same each time; grey for what is ours, or only waits."""
     if "(monarch/" in name or name.startswith("("):
         return "#c9cdd3"
-    mixed = crc32(name.rpartition(":")[0].encode() or name.encode())
+    mixed = crc32((name.rpartition(":")[0] or name).encode(errors="replace"))
     return f"hsl({8 + mixed % 44},{62 + mixed // 44 % 18}%,{62 + mixed // 1000 % 12}%)"
 
 

@@ -22,7 +22,7 @@ import zlib
 from collections import deque
 from typing import Any
 
-from monarch._linux import private_files
+from monarch._linux import private_files, terminal
 from monarch._mesh.inspection.recording import process_name
 from monarch._runtime import recorder as recorders
 from monarch._runtime.proc import Proc
@@ -76,7 +76,7 @@ class LocalSink:
         self._size = 0
         self._over = threading.Event()
         self._writing = threading.Lock()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._file = private_files.open_log(path, empty=True)
 
     def start(self) -> None:
         if recorders.active is not None:  # telemetry was first
@@ -217,13 +217,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         files = sorted(name for name in os.listdir(folder) if name.endswith(".pftrace"))
     except OSError as exc:
-        print(f"there are no traces in {folder}: {exc.strerror}", file=sys.stderr)
+        terminal.note(f"there are no traces in {folder}: {exc.strerror}")
         return 1
-    with open(options.output, "wb") as out:
+    with open(private_files.open_output(options.output), "wb") as out:
         for name in files:
-            with open(os.path.join(folder, name), "rb") as file:
+            with open(private_files.open_to_read(os.path.join(folder, name)), "rb") as file:
                 shutil.copyfileobj(file, out)
-    print(f"Wrote the traces of {len(files)} processes into {options.output}.")
+    terminal.show(f"Wrote the traces of {len(files)} processes into {options.output}.")
     return 0
 
 

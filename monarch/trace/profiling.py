@@ -234,4 +234,4 @@ def _place(path: str | os.PathLike[str] | None, suffix: str) -> Path:
 
 def _fresh(place: Path) -> Any:
     """Written anew, readable by this user only: names and arguments of a program may be in it."""
-    return os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+    return open(private_files.open_output(place, 0o600), "wb")

@@ -63,7 +63,7 @@ def addresses_of(mesh: Any) -> Sequence[str]:
 
 def flame_of(answers: SurveyAnswers, seconds: float) -> Flame:
     """Answers of the question "samples", as one picture."""
-    found = {address: sampler.decode(reply) for address, reply in answers.replies.items()}
+    found = answers.decoded(sampler.decode)
     names = names_of(found)
     processes = {names[address]: samples.samples for address, samples in found.items()}
     silent = {_short(address): why for address, why in answers.silent.items()}

@@ -21,6 +21,8 @@ NOT_POSITIVE = "not positive duration"
 UNREADABLE = "unreadable fields_json"
 NO_ACTOR = "no actor id"
 _US = 1000
+_SIMPLE = (str, int, float, bool, type(None))
+_LONGEST = 1_000  # characters of a field that is a list or an object, which none of ours is
 
 
 class SpanRow(NamedTuple):
@@ -117,9 +119,11 @@ def _join(calls: Mapping[str, tuple[Instant, Instant | None]], answers: Iterable
 def _fields(text: str) -> dict[str, Any] | None:
     try:
         fields = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return fields if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        return None
+    return {key: value if isinstance(value, _SIMPLE) else str(value)[:_LONGEST] for key, value in fields.items()}
 
 
 def _reason(row: SpanRow, fields: dict[str, Any] | None, start_us: int, end_us: int) -> str:

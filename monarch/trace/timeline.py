@@ -97,10 +97,19 @@ class Lane:
         self._open.append(one.end)
 
 
+_MOST_TRIES = 50_000_000  # some seconds
+
+
 def lanes(slices: list[Slice]) -> list[Lane]:
-    """Calls of one actor may overlap without one enclosing the other: as few lanes as that needs, longest first in each."""
+    """Calls of one actor may overlap without one enclosing the other: as few lanes as that needs, longest first in each.
+
+    Each slice is tried in each lane, _MOST_TRIES times in all: of an actor with more the last slices are left out."""
     made: list[Lane] = []
+    tries = 0
     for one in sorted(slices, key=lambda one: (one.start, -one.end)):
+        tries += len(made)
+        if tries > _MOST_TRIES:
+            break
         lane = next((lane for lane in made if lane.takes(one.start, one.end)), None)
         if lane is None:
             lane = Lane()

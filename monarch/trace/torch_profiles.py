@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._mesh.inspection.torch_profile import Trace
+from monarch._mesh.inspection.torch_profile import LARGEST, Trace
 from monarch._wire.address import CLIENT, host_of, name_of
 from monarch.trace.timeline import Slice, Timeline
 
@@ -29,6 +29,8 @@ _START = 30.0  # seconds for torch to begin: the first profile of a process load
 _STOP = 120.0  # and to write what it has
 _CLOCKS = 5  # times that a clock is asked for
 _TOGETHER = 4  # processes whose traces travel at a time
+_MOST_VALUES = 8_000_000  # numbers, texts, lists and so on in the trace of one process
+_END_OF_TIME = 1 << 63  # nanoseconds
 _KEPT = {"Input Dims", "Input type", "stream", "device", "bytes", "correlation", "grid", "block"}
 
 
@@ -45,11 +47,11 @@ class TorchProfiles:
 
     def start(self) -> None:
         answers = self._ask("torch.start", b"", _START, None)
-        self._missing = dict(answers.silent)
         everybody = [*answers.replies, *answers.silent]
         self._client = next((host_of(address) for address in everybody if name_of(address) == CLIENT), "")
-        for address, reply in answers.replies.items():
-            why = msgspec.msgpack.decode(reply, type=str)
+        told = answers.decoded(msgspec.msgpack.Decoder(str).decode)
+        self._missing = dict(answers.silent)
+        for address, why in told.items():
             if why:
                 self._missing[address] = why
             else:
@@ -60,9 +62,9 @@ class TorchProfiles:
         self._ask("torch.stop", b"", _STOP, self._started)
         for first in range(0, len(self._started), _TOGETHER):
             answers = self._ask("torch.take", b"", _STOP, self._started[first : first + _TOGETHER])
+            traces = answers.decoded(msgspec.msgpack.Decoder(Trace).decode)
             self._missing |= answers.silent
-            for address, reply in answers.replies.items():
-                trace = msgspec.msgpack.decode(reply, type=Trace)
+            for address, trace in traces.items():
                 if trace.packed:
                     self._traces[address] = trace
                 else:
@@ -80,11 +82,11 @@ class TorchProfiles:
     def _clock(self, address: str) -> tuple[float, int]:
         """(error, nanoseconds by which the clock there is ahead)."""
         sent = time.time_ns()
-        replies = self._ask("clock", b"", 2.0, [address]).replies
+        answers = self._ask("clock", b"", 2.0, [address])
         back = time.time_ns()
-        if address not in replies:
+        there = answers.decoded(msgspec.msgpack.Decoder(int).decode).get(address)
+        if there is None:
             return float("inf"), 0
-        there = msgspec.msgpack.decode(replies[address], type=int)
         return (back - sent) / 2, there - (sent + back) // 2
 
     def lines(self) -> list[str]:
@@ -97,9 +99,31 @@ class TorchProfiles:
 
     def add_to(self, timeline: Timeline) -> None:
         """Into the processes that telemetry shows, on tracks of their own."""
-        for address, trace in self._traces.items():
+        for address, trace in list(self._traces.items()):
             ahead = self._offsets.get(host_of(address), 0)
-            add(timeline, trace.process, json.loads(zlib.decompress(trace.packed)), trace.pid, trace.threads, ahead)
+            try:
+                add(timeline, trace.process, unpacked(trace.packed), trace.pid, trace.threads, ahead)
+            except ValueError as exc:
+                del self._traces[address]
+                self._missing[address] = str(exc)
+
+
+def unpacked(packed: bytes) -> dict[str, Any]:
+    """Returns the trace that a process has packed. ValueError when it is none, or larger than one that a process packs: then
+    no more than that much of it was unpacked."""
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, LARGEST)
+        if unpacker.unconsumed_tail or data.count(b",") + data.count(b"[") + data.count(b"{") > _MOST_VALUES:
+            raise ValueError(
+                f"its trace is larger than {LARGEST >> 20} MiB and {_MOST_VALUES:,} values: profile a shorter time"
+            )
+        trace = json.loads(data)
+    except (zlib.error, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError(f"its trace cannot be read: {type(exc).__name__}: {exc}") from None
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents", []), list):
+        raise ValueError("its trace cannot be read: it holds no traceEvents")
+    return trace
 
 
 def add(
@@ -111,25 +135,34 @@ def add(
     ahead: int = 0,
 ) -> int:
     """The complete events of one Chrome trace as tracks of one process, one for each of its threads and streams; how many.
-    `threads`: what threads are called, by their numbers. `ahead`: nanoseconds by which its clock is."""
+    `threads`: what threads are called, by their numbers. `ahead`: nanoseconds by which its clock is. What is no event, or has
+    no time, is left out."""
     base = int(trace.get("baseTimeNanoseconds", 0)) - ahead
     names: dict[tuple[Any, Any], str] = {}
-    for event in trace.get("traceEvents", ()):
+    events = [event for event in trace.get("traceEvents", ()) if isinstance(event, dict)]
+    for event in events:
         if event.get("ph") == "M" and event.get("name") == "thread_name":
-            names[event.get("pid"), event.get("tid")] = str(event.get("args", {}).get("name", ""))
+            args = event.get("args")
+            names[_place(event)] = str(args.get("name", "")) if isinstance(args, dict) else ""
     process = timeline.process(name, pid)
     count = 0
-    for event in trace.get("traceEvents", ()):
+    for event in events:
         if event.get("ph") != "X" or event.get("cat") == "Trace":
             continue
-        place = event.get("pid"), event.get("tid")
-        at = float(event["ts"])
-        start = base + round(at * 1000)
-        end = max(start + 1, base + round((at + float(event.get("dur", 0))) * 1000))  # so that what is nested stays so
-        args = event.get("args") or {}
+        place = _place(event)
+        try:
+            at = float(event["ts"])
+            start = base + round(at * 1000)
+            # So that what is nested stays so.
+            end = max(start + 1, base + round((at + float(event.get("dur", 0))) * 1000))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if not 0 <= start < end < _END_OF_TIME:
+            continue
+        args = event.get("args")
         notes = {
             key: value if isinstance(value, (int, float, str)) else str(value)
-            for key, value in args.items()
+            for key, value in (args.items() if isinstance(args, dict) else ())
             if key in _KEPT
         }
         label = names.get(place) or f"thread {place[1]}"
@@ -141,3 +174,9 @@ def add(
         process.track(label).slices.append(Slice(start, end, str(event.get("name")), str(event.get("cat", "")), notes))
         count += 1
     return count
+
+
+def _place(event: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns where an event lies: process and thread, which are numbers or names."""
+    pid, tid = event.get("pid"), event.get("tid")
+    return (pid if isinstance(pid, (int, str)) else None), (tid if isinstance(tid, (int, str)) else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -17,6 +18,8 @@ def talk(connection: socket.socket) -> None:
 
 def main() -> None:
     companion.log_to_stderr()
+    if "DEAF" in os.environ:
+        signal.pause()
     said = sys.stdin.read()
     if said == "fail":
         sys.exit("it was told to fail")
@@ -24,7 +27,7 @@ def main() -> None:
     if not companion.take(sys.argv[1]):
         return
     never, _ = os.pipe()
-    with companion.listen(sys.argv[1], 8, int(sys.argv[2])) as listening:
+    with companion.listen(sys.argv[1], int(sys.argv[2])) as listening:
         threading.Thread(target=companion.serve, args=(listening, "a socket", 8, talk), daemon=True).start()
         owner.wait(never)
 

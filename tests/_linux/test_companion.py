@@ -45,6 +45,7 @@ def helper(folder: str) -> Iterator[Companion]:
 
 def pid_at(helper: Companion) -> int:
     with helper.connect(TIMEOUT) as connection:
+        connection.sendall(b"?")
         return int(connection.recv(100))
 
 
@@ -84,6 +85,30 @@ def test_one_that_does_not_come_up_says_why(folder: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(FileNotFoundError):
         Companion(folder).start(MODULE, companion.environment(), owned=True)
+
+
+def test_one_that_reads_nothing_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is to read waits in a file in memory, however large: no pipe is full."""
+    monkeypatch.setattr(companion, "READY", 0.1)
+    monkeypatch.setattr(companion, "ENDS", 0.1)
+    made = Companion(folder)
+    with pytest.raises(CompanionFailed, match="nothing"):
+        made.start(MODULE, companion.environment(DEAF="1"), owned=True, stdin=bytes(1 << 20))
+    assert made.process is not None
+    made.process.kill()
+    made.process.wait()
+
+
+def test_the_log_of_one_that_runs_is_not_emptied_by_who_comes_later(helper: Companion) -> None:
+    log = Path(helper.folder, "log")
+    log.write_text("said before\n")
+    later = Companion(helper.folder)
+    later.start(MODULE, companion.environment(), owned=True)
+    assert later.process is not None and later.process.wait(TIMEOUT) == 0
+    assert log.read_text().startswith("said before\n")
+    with pytest.raises(CompanionFailed) as caught:  # it says what is its own
+        Companion(helper.folder + "-2").start(MODULE, companion.environment(), owned=True, stdin=b"fail")
+    assert str(caught.value) == "it was told to fail"
 
 
 def test_a_folder_that_is_a_link_is_not_used(folder: str, tmp_path: Path) -> None:
@@ -212,6 +237,7 @@ def test_a_process_that_is_out_of_descriptors_accepts_again_when_it_has_some() -
         done.set()
 
     with ours, theirs:
+        ours.sendall(b"?")
         companion.serve(Listening(), "a socket", 1, talk)  # type: ignore[arg-type]
         assert done.wait(TIMEOUT) and served == [theirs.fileno()]
 
@@ -220,6 +246,7 @@ def test_where_no_thread_is_left_one_connection_is_refused_and_the_next_is_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pairs = [socket.socketpair() for _ in range(2)]
+    pairs[1][0].sendall(b"?")
     begin, full = threading.Thread.start, [RuntimeError("can't start new thread")]
 
     def start(thread: threading.Thread) -> None:
@@ -238,6 +265,7 @@ def test_where_no_thread_is_left_one_connection_is_refused_and_the_next_is_serve
 
     def talk(connection: socket.socket) -> None:
         with connection:
+            connection.recv(1)
             connection.sendall(b"served")
 
     monkeypatch.setattr(threading.Thread, "start", start)
@@ -254,7 +282,7 @@ import logging
 companion.LOG_LIMIT, companion._LOG_KEPT = 10_000, 1_000
 companion.log_to_stderr()
 for number in range(1000):
-    logging.info("line %d of many that are said", number)
+    logging.info(f"line {number} of many that are said")
 """
     log = private_files.open_log(tmp_path / "log")
     subprocess.run([sys.executable, "-c", program], stderr=log, check=True)
@@ -262,6 +290,86 @@ for number in range(1000):
     text = (tmp_path / "log").read_text()
     assert len(text) < 11_000 and text.endswith("line 999 of many that are said\n")
     assert all(line.endswith("of many that are said") for line in text.splitlines())
+
+
+def test_lines_of_one_kind_are_few_and_the_others_are_counted(tmp_path: Path) -> None:
+    """A hundred thousand times what strangers cause, and what matters is still there."""
+    program = """
+import time
+from monarch._linux import companion
+import logging
+now = 0.0
+time.monotonic = lambda: now
+companion.log_to_stderr()
+logging.info("it matters")
+for number in range(100_000):
+    logging.warning("refused: %s", number)
+now = 10.0
+logging.info("the end")
+"""
+    log = private_files.open_log(tmp_path / "log")
+    subprocess.run([sys.executable, "-c", program], stderr=log, check=True)
+    os.close(log)
+    lines = [line.split(" ", 2)[2] for line in (tmp_path / "log").read_text().splitlines()]
+    refused = [f"refused: {number}" for number in range(5)]
+    assert lines == ["it matters", *refused, "99995 more lines like this: refused: %s", "the end"]
+
+
+def test_kinds_of_lines_are_forgotten_when_there_are_many() -> None:
+    limit = companion.LineLimit()
+    for number in range(6 * 3):
+        limit.admits(f"kind {number % 3}", 1.0)
+    for number in range(companion._KINDS):
+        assert limit.admits(f"other {number}", 2.0)[0]
+    assert len(limit._kinds) == companion._KINDS
+    assert limit.admits("other 0", 12.0) == (True, [])
+
+
+def test_the_oldest_that_says_nothing_gives_way(folder: str) -> None:
+    """More than a helper takes, who say nothing and stay: whoever says something is served."""
+    talked: list[bytes] = []
+
+    def talk(connection: socket.socket) -> None:
+        with connection:
+            while said := connection.recv(10):
+                talked.append(said)
+                connection.sendall(said)
+
+    os.mkdir(folder, 0o700)
+    ready, writing = os.pipe()
+    with companion.listen(folder, writing) as listening:
+        threading.Thread(target=companion.serve, args=(listening, "a socket", 4, talk), daemon=True).start()
+        kept = Companion(folder).connect(TIMEOUT)
+        kept.sendall(b"kept")
+        assert kept.recv(10) == b"kept"
+        idle = [Companion(folder).connect(TIMEOUT) for _ in range(100)]
+        for number in range(97):  # as many as there is no room for
+            assert idle[number].recv(10) == b""
+        for each in (*idle[97:], kept):
+            each.sendall(b"here")
+            assert each.recv(10) == b"here"
+        with Companion(folder).connect(TIMEOUT) as more:  # all that are there have said something
+            assert more.recv(10) == b""
+        for each in (*idle, kept):
+            each.close()
+        listening.shutdown(socket.SHUT_RDWR)
+    os.close(ready)
+
+
+def test_a_record_of_any_length_is_cut(tmp_path: Path) -> None:
+    program = """
+from monarch._linux import companion
+import logging
+companion.log_to_stderr()
+logging.info("%s", "x" * 100_000_000)
+logging.info("the next")
+"""
+    log = private_files.open_log(tmp_path / "log")
+    subprocess.run([sys.executable, "-c", program], stderr=log, check=True)
+    os.close(log)
+    first, second = (tmp_path / "log").read_text().splitlines()
+    assert len(first) < 70_000 and first.endswith(" characters]") and "[and 99,934,4" in first
+    assert second.endswith("the next")
 
 
 def test_threads_say_in_the_log_what_they_raise(

@@ -18,6 +18,7 @@ from monarch._linux.local_socket import PeerClosedError, TornMessageError
 from tests.support.users import as_stranger, needs_root
 
 LIMIT = 1 << 20
+TIMEOUT = 60
 
 
 @pytest.fixture
@@ -141,3 +142,22 @@ def test_a_user_with_a_large_number_is_the_same_user() -> None:
             return local_socket.same_user(ours), local_socket.peer_of(ours)[1]
 
     assert as_stranger(both, 3_000_000_000) == (True, 3_000_000_000)
+
+
+def test_who_connects_waits_for_room_in_a_full_queue(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen(0)
+        with local_socket.connect(path, TIMEOUT):
+            with pytest.raises(TimeoutError, match=r"took no connection for 0\.05 s"):
+                local_socket.connect(path, 0.05)
+            taken: list[socket.socket] = []
+            accepting = threading.Thread(target=lambda: taken.extend(listening.accept()[0] for _ in range(2)))
+            accepting.start()
+            with local_socket.connect(path, TIMEOUT) as connection:
+                accepting.join()
+                connection.sendall(b"here")
+                assert taken[1].recv(4) == b"here"
+            for each in taken:
+                each.close()

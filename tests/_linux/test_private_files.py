@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
+import shutil
 import stat
+import struct
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch._linux import private_files
+from monarch._linux import owners, private_files
 from monarch._linux.private_files import UntrustedFileError
 from tests.support.users import STRANGER, as_stranger, needs_root
 
 LIMIT = 1000
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def own(path: Path, content: bytes = b"mine", mode: int = 0o600) -> Path:
@@ -74,9 +82,8 @@ def test_what_others_may_write_is_not_read(tmp_path: Path, mode: int) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_does_not_hold_us(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "f")
-    for open_it in (private_files.open_to_read, private_files.open_regular):
-        with pytest.raises(UntrustedFileError, match="is not an ordinary file"):
-            open_it(tmp_path / "f")
+    with pytest.raises(UntrustedFileError, match="is not an ordinary file"):
+        private_files.open_to_read(tmp_path / "f")
 
 
 def test_missing_and_too_large(tmp_path: Path) -> None:
@@ -242,6 +249,82 @@ def test_folders_of_users_that_a_container_does_not_have(
                 private_files._check_folder(os.stat_result(found), "/x", None)
 
 
+UNMAPPED = """
+import os, sys
+from monarch._linux import owners, private_files
+for do in (private_files.open_to_read, private_files.open_log, private_files.make_folder, private_files.take_folder):
+    try:
+        do(sys.argv[1])
+    except private_files.UntrustedFileError as exc:
+        print(exc)
+"""
+
+
+@needs_root
+def test_one_without_a_number_trusts_nothing(open_folder: Path) -> None:
+    """In a user namespace all users without a number look like one: what is a stranger's looks like one's own."""
+    file = own(open_folder / "f", mode=0o644)
+    os.chown(file, 4242, 4242)
+    command = ["unshare", "--user", sys.executable, "-c", UNMAPPED, str(file)]
+    env = {"PYTHONPATH": ROOT, "PATH": os.environ["PATH"]}
+    made = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if "unshare failed" in made.stderr:
+        pytest.skip("this machine makes no user namespaces")
+    why = f"{file} may be anybody's: this user has the number 65534, as everybody who has none in this user namespace"
+    assert made.stderr == "" and len(made.stdout.splitlines()) == 4
+    assert all(line.startswith(why) and "--map-root-user" in line for line in made.stdout.splitlines())
+
+
+def test_a_file_of_somebody_without_a_number_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "_numbers", lambda: [(1000, 1)])
+    found = list(os.stat(own(tmp_path / "f")))
+    found[4] = 65534
+    with pytest.raises(
+        UntrustedFileError, match="belongs to user 65534, that is somebody who has no number in this user"
+    ):
+        private_files._check_file(os.stat_result(found), "f", root=True)
+
+
+def test_a_second_name_counts_where_others_can_give_it(tmp_path: Path) -> None:
+    (tmp_path / "wide").mkdir()
+    own(tmp_path / "f")
+    os.link(tmp_path / "f", tmp_path / "wide" / "f")
+    assert read(tmp_path / "wide" / "f") == b"mine"
+    (tmp_path / "wide").chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="wide/f has a second name"):
+        read(tmp_path / "wide" / "f")
+
+
+MOUNTS = """\
+21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,user_id=9
+37 21 0:44 / /tmp/his rw,nosuid shared:7 - fuse.sshfs h:/ rw,user_id=4242,group_id=4242,allow_other
+38 21 0:45 / /mnt/a\\040b rw - fuse src rw,user_id=0,group_id=0
+39 21 0:46 / /mnt/c rw - fuseblk /dev/sdb rw,group_id=0
+"""
+
+
+@pytest.mark.parametrize(("mount", "user"), [(21, 0), (37, 4242), (38, 0), (39, 0), (40, 65534)])
+def test_who_serves_a_file_system(mount: int, user: int) -> None:
+    assert owners.serving_user(str(mount), MOUNTS.splitlines(keepends=True)) == user
+
+
+def test_what_another_user_serves_is_not_ones_own_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With user_allow_other in /etc/fuse.conf, a stranger's program may say that its files belong to anybody."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        if folder.stat().st_dev == Path("/dev").stat().st_dev:
+            pytest.skip("/dev/shm is no file system of its own here")
+        assert read(own(folder / "f")) == b"mine"
+        monkeypatch.setattr(owners, "serving_user", lambda *_: 4242)
+        before = os.listdir("/proc/self/fd")
+        for do in (read, private_files.open_lock, private_files.make_folder, private_files.take_folder):
+            with pytest.raises(UntrustedFileError, match=r"/dev(/shm)? lies on a file system that user 4242 serves"):
+                do(folder / "f")
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        shutil.rmtree(folder)
+
+
 # --- writing
 
 
@@ -387,9 +470,87 @@ def test_a_users_folder_whose_name_is_taken(shared: Path) -> None:
 
 
 @needs_root
+def test_nothing_is_written_where_others_decide_what_is_there(shared: Path) -> None:
+    as_stranger(lambda: (shared / "his").mkdir(0o777))
+    (shared / "mine").mkdir(0o700)
+    as_stranger(lambda: (shared / "link").symlink_to("mine"))
+    for name, why in (("his", "his belongs to"), ("link", "link is a link of")):
+        for do in (lambda path: private_files.write(path, b"new", replace=True), private_files.take_folder):
+            with pytest.raises(UntrustedFileError, match=f"{why} user {STRANGER}"):
+                do(shared / name / "f")
+    assert os.listdir(shared / "his") == os.listdir(shared / "mine") == []
+
+
+def test_a_users_folder_is_not_made_where_others_can_exchange_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for do in (private_files.user_folder, private_files.user_folders):
+        with pytest.raises(UntrustedFileError, match=r"may be written by others \(mode 0777\) and is not sticky"):
+            do(str(tmp_path), "own-0")
+    assert os.listdir(tmp_path) == []
+    tmp_path.chmod(0o1777)
+    private_files.user_folder(str(tmp_path), "own-0")
+    (tmp_path / "own-0-00000000").symlink_to("own-0")
+    (tmp_path / "own-0-11111111").mkdir(0o700)
+    (tmp_path / "own-0-22222222").mkdir(0o700)
+    (tmp_path / "own-0-22222222").chmod(0o777)
+    found = private_files.user_folders(str(tmp_path), "own-0")
+    assert found == [f"{tmp_path}/own-0", f"{tmp_path}/own-0-11111111"]
+
+
+@needs_root
 def test_a_folder_of_ones_own_with_a_like_name_is_not_taken_for_the_other(shared: Path) -> None:
     (shared / "own-0-results").mkdir(0o755)
     as_stranger((shared / "own-0").mkdir)
     other = private_files.user_folder(str(shared), "own-0")
     assert other != f"{shared}/own-0-results" and mode_of(shared / "own-0-results") == 0o755
     assert private_files.user_folder(str(shared), "own-0") == other
+
+
+# --- groups, and folders that others cannot write in
+
+
+def test_ones_own_group_may_write_what_is_not_secret(tmp_path: Path) -> None:
+    """A umask of 002 gives every file such a mode, and that group has nobody else in it; an access control list may."""
+    mine = own(tmp_path / "f", mode=0o664)
+    os.chown(mine, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    if grp.getgrgid(mine.stat().st_gid).gr_name != pwd.getpwuid(os.geteuid()).pw_name:
+        pytest.skip("this user has no group of its own")
+    with pytest.raises(UntrustedFileError, match="mode 0664"):
+        read(mine)
+    assert private_files.read(mine, LIMIT, own_group=True) == b"mine"
+    (tmp_path / "folder").mkdir(0o775)
+    (tmp_path / "folder").chmod(0o775)
+    assert private_files.closed_folder(tmp_path / "folder") == str(tmp_path / "folder")
+    entries = [(1, 6, -1), (2, 6, STRANGER), (4, 6, -1), (16, 6, -1), (32, 4, -1)]  # tag, permissions, id
+    try:
+        acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        os.setxattr(mine, "system.posix_acl_access", acl)
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    with pytest.raises(UntrustedFileError, match="mode 0664"):
+        private_files.read(mine, LIMIT, own_group=True)
+
+
+@needs_root
+def test_another_group_is_others(tmp_path: Path) -> None:
+    mine = own(tmp_path / "f", mode=0o664)
+    os.chown(mine, -1, STRANGER)
+    with pytest.raises(UntrustedFileError, match="mode 0664"):
+        private_files.read(mine, LIMIT, own_group=True)
+
+
+@needs_root
+def test_a_closed_folder_keeps_its_name(shared: Path) -> None:
+    """What is above counts: whoever may rename this folder could put another one in its place."""
+    folder = shared / "a" / "b"
+    folder.mkdir(parents=True)
+    assert private_files.closed_folder(folder) == str(folder)
+    with pytest.raises(UntrustedFileError, match=rf"{shared} may be written by others \(mode 1777\)"):
+        private_files.closed_folder(shared)
+    (shared / "a").chmod(0o777)
+    with pytest.raises(UntrustedFileError, match=rf"{shared}/a may be written by others"):
+        private_files.closed_folder(folder)
+    (shared / "a").chmod(0o755)
+    os.chown(shared / "a", STRANGER, STRANGER)
+    with pytest.raises(UntrustedFileError, match=rf"{shared}/a belongs to user {STRANGER}"):
+        private_files.closed_folder(folder)

@@ -26,7 +26,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure
-from tests.support.threads import in_loop
+from tests.support.loops import RunningLoop, in_loop, loop_of_the_test
 
 TIMEOUT = 20.0
 A, B, C = "tcp://10.0.0.1:1/a.0", "tcp://10.0.0.2:1/b.0", "tcp://10.0.0.3:1/c.0"
@@ -180,14 +180,11 @@ class Gate:
     def connection_lost(self, connection: Any, reason: str) -> None: ...
 
 
-class Net:
+class Net(RunningLoop):
     """Processes, one a host; `tcp.dial` leads to them. `dials` counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loop = Loop("test-io")
-        self.errors: list[BaseException] = []
-        self.loop.on_error = self.errors.append
-        self.loop.start()
+        super().__init__()
         self.processes: dict[str, Process] = {}
         self.dials = 0
         self.held: list[tuple[Process, socket.socket, bytes]] | None = None  # a list: handovers wait there
@@ -240,9 +237,7 @@ class Net:
             in_loop(self.loop, lambda process=process: process.directs.close("the test is over"))
         in_loop(self.loop, lambda: None)
         assert self.loop.statistics()["descriptors"] == 0
-        self.loop.stop()
-        assert self.loop.join(TIMEOUT)
-        assert self.errors == []
+        self.end()
 
 
 class _Attempt:
@@ -622,13 +617,7 @@ class Keep:
         self.lost.append(reason)
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    loop = Loop("test-io")
-    loop.start()
-    yield loop
-    loop.stop()
-    assert loop.join(TIMEOUT)
+loop = pytest.fixture(loop_of_the_test, name="loop")
 
 
 @pytest.mark.parametrize("rest", [b"", b"x"])

@@ -442,6 +442,16 @@ def test_all_settled_from_many_threads() -> None:
     join(*threads)
 
 
+def test_a_handler_of_signals_waits_in_the_midst_of_a_first_wait() -> None:
+    """Where it interrupts is where the queue of those who wait is made."""
+
+    def interrupted() -> None:
+        with module._creating:
+            Slot().on_ready(lambda: None)
+
+    join(start(interrupted))
+
+
 def test_every_observer_is_woken_though_one_of_them_was_woken_before() -> None:
     source = Source()
     woken: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ CLIENT, OTHER = "unix:/h/client", "unix:/h/m.7"
 
 
 class Behaviour:
-    def describe_stale(self) -> Failure:
-        return Failure("it was restarted", "key", "worker", [0], stopped=True, will_restart=True)
+    def describe_stale(self, overtaken: bool = False) -> Failure:
+        text = "it was overtaken" if overtaken else "it was restarted"
+        return Failure(text, "key", "worker", [0], stopped=True, will_restart=True)
 
     def describe_stop(self, reason: str) -> Failure:
         return Failure(f"stopped: {reason}", "key", "worker", [0], stopped=True)
@@ -34,6 +36,16 @@ class Recorder:
         self.refused: list[tuple[Call, Failure]] = []
         self.told: list[tuple[str, int]] = []
         self.pauses: list[tuple[str, bool]] = []
+        self.timers: list[Callable[[], Any]] = []
+        self.loop = self
+
+    def call_later(self, delay: float, fn: Callable[[], Any]) -> None:
+        self.timers.append(fn)
+
+    def pass_time(self) -> None:
+        timers, self.timers = self.timers, []
+        for timer in timers:
+            timer()
 
     def refuse(self, delivery: Delivery, failure: Failure) -> None:
         self.refused.append((delivery.call, failure))
@@ -121,6 +133,60 @@ def test_a_sender_that_knows_of_no_restart_and_begins_here_is_welcome() -> None:
     receiver.deliver(3, 0)
     assert receiver.taken() == [(0, 1), (0, 2), (0, 3)]
     assert receiver.refused() == [(0, 2)]
+
+
+UNAWARE = [(0, number) for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_whatever_overtakes_what_during_a_restart_every_message_has_an_outcome(before: int) -> None:
+    """Threads of one sender number their messages and send them in any order. The first `before` to arrive reach the actor
+    that was there, the others the one that took its place, those that name it (of threads that have heard) among them."""
+    for arrivals in itertools.permutations([*UNAWARE, (1, 1), (1, 2)]):
+        if any(named for named, _ in arrivals[:before]):
+            continue  # nobody can name the one that is not there yet
+        receiver = Receiver(1)
+        handled: list[tuple[int, int]] = []
+        for incarnation, seq in arrivals[before:]:
+            receiver.deliver(seq, incarnation)
+            handled += receiver.taken()
+        for _ in range(3):
+            receiver.proc.pass_time()
+        refused = receiver.refused()
+        assert handled + receiver.taken() == handled  # what has waited for long is answered, not run
+        assert sorted(handled + refused) == sorted(arrivals[before:]), arrivals
+        assert [seq for named, seq in handled if named] == [1, 2]
+        unaware = [seq for named, seq in handled if not named]
+        assert unaware == list(range(1, len(unaware) + 1))  # nothing before it has gone elsewhere, or was refused
+        assert receiver.instance._reorder.held == 0
+
+
+def test_a_message_that_waits_for_one_before_it_has_time() -> None:
+    receiver = Receiver(1)
+    receiver.deliver(1, 0)
+    receiver.deliver(3, 0)
+    receiver.deliver(2, 0)
+    receiver.deliver(5, 0)
+    timers = list(receiver.proc.timers)
+    timers[0]()  # of the third message, which has been handled: what waits now has waited less long
+    assert (receiver.taken(), receiver.refused()) == ([(0, 1), (0, 2), (0, 3)], [])
+    timers[1]()
+    receiver.deliver(4, 0)
+    assert (receiver.taken(), receiver.refused()) == ([], [(0, 5), (0, 4)])
+
+
+def test_a_message_that_comes_after_its_path_was_lost_is_answered() -> None:
+    receiver = Receiver(0)
+    receiver.deliver(1, 0)
+    receiver.deliver(3, 0)
+    receiver.instance.path_lost("a.0")
+    receiver.deliver(5, 0)
+    receiver.deliver(2, 0)
+    receiver.deliver(2, 0)
+    receiver.deliver(4, 0)
+    assert receiver.taken() == [(0, 1), (0, 3), (0, 5)]
+    assert [call.seq for call, failure in receiver.proc.refused if failure.report == "it was overtaken"] == [2, 4]
+    assert receiver.proc.told == []  # nothing was restarted
 
 
 def test_a_sender_that_hears_of_the_restart_later_begins_a_second_stream() -> None:

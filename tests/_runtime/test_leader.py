@@ -220,7 +220,7 @@ def test_the_loop_ends_while_a_thread_leads(wire: Wire) -> None:
 
 def test_nobody_leads_in_a_child_of_a_fork(wire: Wire) -> None:
     wire.stand_aside()
-    wire.loop.keep_lead()
+    wire.loop.forked()
     wire.send(b"for the loop")
     wire.loop.wake()
     assert wire.wait(b"for the loop") and wire.by(b"for the loop") != threading.get_ident()
@@ -263,6 +263,38 @@ def test_an_interrupt_at_any_step_of_a_lead_loses_nothing(monkeypatch: pytest.Mo
         assert step > 100 and led > 10
         bodies = list(dict.fromkeys(wire.bodies))  # what was interrupted may have been handled twice
         assert bodies == [b for n in range(step + 1) for b in (b"answer %d" % n, b"behind %d" % n)]
+    finally:
+        wire.close()
+
+
+def test_a_handler_that_waits_at_any_step_of_a_lead_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two frames come in one read, so that it also waits between the two."""
+    monkeypatch.setattr(leader, "ASIDE", 0.05)
+    wire = Wire()
+    steps, led = Steps(), 0
+    try:
+        for step in itertools.count():
+            body, next_body, inner, behind = (
+                b"%s %d" % (word, step) for word in (b"outer", b"next", b"inner", b"behind")
+            )
+            data = encode_small(b"small", body) + encode_small(b"small", next_body)
+            got: list[bool] = []
+
+            def handle(inner: bytes = inner, got: list[bool] = got) -> None:
+                got.append(wire.wait(inner, 5, send=lambda: wire.send(inner)))
+
+            wire.stand_aside()
+            with steps.at(step, handle):
+                assert wire.wait(body, 5, send=lambda data=data: wire.far.sendall(data)), f"lost at step {step}"  # type: ignore[misc]
+            assert got == [True] * steps.came, f"the handler did not get what it waited for at step {step}"
+            assert wire.wait(next_body, 5), f"lost behind step {step}"
+            wire.send(behind, head=b"other")
+            assert wire.wait(behind, 5), f"the loop did not come back after step {step}"
+            led += wire.by(body) == main_thread()
+            if not steps.came:
+                break
+        assert step > 100 and led > 10
+        assert len(set(wire.bodies)) == 4 * (step + 1) - 1
     finally:
         wire.close()
 
@@ -326,6 +358,44 @@ def test_a_handler_of_signals_waits_while_its_thread_leads(wire: Wire) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize("joined", ["a thread", "an event loop"])
+def test_a_handler_takes_its_time_while_its_thread_leads(joined: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for another that waits, which the runtime cannot know: somebody has to read meanwhile."""
+
+    def handle(*_: object) -> None:
+        def wait() -> None:
+            got.append(wire.wait(b"inner", 5, send=lambda: wire.send(b"inner")))
+
+        if joined == "a thread":
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join(10)
+        else:
+            asyncio.run(asyncio.wait_for(asyncio.to_thread(wait), 10))
+
+    got: list[bool] = []
+    monkeypatch.setattr(leader, "ASIDE", 0.5)
+    wire = Wire()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        wire.stand_aside()
+        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        waiting = threading.Timer(10, lambda: wire.send(b"outer"))
+        waiting.start()
+
+        def act(body: bytes) -> None:
+            if body == b"inner":
+                waiting.cancel()
+                wire.send(b"outer")
+
+        wire.act = act
+        assert wire.wait(b"outer") and got == [True]
+        assert wire.bodies == [b"inner", b"outer"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        wire.close()
+
+
 def test_a_handler_waits_in_the_midst_of_what_its_thread_handles(wire: Wire) -> None:
     def act(body: bytes) -> None:
         if body == b"outer" and threading.get_ident() == main_thread():
@@ -338,6 +408,44 @@ def test_a_handler_waits_in_the_midst_of_what_its_thread_handles(wire: Wire) -> 
     wire.stand_aside()
     assert wire.wait(b"later", send=lambda: wire.send(b"later"))
     assert list(dict.fromkeys(wire.bodies)) == [b"outer", b"inner", b"later"]
+
+
+def test_a_handler_that_has_taken_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The I/O thread has come back meanwhile, and waits for the lead that the handler's thread has."""
+
+    def act(body: bytes) -> None:
+        if body == b"outer" and threading.get_ident() == main_thread():
+            while wire.lead.aside:
+                os.sched_yield()
+            got.append(wire.wait(b"inner", send=lambda: wire.send(b"inner")))
+
+    got: list[bool] = []
+    monkeypatch.setattr(leader, "ASIDE", 0.05)
+    wire = Wire()
+    try:
+        for _ in range(1000):  # who leads it falls to
+            wire.stand_aside()
+            wire.act = act
+            assert wire.wait(b"outer", send=lambda: wire.send(b"outer"))
+            if got:
+                break
+            wire.handled.clear()
+        assert got == [True]
+    finally:
+        wire.close()
+
+
+@pytest.mark.parametrize("timeout", [None, 2.5])
+def test_the_main_thread_looks_for_signals_while_it_waits(timeout: float | None) -> None:
+    class Lock:
+        def acquire(self, timeout: float) -> bool:
+            asked.append(timeout)
+            return len(asked) > 2
+
+    asked: list[float] = []
+    lock: Any = Lock()
+    assert leader.wait_for(lock, timeout)
+    assert asked == [1.0, 1.0, 1.0]  # the lock does not wait: all of the time is left
 
 
 def test_a_finalizer_in_the_midst_of_what_a_thread_handles_cannot_wait(wire: Wire) -> None:

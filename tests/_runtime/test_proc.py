@@ -37,7 +37,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.unix import UnixTransport
 from monarch.config import settings
-from tests.support.threads import in_loop
+from tests.support.loops import in_loop
 
 TIMEOUT = 20.0
 
@@ -46,7 +46,7 @@ class Behaviour:
     def describe_stop(self, reason: str) -> Failure:
         return Failure(f"stopped: {reason}", "key", "worker", [0], stopped=True)
 
-    def describe_stale(self) -> Failure:
+    def describe_stale(self, overtaken: bool = False) -> Failure:
         return Failure("it was restarted", "key", "worker", [0], stopped=True)
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import enum
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from monarch._mesh.inspection.recording import _Logs
+from monarch._runtime import log_tap
 from monarch._runtime import recorder as recorders
-from monarch._runtime.metrics import BOUNDS, SERIES, Metrics
-from monarch._runtime.recorder import CALLED, HANDLED, SPAN, STATUS, Recorder
+from monarch._runtime.metrics import ATTRIBUTES, BOUNDS, LONGEST, SERIES, Metrics
+from monarch._runtime.recorder import CALLED, HANDLED, LOG, SPAN, STATUS, TEXT, Recorder
+from monarch._text import NAME_LIMIT
 from monarch.actor import Actor, SupervisionError, concurrent_endpoint, endpoint, get_meter, span, this_host
 from monarch.testing import InProcessCluster
 from tests.support.threads import together
@@ -147,6 +153,74 @@ def test_beyond_its_limit_it_drops_and_counts() -> None:
     assert recorder.take(9) == [(SPAN, 2)]
 
 
+def test_texts_that_wait_are_bounded_and_have_room_again_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders, "TEXTS", 100)
+    recorder = Recorder()
+    for _ in range(3):
+        recorder.log("name", "INFO", "x" * 40)
+    recorder.add((CALLED, "of no text"))
+    assert (len(recorder.events), recorder.dropped, recorder.texts) == (3, 1, 88)
+    first, second, _ = taken = recorder.take(9)
+    assert (len(taken), recorder.texts) == (3, 0)
+    recorder.put_back([first, second])
+    assert recorder.texts == 88 and recorder.take(9) == [first, second] and recorder.texts == 0
+
+
+class Rude:
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+class RudeError(ValueError):
+    def __str__(self) -> str:
+        raise KeyError("no")
+
+
+class Phase(enum.StrEnum):
+    FORWARD = "forward"
+
+
+def test_a_span_never_fails_for_what_is_recorded_of_it(recorder: Recorder) -> None:
+    with span(Phase.FORWARD), span("caf\udce9"), span("x" * 20_000):
+        pass
+    with pytest.raises(RudeError), span("fails"):
+        raise RudeError
+    *names, failed = events(recorder, SPAN)
+    long, cafe, forward = (event[2] for event in names)
+    assert (forward, type(forward), cafe, len(long)) == ("forward", str, "caf\\udce9", NAME_LIMIT)
+    assert failed[9] == "RudeError: <RudeError whose str() raised KeyError>"
+
+
+def test_logging_never_fails_for_what_is_recorded_of_it(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("tests.recorder." + "n" * 2_000)
+    logs = _Logs(recorder)
+    log_tap.add(logs)
+    caplog.set_level(logging.INFO, logger.name)
+    monkeypatch_raise = logging.raiseExceptions
+    logging.raiseExceptions = False  # what Python's own handlers make of the texts below is not asked here
+    try:
+        made = logging.makeLogRecord({"msg": "of another process"})
+        for text in ("caf\udce9", "x" * 1_000_000, Rude(), RudeError()):
+            with contextlib.suppress(ValueError, KeyError):  # of pytest's handler
+                logger.info(text)
+        with contextlib.suppress(ValueError, KeyError):
+            logger.error("failed", exc_info=RudeError())
+    finally:
+        logging.raiseExceptions = monkeypatch_raise
+        log_tap.remove(logs)
+    assert made.msg == "of another process"
+    recorded = events(recorder, LOG)
+    texts = [event[3] for event in recorded]
+    assert [texts[0], len(texts[1]), *texts[2:]] == [
+        "caf\\udce9",
+        TEXT,
+        "<Rude whose str() raised ValueError>",
+        "<RudeError whose str() raised KeyError>",
+        "failed\nRudeError: <RudeError whose str() raised KeyError>",
+    ]
+    assert {len(event[1]) for event in recorded} == {NAME_LIMIT}
+
+
 def test_nothing_is_recorded_while_nobody_listens() -> None:
     assert recorders.active is None
     with span("nothing"):
@@ -185,6 +259,20 @@ def test_metrics_are_bounded() -> None:
     metrics.observe("other", "", 1.0, None)
     _, _, sums, distributions, _ = metrics.take()
     assert (len(sums), len(distributions), metrics.dropped) == (SERIES, 0, 6)
+
+
+def test_measuring_never_fails_for_its_attributes() -> None:
+    metrics = Metrics()
+    metrics.set("level", "", 1.0, {"rude": Rude(), "caf\udce9": "y" * 10**6})
+    metrics.set("many", "", 1.0, dict.fromkeys(range(1_000), 1))
+    metrics.count("sum", "", 2**62, None, True)
+    for _ in range(2):
+        metrics.count("sum", "", 2**62, None, True)  # beyond what a column holds
+    *_, sums, _, values = metrics.take()
+    (_, _, ((cafe, long), rude), _), (_, _, many, _) = values
+    assert (cafe, len(long), rude) == ("caf\\udce9", LONGEST, ("rude", "<Rude whose str() raised ValueError>"))
+    assert len(many) == ATTRIBUTES
+    assert (sums, metrics.dropped) == ([("sum", "", (), True, 2**62)], 2)
 
 
 def test_threads_may_measure_at_once() -> None:

@@ -21,6 +21,7 @@ from monarch._wire.auth import Secret
 from monarch._wire.host_address import parse
 from monarch._wire.message import AskDirect, Bye, LinkHello, MayDial
 from monarch._wire.transport.tcp import Accepted, TcpListener
+from tests.support.loops import RunningLoop
 
 TIMEOUT = 20.0
 SECRET = "a long and random text"
@@ -60,12 +61,11 @@ class Process:
             self.loop.call_soon(lambda: self.streams.may_dial(MayDial(ask.address, told.secret, told.why, True)))
 
 
-class Pair:
+class Pair(RunningLoop):
     """`a` can dial `b`, whose host listens; `agent` is what that host does with what comes."""
 
     def __init__(self) -> None:
-        self.loop = Loop("test-io")
-        self.loop.start()
+        super().__init__()
         self.agent: Callable[[Any], None] = self.hand_over
         self.threads: list[threading.Thread] = []
         self.sockets: list[Any] = []
@@ -74,13 +74,6 @@ class Pair:
         )
         self.b = Process(self.loop, f"{self.listener.prefix}/b.0", None)
         self.a = Process(self.loop, "tcp://127.0.0.9:1/a.0", MayDial("", SECRET.encode()))
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        done = threading.Event()
-        result: list[Any] = []
-        self.loop.call_soon(lambda: (result.append(fn()), done.set()))
-        assert done.wait(TIMEOUT)
-        return result[0]
 
     def _accepted(self, accepted: Accepted) -> None:
         self.sockets.append(accepted.sock)
@@ -103,8 +96,7 @@ class Pair:
             sock.close()
         for thread in self.threads:
             thread.join(TIMEOUT)
-        self.loop.call_soon(self.loop.stop)
-        self.loop.join(TIMEOUT)
+        self.end()
 
 
 @pytest.fixture

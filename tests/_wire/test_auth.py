@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from monarch._wire import auth
 from monarch._wire.auth import Acceptor, Challenge, Dialler, HandshakeFailure, Secret, load_secret
 from tests.support.examples import examples
+from tests.support.users import STRANGER, needs_root
 
 SECRET = Secret("a long and random text")
 OTHER = Secret("another one")
@@ -402,12 +403,21 @@ def test_a_file_that_others_may_read_or_write_is_an_error(tmp_path: Path, mode: 
     assert "hush" not in str(caught.value)
 
 
+@needs_root
+def test_a_file_that_somebody_else_has_written_is_an_error(open_folder: Path) -> None:
+    """He knows what he has written, and could take part in the job."""
+    path = private(open_folder / "secret", b"known to him")
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(ValueError, match=f"secret belongs to user {STRANGER}: who can write .*`monarch secret FILE`"):
+        load_secret(None, {"MONARCH_SECRET_FILE": path})
+
+
 def test_files_that_hold_no_secret_are_errors(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     cases = {
         str(tmp_path / "missing"): "cannot be read: No such file",
-        str(tmp_path): "not a regular file",
-        str(tmp_path / "fifo"): "not a regular file",
+        str(tmp_path): "not an ordinary file",
+        str(tmp_path / "fifo"): "not an ordinary file",
         private(tmp_path / "empty", b"\n"): "is empty",
         private(tmp_path / "large", bytes(65537)): "65537 bytes",
     }

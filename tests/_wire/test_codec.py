@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import gc
 import importlib.util
 import json
 import pathlib
@@ -259,6 +260,23 @@ def test_tensors_of_every_kind(dtype: torch.dtype, count: int) -> None:
     tensor = of_dtype(dtype, count) if count else torch.empty(0, dtype=dtype)
     arrived = there(tensor)
     assert same(arrived, tensor) and arrived.stride() == tensor.stride()
+
+
+@pytest.mark.parametrize("count", [0, 3, 500_000])
+def test_tensors_without_numpy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(self: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")  # as torch says it
+
+    monkeypatch.setattr(torch.Tensor, "numpy", unavailable)
+    tensors = [of_dtype(dtype, count) if count else torch.empty(0, dtype=dtype) for dtype in KINDS]
+    body, buffers = codec.encode(tensors)
+    expected = [tensor.clone() for tensor in tensors]
+    del tensors  # the message keeps their memory
+    gc.collect()
+    again = torch.ones(count)  # which would lie in it
+    for arrived, tensor in zip(codec.decode(body, buffers), expected, strict=True):
+        assert same(arrived, tensor)
+    assert again.sum() == count
 
 
 base = torch.arange(24_000, dtype=torch.float32).reshape(40, 600)

@@ -13,25 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch._runtime.loop import Loop
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Challenge, Dialler, HandshakeFailure, Secret
 from monarch._wire.transport.handshake import DEADLINE, Handshake
 from monarch.testing.clock import VirtualClock
 from tests.support.examples import examples
+from tests.support.loops import RunningLoop
 
 TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
 
 
-class World:
+class World(RunningLoop):
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.loop = Loop("test-io", self.clock.now, virtual=True)
-        self.errors: list[BaseException] = []
-        self.loop.on_error = self.errors.append
-        self.loop.start()
-        self.clock.attach(self.loop)
+        super().__init__(self.clock)
         self.outcomes: list[Any] = []
         self._come = threading.Semaphore(0)
         self.far: list[socket.socket] = []
@@ -60,11 +56,9 @@ class World:
     def close(self) -> None:
         self.settle()
         assert self.loop.statistics()["descriptors"] == 0
-        self.loop.stop()
-        assert self.loop.join(TIMEOUT)
+        self.end()
         for far in self.far:
             far.close()
-        assert self.errors == []
         assert self.outcomes == []
 
 

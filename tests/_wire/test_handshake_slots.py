@@ -17,7 +17,7 @@ class Peer(NamedTuple):
 
 
 def filled(limit: int = 8, source: str = "10.0.0.1") -> HandshakeSlots[Peer]:
-    places: HandshakeSlots[Peer] = HandshakeSlots(limit, random.Random(1))
+    places: HandshakeSlots[Peer] = HandshakeSlots(limit, random.Random(1).choice)
     for number in range(limit):
         places.add(Peer(number, False), source)
     return places
@@ -93,7 +93,7 @@ class Attack(NamedTuple):
 def test_handshakes_at_100_ms_while_strangers_come(attack: Attack, at_least: float) -> None:
     """512 places. A stranger stays for 5 seconds, an honest peer for one round trip between its hello and its proof."""
     rng = random.Random(7)
-    places: HandshakeSlots[Peer] = HandshakeSlots(512, rng)
+    places: HandshakeSlots[Peer] = HandshakeSlots(512, rng.choice)
     leaving: deque[tuple[float, Peer]] = deque()
     waiting: dict[Peer, float] = {}
     served = tried = 0

@@ -21,6 +21,7 @@ from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure
 from monarch.testing import VirtualClock
 from monarch.testing.network import InprocTransport, Network
+from tests.support.loops import in_loop, running
 
 TIMEOUT = 20.0
 A, B = "inproc:net/a", "inproc:net/b"
@@ -95,22 +96,6 @@ class Door:
         self.link.connection_lost(connection, reason)
 
 
-def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
-    """Runs `fn` on the I/O thread and waits for it."""
-    done = threading.Event()
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(fn())
-        finally:
-            done.set()
-
-    loop.call_soon(run)
-    assert done.wait(TIMEOUT)
-    return result[0]
-
-
 class Pair:
     """`near` dials `far`."""
 
@@ -175,15 +160,8 @@ Connect = Callable[..., InMemory]
 @pytest.fixture
 def connect() -> Iterator[Connect]:
     clock = VirtualClock()
-    loop = Loop("test", clock.now, virtual=True)
-    loop.start()
-    clock.attach(loop)
-    errors: list[BaseException] = []
-    loop.on_error = errors.append
-    yield lambda **limits: InMemory(loop, clock, LinkLimits(**limits))
-    loop.stop()
-    assert loop.join(TIMEOUT)
-    assert [str(error) for error in errors if str(error) != "the handler failed"] == []
+    with running(clock, expected="the handler failed") as loop:
+        yield lambda **limits: InMemory(loop, clock, LinkLimits(**limits))
 
 
 @pytest.fixture
@@ -465,23 +443,17 @@ class OverSockets(Pair):
 
 @pytest.fixture
 def sockets() -> Iterator[OverSockets]:
-    loop = Loop("test-io")
-    errors: list[BaseException] = []
-    loop.on_error = errors.append
-    loop.start()
-    pair = OverSockets(loop, LinkLimits(queue=1 << 20, ack_bytes=1 << 18, heartbeat=0))
-    pair.near.start()
-    for owner in pair.owners:
-        owner.wait(lambda owner: owner.ups == 1)
-    yield pair
-    pair.near.close("the test is over")
-    for owner in pair.owners:
-        owner.wait(lambda owner: bool(owner.lost))
-    in_loop(loop, lambda: None)  # sockets are closed in the turn after
-    in_loop(loop, lambda: None)
-    loop.stop()
-    assert loop.join(TIMEOUT)
-    assert errors == []
+    with running() as loop:
+        pair = OverSockets(loop, LinkLimits(queue=1 << 20, ack_bytes=1 << 18, heartbeat=0))
+        pair.near.start()
+        for owner in pair.owners:
+            owner.wait(lambda owner: owner.ups == 1)
+        yield pair
+        pair.near.close("the test is over")
+        for owner in pair.owners:
+            owner.wait(lambda owner: bool(owner.lost))
+        in_loop(loop, lambda: None)  # sockets are closed in the turn after
+        in_loop(loop, lambda: None)
 
 
 def test_frames_cross_cut_sockets_whole(sockets: OverSockets) -> None:

@@ -16,6 +16,7 @@ from monarch._wire import frame
 from monarch._wire.frame import Decoder, Frame
 from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
+from tests.support.loops import in_loop, loop_of_the_test
 
 TIMEOUT = 20.0
 LIMIT = 1 << 20
@@ -52,32 +53,7 @@ class Owner:
         return self.losses[0]
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    loop = Loop("test-io")
-    errors: list[BaseException] = []
-    loop.on_error = errors.append
-    loop.start()
-    yield loop
-    loop.stop()
-    assert loop.join(TIMEOUT)
-    assert errors == []
-
-
-def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
-    """Runs `fn` on the I/O thread and waits for it."""
-    done = threading.Event()
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(fn())
-        finally:
-            done.set()
-
-    loop.call_soon(run)
-    assert done.wait(TIMEOUT)
-    return result[0]
+loop = pytest.fixture(loop_of_the_test, name="loop")
 
 
 class Ends:

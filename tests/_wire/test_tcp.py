@@ -9,7 +9,6 @@ import random
 import socket
 import stat
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import Any
 import pytest
 
 from monarch import _wire
+from monarch._linux.descriptors import for_unknown
 from monarch._runtime import log_thread
-from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.loop import start_thread
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Dialler, Secret
 from monarch._wire.frame import Frame
@@ -30,6 +30,7 @@ from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.tcp import Accepted, TcpListener, dial
 from monarch.config import settings
 from monarch.testing.clock import VirtualClock
+from tests.support.loops import RunningLoop
 
 TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
@@ -55,45 +56,15 @@ class Full:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-class Host:
+class Host(RunningLoop):
     """An I/O thread, and what has come to its listeners."""
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
-        self.loop = Loop("test-io") if clock is None else Loop("test-io", clock.now, virtual=True)
-        self.errors: list[BaseException] = []
-        self.loop.on_error = self.errors.append
-        self.loop.start()
-        if clock is not None:
-            clock.attach(self.loop)
+        super().__init__(clock)
         self.accepted: list[Accepted] = []
         self.come = threading.Semaphore(0)
         self.listeners: list[TcpListener] = []
         self.sockets: list[Any] = []
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` on the I/O thread; what it gives or raises."""
-        done = threading.Event()
-        result: list[Any] = []
-
-        def run() -> None:
-            try:
-                result.append((True, fn()))
-            except Exception as exc:
-                result.append((False, exc))
-            done.set()
-
-        self.loop.call_soon(run)
-        assert done.wait(TIMEOUT)
-        good, value = result[0]
-        if not good:
-            raise value
-        return value
-
-    def until(self, fn: Callable[[], bool]) -> None:
-        """Asks on the I/O thread, turn after turn."""
-        limit = time.monotonic() + TIMEOUT
-        while not self.call(fn):
-            assert time.monotonic() < limit
 
     def listen(self, text: str = "tcp://127.0.0.1:0", secret: Secret | None = SECRET, **options: Any) -> TcpListener:
         listener = self.call(lambda: TcpListener(parse(text), self.loop, self.accept, secret=secret, **options))
@@ -135,9 +106,7 @@ class Host:
         for sock in self.sockets:
             sock.close()
         assert self.loop.statistics()["descriptors"] == 0
-        self.loop.stop()
-        assert self.loop.join(TIMEOUT)
-        assert self.errors == []
+        self.end()
 
 
 @pytest.fixture
@@ -635,7 +604,7 @@ def test_an_honest_host_far_away_gets_in_among_many_strangers(slow_host: Host) -
             strangers.append(socket.create_connection(("127.0.0.1", port_of(listener))))
             slow_host.until(lambda before=before: sum(listener.statistics().values()) == before + 1)  # type: ignore[misc]
 
-    strangers_come(tcp._most_in_handshake())
+    strangers_come(for_unknown(tcp.IN_HANDSHAKE))
     for served in range(1, 4):
         challenge = Dialler(SECRET)
         with socket.create_connection(("127.0.0.1", port_of(listener))) as sock:

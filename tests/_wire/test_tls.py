@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from monarch._runtime import log_thread
-from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.loop import start_thread
 from monarch._wire import frame
 from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
@@ -31,6 +31,7 @@ from monarch._wire.transport.base import DialFailed
 from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.tcp import Accepted, TcpListener, dial
 from monarch._wire.transport.tls import TlsSocket
+from tests.support.loops import RunningLoop
 
 TIMEOUT = 30.0
 SECRET = Secret("a long and random text")
@@ -298,29 +299,12 @@ class Owner:
         self.come.release()
 
 
-class Host:
+class Host(RunningLoop):
     def __init__(self) -> None:
-        self.loop = Loop("test-io")
-        self.errors: list[BaseException] = []
-        self.loop.on_error = self.errors.append
-        self.loop.start()
+        super().__init__()
         self.accepted: list[Accepted] = []
         self.come = threading.Semaphore(0)
         self.cleanup: list[Callable[[], None]] = []
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        done = threading.Event()
-        result: list[Any] = []
-
-        def run() -> None:
-            try:
-                result.append(fn())
-            finally:
-                done.set()
-
-        self.loop.call_soon(run)
-        assert done.wait(TIMEOUT)
-        return result[0]
 
     def listen(self, context: ssl.SSLContext | None) -> TcpListener:
         def accept(accepted: Accepted) -> None:
@@ -369,9 +353,7 @@ class Host:
         for _ in range(3):
             self.call(lambda: None)
         assert self.loop.statistics()["descriptors"] == 0
-        self.loop.stop()
-        assert self.loop.join(TIMEOUT)
-        assert self.errors == []
+        self.end()
 
 
 @pytest.fixture
@@ -576,3 +558,14 @@ def test_strangers_with_half_a_hello_leave_nothing(host: Host, job: Identity, ca
         assert served and [ref for ref in served if ref() is not None] == []
     finally:
         gc.enable()
+
+
+def test_a_certificate_that_has_expired_is_told_as_that_on_both_sides() -> None:
+    exc = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    exc.reason, exc.verify_code, exc.verify_message = "CERTIFICATE_VERIFY_FAILED", 10, "certificate has expired"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        said = tls.TlsSocket(ours, ssl.create_default_context(), server=False)._explain(exc)
+    assert said.startswith("the other side's certificate has expired. `monarch certs` makes new ones")
+    alert = tls.explain_alert("sslv3 alert certificate expired")
+    assert alert.startswith("the other side refused this side's certificate, which has expired. `monarch certs`")

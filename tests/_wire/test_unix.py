@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,12 @@ from monarch._wire import frame
 from monarch._wire.frame import Frame
 from monarch._wire.transport import unix
 from monarch._wire.transport.unix import UnixTransport
+from tests.support.loops import loop_of_the_test
 
 TIMEOUT = 20.0
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    loop = Loop("test-io")
-    loop.start()
-    yield loop
-    loop.stop()
-    assert loop.join(TIMEOUT)
+loop = pytest.fixture(loop_of_the_test, name="loop")
 
 
 class Echo:
@@ -43,6 +37,14 @@ class Echo:
 
     def connection_lost(self, connection: Any, reason: str) -> None:
         self.lost.release()
+
+
+class Known(Echo):
+    """Knows who has said something."""
+
+    def connection_received(self, connection: Any, frames: list[Frame]) -> None:
+        connection.remote = "a client"
+        super().connection_received(connection, frames)
 
 
 class Collect:
@@ -81,6 +83,37 @@ def test_many_dial_one_listener(loop: Loop, tmp_path: Path) -> None:
     server.close()
     client.close()
     assert len(echo.connections) == 50
+
+
+def test_those_that_do_not_say_who_they_are_give_way(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that have just come, and not those that are known."""
+    monkeypatch.setattr(unix, "UNKNOWN", 4)
+    path = str(tmp_path / "agent")
+    echo, collect = Known(), Collect()
+    server = UnixTransport(str(tmp_path), loop, echo, limits)
+    server.listen(unix.listen(path))
+    client = UnixTransport(str(tmp_path), loop, collect, limits)
+    known = client.dial(f"unix:{path}")
+    known.send(frame.encode(b"first", b""))
+    assert collect.come.acquire(timeout=TIMEOUT)
+    silent = [unix.dial(path) for _ in range(8)]
+    known.send(frame.encode(b"second", b""))
+    assert collect.come.acquire(timeout=TIMEOUT)
+    assert [len(server._accepted), echo.lost.acquire(blocking=False)] == [8, False]
+    monkeypatch.setattr(unix, "SAYS_WITHIN", 0.0)
+    with unix.dial(path):
+        for sock in silent:
+            assert echo.lost.acquire(timeout=TIMEOUT)
+            sock.close()
+        known.send(frame.encode(b"third", b""))
+        assert collect.come.acquire(timeout=TIMEOUT)
+    known.close("enough")
+    for _ in range(2):
+        assert echo.lost.acquire(timeout=TIMEOUT)
+    server.close()
+    client.close()
 
 
 def test_a_closed_listener_refuses(loop: Loop, tmp_path: Path) -> None:

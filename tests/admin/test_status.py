@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
+from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
 from monarch.admin.status import StatusReport, page
+from tests.support.hostile import NAME, fit
 
 HOSTS = [
     HostUsage("h2", "n2", 3, 8 << 30, 8 << 30, 0.0, []),
@@ -60,3 +63,16 @@ def test_a_program() -> None:
     status = StatusReport(Program("/f", 7, 100.0, "python a.py"), HOSTS[1:], {}, waits(), [])
     assert page(status, 161.0).splitlines()[:4] == ["7: python a.py, for 1 min 1 s, 1 host, 2 processes", *LINES]
     assert status.plain()["program"] == {"pid": 7, "command": "python a.py", "started": 100.0}
+
+
+def test_what_a_program_calls_itself_adds_no_line() -> None:
+    """Names, reasons and reports are the program's; a line of the page is ours."""
+    hosts = [HostUsage("h", NAME, 1, 1, 1, 0.0, [ProcessUsage("h/w.0", 12, NAME, 0, "stopped", NAME, resident=1)])]
+    handler = RunningHandler(NAME, 0, NAME, 12, "h/w.0", NAME, 5.0, NAME, 3, NAME)
+    graph = WaitGraph([], [handler], {"h/w.1": NAME})
+    failures = [FailureNote(NAME, [0], f"{NAME}\nmore")]
+    shown = page(StatusReport(Program("/f", 7, 100.0, NAME), hosts, {"h2/agent": NAME}, graph, failures), 100.0)
+    assert fit(shown)
+    lines = shown.splitlines()
+    assert len(lines) == 10, lines
+    assert "has failed: 1" in lines

@@ -49,6 +49,13 @@ def test_a_duration_is_read_and_written_normalised(text: str, seconds: float, no
     assert format_duration(seconds) == normal
 
 
+def test_a_number_alone_may_be_of_a_known_unit() -> None:
+    assert [parse_duration(text, bare="s") for text in ("2", " 0.5 ", "2m", "0")] == [2.0, 0.5, 120.0, 0.0]
+    for text in ("1m 30", "1e3", "inf", "-1", ".5"):
+        with pytest.raises(ValueError, match="Invalid duration format"):
+            parse_duration(text, bare="s")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +16,8 @@ from starlette.applications import Starlette
 
 from monarch.admin.references import encoded
 from monarch.dashboard.routes.admin_routes import routes
-from monarch.telemetry.result import QueryError, QueryTimeout, Result
+from monarch.telemetry.query_process import End
+from monarch.telemetry.result import QueryError, QueryTimeout
 from tests.support import trees
 from tests.support.trees import HOST, FakeProgram
 
@@ -244,14 +248,19 @@ class Store:
     def __init__(self) -> None:
         self.dumps: list[tuple[str, str, str]] = []
 
-    def query(self, sql: str) -> Any:
+    @contextmanager
+    def stream(self, sql: str, **options: Any) -> Iterator[Any]:
         if sql == "wrong":
             raise QueryError("there is no such table")
         if sql == "endless":
             raise QueryTimeout("it took longer than 30 s")
         if sql == "broken":
             raise OSError("no space is left")
-        return Result(["n", "big"], [(1, 2**63)], ["two"])
+        parts = [b'[{"n":1,"big":9223372036854775808}]', b"[]"]
+        yield SimpleNamespace(columns=["n", "big"], parts=lambda: iter(parts), end=End())
+
+    def missing_hosts(self) -> list[str]:
+        return ["two"]
 
     def store_pyspy_dump(self, dump_id: str, proc: str, text: str) -> None:
         self.dumps.append((dump_id, proc, text))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from monarch.dashboard.pages import shapes
+from monarch.telemetry.result import exact
 
 NO_TIME = {
     "first_status_us": None,
@@ -95,7 +96,7 @@ def test_ids_are_text() -> None:
 
 
 def test_what_javascript_cannot_hold_is_text() -> None:
-    assert shapes.exact([1, 2**53, -(2**60), True, None, 1.5, float("nan"), b"\x01"]) == [
+    assert exact([1, 2**53, -(2**60), True, None, 1.5, float("nan"), b"\x01"]) == [
         1,
         "9007199254740992",
         "-1152921504606846976",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._text import columns
 from monarch.debugger import prompt_commands
 from monarch.debugger.debug_sessions import grid
 from monarch.debugger.prompt_commands import (
@@ -20,6 +21,7 @@ from monarch.debugger.prompt_commands import (
     parse,
     selection,
 )
+from tests.support.hostile import HOSTILE, fit
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,12 @@ def test_the_table() -> None:
     assert grid(("item", "qty"), []) == (
         "+--------+-------+\n| item   | qty   |\n+========+=======+\n+--------+-------+"
     )
+
+
+def test_a_table_stays_aligned_whatever_is_in_it() -> None:
+    names = [*HOSTILE, "中文", "e\u0301", "plain"]
+    shown = grid(("name", "n"), [(name, 1) for name in names])
+    assert fit(shown)
+    lines = shown.splitlines()
+    assert len(lines) == 3 + 2 * len(names)
+    assert {columns(line) for line in lines} == {len(lines[0])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from monarch.debugger import prompt
 from monarch.debugger.prompt import completions, split_prompt
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
@@ -29,6 +31,19 @@ def test_prompts() -> None:
     assert split_prompt("(com) ") == ("", "(com) ")
     assert split_prompt("a ... ") == ("a ... ", ""), "the program's own words"
     assert split_prompt("still going\n") == ("still going\n", "")
+
+
+def test_what_is_no_debugger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt, "_LONGEST", 1000)
+    ours, its = socket.socketpair()
+    with ours, its:
+        its.sendall(b"x" * 5000)
+        with pytest.raises(ConnectionError, match="no prompt of a debugger within 1,000 bytes"):
+            prompt.exchange(ours, "list")
+    monkeypatch.setattr(prompt, "_ANSWERS_WITHIN", 0.001)
+    ours, its = socket.socketpair()
+    with ours, its, pytest.raises(TimeoutError, match="no prompt of a debugger came within"):
+        prompt.exchange(ours, "list")
 
 
 def test_completion() -> None:

@@ -56,6 +56,19 @@ def test_output_is_bounded() -> None:
     assert "001xxx" not in kept
 
 
+def test_what_waits_for_somebody_who_does_not_read_is_bounded() -> None:
+    one = session()
+    one.attach(lambda: None)
+    for number in range(1_000):
+        one.write(f"{number:03}" + "x" * 9_997, "", 0)
+    kept = one.fresh()
+    assert len(kept) < 2 * debug_sessions._FRESH
+    assert "999xxx" in kept
+    assert kept.startswith(debug_sessions._LEFT_OUT)
+    one.write("more", "", 0)
+    assert one.fresh() == "more"
+
+
 def test_an_end_ends_the_wait() -> None:
     async def main() -> None:
         ended, released, impatient = session(), session(), session(patience=0.0)

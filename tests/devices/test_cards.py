@@ -12,7 +12,7 @@ from monarch.actor import Actor, HostMesh, endpoint
 from monarch.config import configure
 from monarch.rdma import RDMABuffer, is_ibverbs_available
 from monarch.rdma.backends.nixl import nixl_agent
-from tests.devices.side import TIMEOUT, call
+from tests.support.devices import TIMEOUT, call
 from tests.support.hosts import Hosts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]

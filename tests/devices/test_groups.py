@@ -7,7 +7,7 @@ import pytest
 import monarch
 from monarch import _devices
 from monarch.actor import ProcMesh
-from tests.devices.side import one_process_a_device
+from tests.support.devices import one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]

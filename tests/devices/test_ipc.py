@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 
 from monarch.actor import endpoint, this_host
 from monarch.rdma import RDMABuffer
-from tests.devices.side import TIMEOUT, Side, call
+from tests.rdma.cards import GpuSide, counts_of
+from tests.support.devices import TIMEOUT, call
 from tests.support.processes import kill
 from tests.support.scripts import Scripts
 
@@ -20,25 +20,21 @@ pytestmark = [pytest.mark.device, pytest.mark.procs]
 GIB = 1 << 30
 
 
-class Store(Side):
+class Store(GpuSide):
     """One that makes and holds much."""
 
     @endpoint
     def make_many(self, count: int) -> list[RDMABuffer]:
         """Of storages of their own, each with its number in it."""
-        buffers = []
-        for number in range(count):
-            tensor = self.torch.full((256,), number, dtype=self.torch.int32, device="cuda")
-            buffers.append(RDMABuffer(tensor))
-            self.tensors[buffers[-1]._handle.number] = tensor
-        return buffers
+        return [self._make(self.torch.full((256,), number, dtype=self.torch.int32)) for number in range(count)]
 
     @endpoint
     def make_large(self, size: int) -> RDMABuffer:
-        tensor = self.torch.zeros(size, dtype=self.torch.uint8, device="cuda")
-        buffer = RDMABuffer(tensor)
-        self.tensors[buffer._handle.number] = tensor
-        return buffer
+        return self._make(self.torch.zeros(size, dtype=self.torch.uint8))
+
+    def _make(self, tensor: Any) -> RDMABuffer:
+        tensor = tensor.to("cuda")
+        return self.register(tensor, tensor)
 
     @endpoint
     def touch(self, buffer: RDMABuffer) -> str:
@@ -108,20 +104,16 @@ def free() -> int:
     return int(torch.cuda.mem_get_info(0)[0])
 
 
-def counts_of(pid: int) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
-
-
 def test_1100_storages(spawn: Callable[[], Any]) -> None:
     owner, reader = spawn(), spawn()
-    before = call(owner.reserved)
+    before = call(owner.allocated)
     buffers = call(owner.make_many, 1100)
     assert call(reader.numbers, buffers) == list(range(1100))
     assert call(reader.numbers, buffers[:3]) == [0, 1, 2]  # closed by then, for others
     for buffer in buffers:
         buffer.drop().get(TIMEOUT)
     call(owner.drop_all)
-    until(lambda: call(owner.reserved) == before)
+    until(lambda: call(owner.allocated) == before)
 
 
 def test_a_killed_owner(spawn: Callable[[], Any]) -> None:
@@ -140,18 +132,16 @@ def test_a_killed_owner(spawn: Callable[[], Any]) -> None:
 
 
 def test_a_device_without_memory_left(spawn: Callable[[], Any]) -> None:
-    import torch
-
     owner, reader = spawn(), spawn()
     call(reader.touch, call(owner.make_many, 1)[0])  # it has made its streams
-    data = torch.arange(1 << 24, dtype=torch.int32)
-    buffer = call(owner.make, data, "cuda")
+    data = bytes(range(256)) * (1 << 18)
+    buffer = call(owner.make, "cuda", data)
     call(reader.take_everything)
     try:
-        assert torch.equal(call(reader.read, buffer, data, "cpu"), data)
+        assert call(reader.read, buffer, "cpu", len(data), {}) == data
     finally:
         call(reader.give_back)
-    assert torch.equal(call(reader.read, buffer, data, "cuda"), data)
+    assert call(reader.read, buffer, "cuda", len(data), {}) == data
 
 
 FORKS = """

@@ -9,7 +9,7 @@ import pytest
 
 import monarch
 from monarch.actor import ProcMesh
-from tests.devices.side import one_process_a_device
+from tests.support.devices import one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
@@ -75,38 +75,6 @@ ALIKE = """
 def test_seeds_states_generators_and_checkpoints_are_those_of_plain_torch(scripts: Scripts) -> None:
     """In a process of its own: whether this one has used a device before decides what torch.utils.checkpoint saves."""
     assert "alike" in scripts.run(ALIKE).stdout
-
-
-def test_seeds_on_every_process(procs: ProcMesh) -> None:
-    import torch
-
-    import monarch.random
-
-    with procs.activate():
-        torch.manual_seed(1)
-        alike = torch.rand(16, device="cuda")
-        monarch.random.manual_seed_per_rank(1)
-        apart = torch.rand(16, device="cuda")
-    found = [monarch.inspect((alike, apart), gpus=rank) for rank in range(len(procs))]
-    assert len({tuple(one.tolist()) for one, _ in found}) == 1
-    assert len({tuple(other.tolist()) for _, other in found}) == len(procs)
-    assert found[0][0].tolist() == found[0][1].tolist()  # rank 0 was given the same seed
-
-
-def test_states_of_the_device_are_put_back(procs: ProcMesh) -> None:
-    import torch
-
-    import monarch.random
-
-    with procs.activate():
-        torch.manual_seed(1)
-        torch.rand(5, device="cuda")
-        state = monarch.random.get_state()
-        first = torch.rand(16, device="cuda")
-        monarch.random.set_state(state)
-        again = torch.rand(16, device="cuda")
-        assert monarch.inspect(first).tolist() == monarch.inspect(again).tolist()
-        assert any(monarch.inspect(state.cuda).tolist())
 
 
 def test_a_recorded_step_draws_what_it_draws_unrecorded(procs: ProcMesh) -> None:

@@ -1,4 +1,4 @@
-"""Weights, data and checkpoints of distributed tensors on real devices; loss scaling in half precision."""
+"""Weights, data and checkpoints of distributed tensors on real devices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 import monarch
 from monarch.actor import ProcMesh
-from tests.devices.side import TIMEOUT, one_process_a_device
-from tests.support.scripts import Scripts
+from tests.support.devices import TIMEOUT, one_process_a_device
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
@@ -98,55 +97,3 @@ def test_batches_of_each_process(procs: ProcMesh) -> None:
             for rank in range(count):
                 found += monarch.inspect(there, gpus=rank).tolist()
     assert sorted(found) == list(range(16))
-
-
-# In a process of its own: no other test has made a context before it.
-SCALED = """
-import torch
-
-import monarch
-from monarch.actor import this_host
-
-
-def train(steps=6):
-    net = torch.nn.Linear(16, 8, device="cuda")
-    with torch.no_grad():
-        for number, weight in enumerate(net.parameters()):
-            weight.copy_(torch.linspace(-1, 1 + number, weight.numel(), device="cuda").reshape(weight.shape))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**14, growth_interval=2)
-    scales = []
-    for step in range(steps):
-        x = torch.linspace(-1, 1 + step, 64, device="cuda").reshape(4, 16)
-        if step == 3:
-            x = x * 1e30
-        optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16):
-            loss = net(x).float().square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return net.state_dict(), scales
-
-
-def main():
-    procs = this_host().spawn_procs({"gpus": 1})
-    with procs.activate():
-        there, its = train()
-        found = monarch.inspect(there)
-    wanted, scales = train()
-    procs.stop().get()
-    assert its == scales and scales[3] < scales[2], (its, scales)
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value.cpu()), (name, (found[name] - value.cpu()).abs().max())
-    print("as in one process")
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_half_precision_is_scaled_as_in_one_process(scripts: Scripts) -> None:
-    assert "as in one process" in scripts.run(SCALED).stdout

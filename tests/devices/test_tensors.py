@@ -8,7 +8,7 @@ import pytest
 
 import monarch
 from monarch.actor import ProcMesh
-from tests.devices.side import one_process_a_device
+from tests.support.devices import one_process_a_device
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
@@ -55,52 +55,6 @@ def test_collectives(procs: ProcMesh) -> None:
         assert monarch.inspect(x).tolist() == [[total / count] * 3] * 2
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_training_is_that_of_one_process(procs: ProcMesh, recorded: bool) -> None:
-    import torch
-
-    def losses(reduce: Any, wrap: Any) -> list[Any]:
-        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).double().to("cuda")
-        with torch.no_grad():
-            for number, weight in enumerate(net.parameters()):
-                weight.copy_(torch.linspace(-1, 1 + number, weight.numel(), device="cuda").reshape(weight.shape))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
-        x = torch.linspace(-1, 1, 64, dtype=torch.float64, device="cuda").reshape(8, 8)
-
-        def step(x: Any) -> Any:
-            optimizer.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            reduce([p.grad for p in net.parameters()])
-            optimizer.step()
-            return loss.detach()
-
-        run = wrap(step)
-        return [run(x) for _ in range(6)]
-
-    with procs.activate():
-        wrap = monarch.function if recorded else lambda step: step
-        found = monarch.inspect(losses(lambda grads: monarch.reduce_(grads, "gpus", "avg"), wrap))
-    alone = losses(lambda grads: None, lambda step: step)
-    assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in alone], rel=1e-9)
-
-
-def test_streams_run_beside_each_other_and_lend(procs: ProcMesh) -> None:
-    import torch
-
-    other = monarch.Stream("other")
-    with procs.activate():
-        x = torch.ones(1 << 20, device="cuda")
-        borrowed, borrow = other.borrow(x)
-        with other.activate():
-            y = borrowed * 2
-            total = monarch.fetch_shard(y.sum())
-        borrow.drop()
-        x.add_(1)
-        assert total.get().item() == 2 << 20
-        assert monarch.inspect(x.sum()).item() == 2 << 20
-
-
 def test_a_failure_on_the_device_is_told_where_it_was_issued(procs: ProcMesh) -> None:
     import torch
 
@@ -110,3 +64,36 @@ def test_a_failure_on_the_device_is_told_where_it_was_issued(procs: ProcMesh) ->
         failing = monarch.remote(lambda t: t.cpu()[5], propagate=lambda t: t.new_empty((), device="cpu"))
         with pytest.raises(monarch.tensor.RemoteException, match="index 5 is out of bounds"):
             monarch.inspect(failing(torch.zeros(2, device="cuda")))
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["op by op", "recorded"])
+def test_steps_of_a_transformer_are_those_of_one_process(procs: ProcMesh, recorded: bool) -> None:
+    import torch
+
+    def losses(reduce: Any, wrap: Any) -> list[Any]:
+        layers = [torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)]
+        net = torch.nn.Sequential(*layers, torch.nn.Linear(64, 16)).to("cuda")
+        with torch.no_grad():
+            for number, weight in enumerate(net.parameters()):
+                values = torch.linspace(-0.2, 0.2, weight.numel(), device="cuda").roll(number)
+                weight.copy_(values.reshape(weight.shape))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+        x = torch.linspace(-1, 1, 4 * 32 * 64, device="cuda").sin().reshape(4, 32, 64)
+        y = torch.arange(4 * 32, device="cuda") % 16
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x).flatten(0, 1), y)
+            loss.backward()
+            reduce([weight.grad for weight in net.parameters()])
+            optimizer.step()
+            return loss.detach()
+
+        run = wrap(step)
+        return [run() for _ in range(5)]
+
+    with procs.activate():
+        wrap = monarch.function if recorded else lambda step: step
+        found = monarch.inspect(losses(lambda grads: monarch.reduce_(grads, "gpus", "avg"), wrap))
+    alone = losses(lambda grads: None, lambda step: step)
+    assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in alone], rel=1e-3)

@@ -11,13 +11,16 @@ import pytest
 
 from monarch.actor import Actor, Channel, Port, ProcMesh, endpoint
 from monarch.rdma import RDMABuffer, Shard, StateDict, StateDictHandle
-from tests.devices.side import TIMEOUT, call
 from tests.rdma.buffers import use_path
+from tests.rdma.cards import two_processes
+from tests.support.devices import TIMEOUT, call
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 PATHS = ["device_ipc", "tcp", "actor"]
 SIZES = [1, 1000, 77_777, 500_000, 2_000_000]  # numbers: four bytes to 8 MB
 VERSIONS = 8  # that a reader sees
+
+procs = pytest.fixture(two_processes, scope="module", name="procs")
 
 
 class Owner(Actor):

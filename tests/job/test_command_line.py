@@ -35,19 +35,23 @@ def test_places_and_variables() -> None:
     assert environment(["A=b=c", "D="]) == {"A": "b=c", "D": ""}
 
 
-def command(*words: str) -> list[str] | str:
+def command(*words: str) -> tuple[list[str], bytes | None]:
     parser = argparse.ArgumentParser()
     exec_verb.arguments(parser)
     return exec_verb.command_of(parser.parse_args(words))
 
 
-def test_the_command_of_exec(tmp_path: Path) -> None:
-    assert command("--all", "ls", "--all") == ["ls", "--all"]
-    assert command("--", "-x", "--") == ["-x", "--"]
-    assert command("-e", "A=b", "-m", "pytest", "-x", "--kill") == ["-m", "pytest", "-x", "--kill"]
-    assert command("-m", "pytest", "--", "-x") == ["-m", "pytest", "-x"]
-    (tmp_path / "s.sh").write_text("echo $1")
-    assert command("--script", str(tmp_path / "s.sh"), "a") == ["bash", "-c", "echo $1", str(tmp_path / "s.sh"), "a"]
+def test_the_command_of_exec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("--all", "ls", "--all") == (["ls", "--all"], None)
+    assert command("--", "-x", "--") == (["-x", "--"], None)
+    assert command("-e", "A=b", "-m", "pytest", "-x", "--kill") == (["-m", "pytest", "-x", "--kill"], None)
+    assert command("-m", "pytest", "--", "-x") == (["-m", "pytest", "-x"], None)
+    script = tmp_path / "s.sh"
+    script.write_bytes(b"echo $1 \xff")
+    assert command("--script", str(script), "a") == ([str(script), "a"], b"echo $1 \xff")
+    monkeypatch.setattr(exec_verb, "_MOST_SCRIPT", 8)
+    with pytest.raises(ValueError, match="has more than"):
+        command("--script", str(script))
     with pytest.raises(ValueError, match="no command"):
         command("--all")
     with pytest.raises(ValueError, match="name of a module"):
@@ -77,9 +81,11 @@ def test_the_life_of_a_job(monarch: CommandLine) -> None:
     found = re.fullmatch(r"Output → (/tmp/monarch_exec_[0-9a-f]{8})/ on each worker\n", done.stdout)
     assert found is not None
     assert sorted(path.read_text() for path in Path(found[1]).glob("*/stdout.txt")) == ["out\n", "out\n"]
-    shutil.rmtree(found[1])
+    modes = {oct(path.stat().st_mode & 0o777) for path in Path(found[1]).glob("**/*") if path.is_file()}
+    assert (oct(Path(found[1]).stat().st_mode & 0o777), modes) == ("0o700", {"0o600"})
 
     assert monarch("kill").stdout == "Killed job\n"
+    assert not Path(found[1]).exists()
     assert "no job runs in context 'default'" in monarch("kill", status=1).stderr
 
 

@@ -57,12 +57,35 @@ def test_each_process_has_files_of_its_own(two: HostMesh, tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_environment_and_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_environment_folder_and_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sub").mkdir()
     assert run(this_host(), ["pwd; echo $A"], env={"A": "x y"}, workdir=str(tmp_path / "sub")) == 0
     assert capfd.readouterr().out == f"{tmp_path}/sub\nx y\n"
     assert run(this_host(), ["pwd"]) == 0
     assert capfd.readouterr().out == f"{os.getcwd()}\n"
+    # A script may be long, and is on no command line.
+    words = b"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c hun[t]er2\n"
+    script = b"# hunter2 " + b"x" * (5 << 20) + b'\necho "$0" "$@" $MONARCH_RANK_gpu\n' + words + b"exit 3\n"
+    assert run(this_host(), ["setup.sh", "a  b"], script=script, per_host={"gpu": 1}) == 3
+    assert capfd.readouterr() == ("setup.sh a  b 0\n0\n", "")
+
+
+@full
+def test_output_is_for_this_users_eyes_alone(open_folder: Path) -> None:
+    """Whatever the umask; and what somebody else has made there is not written to."""
+    before = os.umask(0)
+    try:
+        assert run(this_host(), ["echo out"], output_dir=str(open_folder / "new" / "deep")) == 0
+    finally:
+        os.umask(before)
+    found = {path.relative_to(open_folder).as_posix(): path.stat().st_mode & 0o777 for path in open_folder.rglob("*")}
+    assert found == {"new": 0o700, "new/deep": 0o700, "new/deep/stdout.txt": 0o600, "new/deep/stderr.txt": 0o600}
+    victim = open_folder / "precious"
+    victim.write_text("mine")
+    (open_folder / "stdout.txt").symlink_to(victim)
+    with pytest.raises(PermissionError, match=r"stdout\.txt is a link: what a command writes is not put there"):
+        run(this_host(), ["echo out"], output_dir=str(open_folder))
+    assert victim.read_text() == "mine"
 
 
 @full

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from monarch.actor import ForkedClientError
 from monarch.job import DEFAULT_JOB_PATH, Ended, JobTrait, Ready, SchedulerError, Waiting, job_load, job_loads
 from monarch.job.names import LOGGER
 from tests.job.fake_scheduler import HERE, FakeJob, Mesh, Noted, Scheduler
@@ -306,3 +307,26 @@ def test_who_asks_for_telemetry_is_told_what_is_wrong_in_order() -> None:
     job.enable_telemetry()
     with pytest.raises(RuntimeError, match="the connection to the job's telemetry failed"):
         job.telemetry_query_client()
+
+
+def test_a_forked_child_asks_for_nothing_and_gives_nothing_back(scheduler: Scheduler) -> None:
+    job = FakeJob("one")
+    job.state(None)
+    scheduler.polls = [Ended("gone")]
+    scheduler.asked.clear()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            for use in (job.kill, job.state, job.apply):
+                with pytest.raises(ForkedClientError, match=rf"this FakeJob belongs to process {os.getppid()},"):
+                    use()
+            another = FakeJob("other")  # and one of its own is its own
+            another.state(None)
+            another.kill()
+            status = 0 if scheduler.asked == [] else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    job.kill()
+    assert "cancel" in steps(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from monarch._linux.local_socket import peer_of
 from monarch.actor import Actor, endpoint
 from monarch.config import configured
 from monarch.job import LocalJob, ProcessJob, job_load
-from monarch.job.mounts import sidecar_program
+from monarch.job.mounts import sidecar, sidecar_program
 from monarch.job.mounts.orders import MountOrder, executables, gathered_mount, orders, remote_mount
 from monarch.job.mounts.sidecar import Sidecar, folder_of
 from monarch.job.mounts.sidecar_messages import (
@@ -33,6 +35,7 @@ from monarch.job.mounts.sidecar_messages import (
     send,
 )
 from monarch.job.mounts.sidecar_program import SidecarProgram
+from monarch.job.names import LOGGER
 from tests.support.faults import Faults
 from tests.support.hosts import ROOT
 from tests.support.mounts import contents, make_source
@@ -245,6 +248,35 @@ def test_kill_takes_away_the_files_that_a_sidecar_has_left(job: ProcessJob, sour
 
 @pytest.mark.procs
 @full
+@pytest.mark.parametrize("telemetry", [False, True], ids=["", "with-telemetry"])
+def test_a_stuck_sidecar_is_killed_and_keeps_no_hosts(
+    job: ProcessJob,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    telemetry: bool,
+) -> None:
+    if telemetry:
+        job.enable_telemetry()
+    declare(job, source, tmp_path).state()
+    stuck = sidecar_pid(job)
+    hosts = [session.pid for session in job._workers.values()]
+    watch = Watch([stuck, *hosts])
+    os.kill(stuck, signal.SIGSTOP)
+    monkeypatch.setattr(sidecar, "_SIGN", 0.5)
+    with pytest.raises(RuntimeError, match=f"process {stuck} gives no sign of life .stopped. `kill -CONT {stuck}`"):
+        job.state()
+    logging.getLogger(LOGGER).addHandler(caplog.handler)
+    job.kill()
+    logging.getLogger(LOGGER).removeHandler(caplog.handler)
+    assert watch.survivors(TIMEOUT) == {} and not job.active
+    assert f"process {stuck} is killed" in caplog.text
+    assert list((tmp_path / "hosts").iterdir()) == []  # by another one
+
+
+@pytest.mark.procs
+@full
 def test_a_job_that_has_lost_a_host_can_be_killed(
     job: ProcessJob, source: Path, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,3 +371,48 @@ def test_the_program_holds_the_mounts_of_a_job_that_ends_with_it(source: Path, t
     assert not os.path.exists(folder_of(job))
     job.kill()
     assert not (tmp_path / "there").exists()
+
+
+def test_a_sidecar_that_ends_as_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It takes connections until its very last moment. Only what wants one there is asked of another."""
+    answers: list[SidecarDone | None] = []
+    started: list[str] = []
+
+    class Helper:
+        def __init__(self, folder: str) -> None:
+            pass
+
+        def connect(self, timeout: float) -> socket.socket:
+            if not answers:
+                raise ConnectionRefusedError
+            near, far = socket.socketpair()
+            answer = answers.pop(0)
+            if answer is not None:
+                send(far, answer)
+                kept.append(far)
+            else:
+                far.close()
+            return near
+
+        def start(self, program: str, *args: Any, **options: Any) -> None:
+            started.append(program)
+            answers.append(SidecarDone([]))
+
+        def said(self) -> str:
+            return "nothing"
+
+    kept: list[socket.socket] = []
+    monkeypatch.setattr(sidecar, "Companion", Helper)
+    monkeypatch.setattr(sidecar, "folder_of", lambda job: str(tmp_path))
+    job: Any = SimpleNamespace(dumps=lambda: b"")
+    one = Sidecar(job)
+    answers.append(None)
+    one.start_observer(job)
+    assert started == ["monarch.job.mounts.sidecar_program"]
+    other = Sidecar(job)
+    answers.append(None)
+    with pytest.raises(sidecar.SidecarLost, match="it has ended"):
+        other._ask(job, "close the mounts", CloseMounts(), 1.0)
+    assert len(started) == 1
+    for far in kept:
+        far.close()

@@ -17,6 +17,7 @@ from monarch.actor import ActorError, Point, this_host, this_proc
 from monarch.job.commands.port_forwarder import PortForwarder
 from tests.support.hosts import Hosts
 from tests.support.tiers import full
+from tests.support.users import as_stranger, needs_root
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 60
@@ -118,6 +119,31 @@ def test_http_from_another_host(hosts: Hosts, forwarder: Any, tmp_path: Path) ->
         assert found == [b"x"] * 4
 
 
+@needs_root
+def test_other_users_are_refused_unless_asked_otherwise(forwarder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with echo() as address:
+        [port] = forwarder.forward.call_one(this_proc(), 0, this_proc(), address).get(TIMEOUT)
+        [open_to_all] = forwarder.forward.call_one(this_proc(), 0, this_proc(), address, any_user=True).get(TIMEOUT)
+
+        def visit(number: int) -> bytes:
+            with socket.socket() as sock:
+                sock.connect(("127.0.0.1", number))
+                try:
+                    sock.sendall(b"stranger")
+                    sock.shutdown(socket.SHUT_WR)
+                    return sock.recv(100)
+                except OSError:
+                    return b"refused"
+
+        with caplog.at_level("WARNING", "monarch"):
+            assert {as_stranger(lambda: visit(port)) for _ in range(3)} <= {b"", b"refused"}
+            assert exchange(port, b"owner") == b"owner"
+        assert as_stranger(lambda: visit(open_to_all)) == b"stranger"
+    said = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(said) == 1, "once a minute"
+    assert f"port {port} to {address}: refused 1 connection of other users' programs (any_user=True lets" in said[0]
+
+
 def test_each_rank_has_its_port_and_may_share_an_address(forwarder: Any) -> None:
     sources = this_host().spawn_procs({"gpus": 2})
     targets = this_host().spawn_procs({"gpus": 2})
@@ -130,6 +156,7 @@ def test_each_rank_has_its_port_and_may_share_an_address(forwarder: Any) -> None
         ports = forwarder.forward.call_one(targets, lambda point: 0, sources, address_of).get(TIMEOUT)
         assert len(set(ports)) == 2
         assert [exchange(port, b"data %d" % port) for port in ports] == [b"data %d" % port for port in ports]
+    forwarder.stop().get(TIMEOUT)  # first: it would hear that they have ended
     sources.stop().get(TIMEOUT)
     targets.stop().get(TIMEOUT)
 
@@ -156,9 +183,11 @@ def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(forwarder: Any) -> 
                 # One end breaks off: so does the other.
                 client.close()
                 assert one.recv(1) == b""
+    forwarder.stop().get(TIMEOUT)
     source.stop().get(TIMEOUT)
 
 
+@full
 def test_nobody_listens_there(forwarder: Any, capfd: pytest.CaptureFixture[str]) -> None:
     source = this_host().spawn_procs()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -169,6 +198,7 @@ def test_nobody_listens_there(forwarder: Any, capfd: pytest.CaptureFixture[str])
             assert client.recv(1) == b""
         except ConnectionResetError:
             pass
+    forwarder.stop().get(TIMEOUT)
     source.stop().get(TIMEOUT)
 
 

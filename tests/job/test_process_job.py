@@ -14,8 +14,8 @@ import pytest
 
 from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, endpoint
 from monarch.job import LocalJob, ProcessJob, SchedulerError, job_load
-from monarch.job import sessions as own
-from monarch.job.sessions import DetachedSession
+from monarch.job import detached_sessions as own
+from monarch.job.detached_sessions import DetachedSession
 from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
@@ -213,7 +213,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(scripts: Scripts) -> None:
             print(pid, flush=True)
             return session_of(pid)
 
-        session_of, process.sessions.session_of = process.sessions.session_of, started
+        session_of, process.detached_sessions.session_of = process.detached_sessions.session_of, started
         ProcessJob({"hosts": 1}).state()
         """
     )

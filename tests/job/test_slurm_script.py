@@ -55,6 +55,27 @@ def test_only_what_is_set_is_asked_for() -> None:
     ]
 
 
+def test_logs_go_where_they_are_looked_for_whatever_the_folder_is_called() -> None:
+    """tests/lab asks a real Slurm."""
+    request = msgspec.structs.replace(REQUEST, log_dir='/100% %j/a "b"', job_name="x/y %j_1")
+    assert directives(slurm_script.script(request))[0] == '"--job-name=x/y %j_1"'
+    assert directives(slurm_script.script(request))[3] == r'"--output=/100%% %%j/a \"b\"/slurm_%j_x_y__j_1.out"'
+    assert request.log("7", "err") == '/100% %j/a "b"/slurm_7_x_y__j_1.err'
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"log_dir": "/a\\b"}, r"no logs in '/a\\\\b', which has a backslash in it: give another log_dir"),
+        ({"log_dir": "/a\n#SBATCH --uid=0"}, "no line break in --output, got "),
+        ({"job_name": "a\nb"}, "no line break in --job-name, got 'a.nb'"),
+    ],
+)
+def test_names_that_sbatch_cannot_be_told(changed: dict[str, str], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        slurm_script.script(msgspec.structs.replace(REQUEST, **changed))
+
+
 def test_directives_come_in_order_and_the_users_own_last() -> None:
     request = msgspec.structs.replace(
         REQUEST,
@@ -124,7 +145,7 @@ def test_shells_can_read_it(components: tuple[HetJobComponent, ...], client: lis
 def test_a_batch_job_runs_its_client_beside_the_workers() -> None:
     script = slurm_script.script(REQUEST, ["python", "train.py", "--x", "1"])
     last = script.splitlines()[-1]
-    assert last.startswith("exec python -u -m monarch.job.slurm.batch --workers 'srun ")
+    assert last.startswith("exec python -u -P -m monarch.job.slurm.batch --workers 'srun ")
     assert last.endswith(" -- python train.py --x 1")
 
 

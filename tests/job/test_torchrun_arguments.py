@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from monarch.job.commands.command_plan import PYTHON, Sink
-from monarch.job.torchrun import arguments, failures, plan
+from monarch.job.torchrun import arguments, failures, rank_plan
 from monarch.job.torchrun.arguments import RankStreams, TorchrunOptions
 from monarch.job.torchrun.failures import RankFailure
 
@@ -99,8 +99,8 @@ def test_every_option_of_torchrun_is_known() -> None:
 # --- each rank
 
 
-def commands(options: TorchrunOptions, sizes: tuple[int, int] = (2, 2), attempt: int = 0) -> list[plan.Command]:
-    return plan.commands(options, sizes, "id", attempt, ("node1", 77), "/logs/id_x", "/cwd", {"A": "b"})
+def commands(options: TorchrunOptions, sizes: tuple[int, int] = (2, 2), attempt: int = 0) -> list[rank_plan.Command]:
+    return rank_plan.commands(options, sizes, "id", attempt, ("node1", 77), "/logs/id_x", "/cwd", {"A": "b"})
 
 
 def test_the_environment_is_torchruns() -> None:
@@ -131,25 +131,25 @@ def test_where_output_goes() -> None:
 
 
 def test_prefixes() -> None:
-    assert plan.prefixes(parsed("a.py"), (1, 1)) == [None]
-    assert plan.prefixes(parsed("a.py"), (1, 2)) == ["", ""]
-    assert plan.prefixes(parsed("-t", "1", "a.py"), (2, 2)) == ["[default0]:", "[default1]:"] * 2
+    assert rank_plan.prefixes(parsed("a.py"), (1, 1)) == [None]
+    assert rank_plan.prefixes(parsed("a.py"), (1, 2)) == ["", ""]
+    assert rank_plan.prefixes(parsed("-t", "1", "a.py"), (2, 2)) == ["[default0]:", "[default1]:"] * 2
 
 
 def test_which_hosts_take_part() -> None:
-    assert [plan.chosen(nodes, 3, "the job") for nodes in (None, (1, 1), (2, 8), (3, 3))] == [3, 1, 3, 3]
+    assert [rank_plan.chosen(nodes, 3, "the job") for nodes in (None, (1, 1), (2, 8), (3, 3))] == [3, 1, 3, 3]
     with pytest.raises(ValueError, match=r"--nnodes asks for 4 host\(s\) or more, and the job has 3"):
-        plan.chosen((4, 4), 3, "the job")
+        rank_plan.chosen((4, 4), 3, "the job")
 
 
 def test_how_many_ranks() -> None:
     facts = [("a", 8, 64), ("b", 8, 64)]
-    assert [plan.count_of(text, facts) for text in ("3", "gpu", "auto", "cpu")] == [3, 8, 8, 64]
-    assert plan.count_of("auto", [("a", 0, 4)]) == 4
+    assert [rank_plan.count_of(text, facts) for text in ("3", "gpu", "auto", "cpu")] == [3, 8, 8, 64]
+    assert rank_plan.count_of("auto", [("a", 0, 4)]) == 4
     with pytest.raises(ValueError, match="b has no device"):
-        plan.count_of("gpu", [("a", 8, 4), ("b", 0, 4)])
+        rank_plan.count_of("gpu", [("a", 8, 4), ("b", 0, 4)])
     with pytest.raises(ValueError, match=r"another number on each host \(a: 8, b: 4\)"):
-        plan.count_of("gpu", [("a", 8, 64), ("b", 4, 64)])
+        rank_plan.count_of("gpu", [("a", 8, 64), ("b", 4, 64)])
 
 
 # --- failures

@@ -7,14 +7,17 @@ import logging
 import os
 import pickle
 import sys
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.job import SchedulerError
-from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, api
 from monarch.job.kubernetes.api import Cluster, ClusterError
 from monarch.job.kubernetes.api_errors import api_words, forward_refused, refusal
 from monarch.job.kubernetes.kube_config import KubeConfigError, access, parse_credential
@@ -200,3 +203,101 @@ def test_a_refused_forward_has_the_servers_words() -> None:
     words = 'Handshake status 403 Forbidden -+-+- {"a": 1} -+-+- {"message": "pods is forbidden"}'
     assert "answered 403 Forbidden: pods is forbidden" in forward_refused("forward a port", "x", words)
     assert "cannot be reached: timed out" in forward_refused("forward a port", "x", "timed out")
+
+
+# --- a file that others may write, and a server that is none
+
+
+def test_a_kubeconfig_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """It names a program that is run."""
+    file, ran = tmp_path / "kubeconfig", tmp_path / "ran"
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch", "args": [str(ran)]}}
+    loaded = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    file.write_text(json.dumps(loaded))
+    file.chmod(0o666)
+    with pytest.raises(
+        KubeConfigError, match=r"names programs to run, and somebody else may have written it: .*kubeconfig"
+    ):
+        access(KubeConfig.from_path(file))
+    assert not ran.exists()
+    file.chmod(0o600)
+    with pytest.raises(KubeConfigError, match="printed no ExecCredential"):
+        access(KubeConfig.from_path(file))
+    assert ran.exists()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Cluster, dict[str, bytes]]]:
+    """A cluster whose server answers every request with `said["answer"]`."""
+    kubernetes = pytest.importorskip("kubernetes")
+    said: dict[str, bytes] = {}
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                self.send_response(int(said.get("status", b"200")))
+                self.end_headers()
+                self.wfile.write(said["answer"])
+                while said.get("endless"):
+                    self.wfile.write(said["endless"])
+            except OSError:  # who asked has enough
+                pass
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        configuration = kubernetes.client.Configuration()
+        configuration.host = f"http://127.0.0.1:{listening.server_address[1]}"
+        cluster = Cluster(access(KubeConfig.from_config(configuration)), NAMESPACE)
+        yield cluster, said
+        cluster.close()
+        said.clear()
+        listening.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"[" * 100_000, "nested too deep"),
+        (b"[]", "gave no object, but list"),
+        (b"<html>", "gave no JSON"),
+        (b"", "gave no JSON"),
+        (b"\xff\xfe", "gave no JSON"),
+    ],
+    ids=["deep", "a list", "a page", "nothing", "bytes"],
+)
+def test_a_server_that_answers_with_something_else(
+    server: tuple[Cluster, dict[str, bytes]], answer: bytes, why: str
+) -> None:
+    cluster, said = server
+    said["answer"] = answer
+    with pytest.raises(ClusterError, match=f"cannot list pods a=b .*{why}"):
+        cluster.pods("a=b")
+
+
+@pytest.mark.parametrize("status", [b"200", b"500"])
+def test_an_answer_without_an_end_is_given_up(
+    server: tuple[Cluster, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, status: bytes
+) -> None:
+    monkeypatch.setattr(api, "_LARGEST", 1 << 20)
+    cluster, said = server
+    said |= {"answer": b"{", "endless": b" " * 1000, "status": status}
+    with pytest.raises(ClusterError, match="more than 1,048,576 bytes"):
+        cluster.pods("a=b")
+    said["endless"] = b""
+    monkeypatch.setattr(api, "_WHOLE", 0.0)
+    with pytest.raises(ClusterError, match="not there after 0 s"):
+        cluster.pods("a=b")
+
+
+def test_a_pod_that_has_said_nothing(server: tuple[Cluster, dict[str, bytes]]) -> None:
+    cluster, said = server
+    said["answer"] = b""
+    assert cluster.last_words("trainers-0", "worker") == ""

@@ -25,7 +25,7 @@ from monarch.remotemount.fuse_program import AHEAD
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from tests.support.faults import Faults
 from tests.support.hosts import LOOP, Hosts, Worker
-from tests.support.mounts import contents, make_source, mounts_below, wait_until_nothing_is_mounted
+from tests.support.mounts import clear, contents, make_source, mounts_below, wait_until_nothing_is_mounted
 from tests.support.processes import descendants
 from tests.support.resources import open_files
 from tests.support.scripts import Scripts
@@ -36,6 +36,13 @@ pytestmark = [
     pytest.mark.skipif(bool(fuse_process.obstacle()), reason=f"FUSE: {fuse_process.obstacle()}"),
 ]
 TIMEOUT = 60
+
+
+@pytest.fixture(autouse=True)
+def _cleared(tmp_path: Path) -> Iterator[None]:
+    """A mount that a test leaves would keep pytest from removing its folder."""
+    yield
+    clear(tmp_path)
 
 
 @pytest.fixture

@@ -155,6 +155,20 @@ finally:
     assert ran.process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    "name", ["a b", "100% %j %%", 'it\'s "x"', "#1 a#2", "--x=y --error=/z", "tab\tü$(id);"], ids=range(6)
+)
+def test_logs_are_where_they_are_looked_for(jobs: Any, folder: Path, name: str) -> None:
+    """Whatever the folder and the job are called."""
+    job = jobs({"nodes": 1}, log_dir=name, job_name=name)
+    job.state(cached_path=None)
+    for stream, path in job._log_files().items():
+        assert Path(path).parent == folder / name
+        until(lambda path=path: Path(path).exists(), f"the log of {stream}")
+    until(lambda: "serving as host" in Path(job._log_files()["stderr"]).read_text(), "what the worker says")
+    assert len(list((folder / name).iterdir())) == 2
+
+
 def test_a_batch_job_runs_its_client_and_ends_with_it(jobs: Any, slurm_lab: SlurmLab, folder: Path) -> None:
     (folder / "client.py").write_text(f"""
 import sys

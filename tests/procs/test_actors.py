@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from monarch.actor import (
     get_or_spawn_controller,
 )
 from tests.support.process_actors import Pid
+from tests.support.threads import where
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -40,37 +40,24 @@ def test_constructor_arguments_arrive(procs2: ProcMesh) -> None:
     assert procs2.spawn("cell", Cell, value=3).get.call().get(timeout=TIMEOUT).values() == [3, 3]
 
 
-def _loop_here() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _where() -> tuple[int, bool, bool]:
-    """(thread, whether it is the main one, whether a loop is running in it)"""
-    return threading.get_ident(), threading.current_thread() is threading.main_thread(), _loop_here()
-
-
 class SyncThreads(Actor):
     def __init__(self) -> None:
-        self.seen = [_where()]
+        self.seen = [where()]
 
     @endpoint
     def where(self) -> list[tuple[int, bool, bool]]:
-        self.seen.append(_where())
+        self.seen.append(where())
         return self.seen
 
 
 class AsyncThreads(Actor):
     def __init__(self) -> None:
-        self.seen = [_where()]
+        self.seen = [where()]
         self.loop = asyncio.get_running_loop()
 
     @endpoint
     async def where(self) -> list[tuple[int, bool, bool]]:
-        self.seen.append(_where())
+        self.seen.append(where())
         return self.seen
 
     @endpoint

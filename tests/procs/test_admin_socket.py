@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from monarch._linux import local_socket
 from monarch._mesh.inspection import admin_socket
 from monarch._mesh.inspection.wait_graph import Report
 from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
+from tests.support.processes import descendants, stopped
 from tests.support.tiers import full
 
 TIMEOUT = 60.0
@@ -95,6 +98,10 @@ def test_it_is_found_among_those_that_run(program: Program, monkeypatch: pytest.
     assert choose().pid == program.pid
 
 
+def door(program: Program) -> str:
+    return f"{program.folder}/{admin_socket.NAME}"
+
+
 @full
 def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     with pytest.raises(ValueError, match="there is no stream 'nothing' here"):
@@ -112,18 +119,41 @@ def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
 
 
 @full
-def test_only_so_many_at_a_time(program: Program) -> None:
-    sockets = []
-    try:
-        for _ in range(admin_socket.CONNECTIONS):
-            sock = socket.socket(socket.AF_UNIX)
-            sockets.append(sock)
-            sock.connect(f"{program.folder}/{admin_socket.NAME}")
+def test_those_who_ask_nothing_give_way(program: Program) -> None:
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(local_socket.connect(door(program), TIMEOUT)) for _ in range(100)]
+        for asking in (program, program):
+            assert asking.ask("waits", timeout=TIMEOUT).silent == {}
+        assert idle[0].recv(1) == b""
+        idle[-1].sendall(admin_socket.packed(admin_socket.AskAll("waits")))
+        assert idle[-1].recv(1)
+
+
+@full
+def test_only_so_many_are_answered_at_a_time(program: Program) -> None:
+    """When one of them has gone there is room, at once."""
+    with contextlib.ExitStack() as stack:
+        asked = admin_socket.packed(admin_socket.AskAll("waits", timeout=1000.0))
+        waiting = [
+            stack.enter_context(local_socket.connect(door(program), TIMEOUT)) for _ in range(admin_socket.CONNECTIONS)
+        ]
+        for pid in descendants(program.pid):
+            stack.enter_context(stopped(pid))
+        for each in waiting:
+            each.sendall(asked)
         with pytest.raises(ValueError, match=f"{admin_socket.CONNECTIONS} connections are open here already"):
             program.ask("waits", timeout=TIMEOUT)
-    finally:
-        for sock in sockets:
-            sock.close()
+        waiting[7].close()
+        assert program.ask("waits", timeout=0.1).silent
+
+
+@full
+def test_a_time_that_is_no_number_is_none(program: Program) -> None:
+    with local_socket.connect(door(program), TIMEOUT) as connection:
+        connection.sendall(admin_socket.packed(admin_socket.AskAll("waits", timeout=float("nan"))))
+        answer = msgspec.msgpack.decode(local_socket.receive(connection, 1 << 20), type=admin_socket.Response)
+        assert isinstance(answer, admin_socket.AskAnswers)
+    assert program.ask("waits", timeout=TIMEOUT).silent == {}
 
 
 @full

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, HostMesh, ProcMesh, context, default_bootstrap_cmd, endpoint, this_host
+from monarch.actor import Actor, ActorError, HostMesh, ProcMesh, default_bootstrap_cmd, endpoint, this_host
 from monarch.config import configured
 from tests.support.tiers import first_of, full
 
@@ -50,40 +50,14 @@ class Thing(Actor):
         return values
 
 
-class Collides(Actor):
-    @endpoint
-    async def stop(self) -> None: ...  # type: ignore[override]
-
-
+# What is refused before a message is made is proven in tests/_mesh/actors and tests/_shape.
 BAD: dict[str, tuple[Callable[[ProcMesh, Any], Any], type[Exception], str]] = {
-    "too many arguments": (lambda p, m: m.get.call(1), TypeError, "too many positional"),
     "an argument missing": (lambda p, m: m.echo.call(), TypeError, "'value'"),
-    "an unknown keyword": (lambda p, m: m.get.broadcast(speed=1), TypeError, "'speed'"),
-    "a constructor argument too many": (
-        lambda p, m: p.spawn("x", Thing, 1, 2),
-        TypeError,
-        "too many positional",
-    ),
-    "a class that is no actor": (lambda p, m: p.spawn("x", dict), ValueError, "must subclass"),
-    "a name that is taken": (lambda p, m: p.spawn("x", Collides), ValueError, "stop"),
     "a lock as argument": (lambda p, m: m.echo.call(threading.Lock()), TypeError, "lock"),
     "a lock for a constructor": (lambda p, m: p.spawn("x", Thing, threading.Lock()), TypeError, "lock"),
     "a lock as result": (lambda p, m: m.lock.call().get(timeout=TIMEOUT), ActorError, "lock"),
-    "a context as argument": (lambda p, m: m.echo.call(context()), TypeError, "Context"),
-    "an unknown dimension": (
-        lambda p, m: m.slice(hosts=0),
-        TypeError,
-        "does not have dimension labeled 'hosts'",
-    ),
-    "a coordinate outside": (lambda p, m: m.slice(gpus=5), IndexError, "out of range"),
     "a dimension to rename that is not there": (lambda p, m: m.rename(hosts="x"), ValueError, "hosts"),
-    "a split that does not divide": (
-        lambda p, m: m.split(gpus=("a", "b"), a=3),
-        ValueError,
-        "not evenly divided",
-    ),
     "size 0": (lambda p, m: this_host().spawn_procs({"gpus": 0}), ValueError, "gpus"),
-    "call_one on two": (lambda p, m: m.get.call_one(), ValueError, "exactly 1"),
     "a call of the endpoint": (lambda p, m: m.get(), TypeError, "call"),
     "a negative timeout": (lambda p, m: m.get.with_timeout(-1), ValueError, "timeout"),
 }
@@ -405,9 +379,13 @@ def test_a_fork_of_the_client_does_not_disturb_it(scripts: Any, child: str) -> N
 @full
 def test_a_forked_child_that_uses_the_runtime_is_told_why_it_cannot(scripts: Any) -> None:
     body = """
-        import traceback
+        import asyncio, traceback
         uses = [lambda: a.echo.call(1).get(timeout=10), lambda: a.echo.broadcast(1)]
         uses.append(lambda: procs.spawn("x", A))
+        uses.append(pending[-1].get)
+        uses.append(lambda: asyncio.run(observe()))
+        async def observe():
+            await pending[-1]
         for use in uses:
             try:
                 use()
@@ -420,6 +398,34 @@ def test_a_forked_child_that_uses_the_runtime_is_told_why_it_cannot(scripts: Any
         os._exit(0)
     """
     scripts.run(FORK.replace("        CHILD", body))
+
+
+@full
+@pytest.mark.parametrize("end", ["return os.getpid()", "raise ValueError"])
+def test_a_child_that_comes_back_from_an_endpoint_handles_no_message_of_its_parent(scripts: Any, end: str) -> None:
+    program = """
+        import os
+        from monarch.actor import Actor, endpoint, this_host
+
+        class A(Actor):
+            @endpoint
+            def fork(self):
+                child = os.fork()
+                if child == 0:
+                    END
+                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+            @endpoint
+            def note(self, n): os.write(1, f"noted {n}".encode() + bytes([10]))
+
+        a = this_host().spawn_procs().spawn("a", A)
+        pending = [a.fork.call_one(), *[a.note.call_one(n) for n in range(20)]]
+        assert [f.get(timeout=30) for f in pending] == [1] + [None] * 20
+    """
+    done = scripts.run(program.replace("END", end))
+    said = (done.stdout + done.stderr).split()
+    assert sorted(said[i + 1] for i, word in enumerate(said) if word == "noted") == sorted(map(str, range(20)))
+    assert "came back from it" in done.stdout + done.stderr
 
 
 def test_multiprocessing_by_fork_works_beside_a_client(scripts: Any) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from monarch.actor import (
-    ActorError,
     Channel,
     MeshFailure,
     Port,
     ProcMesh,
     SupervisionError,
-    current_rank,
     endpoint,
 )
 from tests.support.process_actors import AsyncPid
-from tests.support.tiers import first_of, full
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -28,10 +26,6 @@ SOON = 5  # well below the ten seconds that looking now and then for dead proces
 
 
 class Frail(AsyncPid):
-    def __init__(self, fail_on: int | None = None) -> None:
-        if fail_on is not None and current_rank().rank == fail_on:
-            raise OSError("no room in the constructor")
-
     @endpoint
     async def alive(self) -> str:
         return "alive"
@@ -67,30 +61,6 @@ def frail(procs2: ProcMesh) -> Any:
     return procs2.spawn("frail", Frail)
 
 
-@pytest.fixture
-def one(frail: Any) -> Any:
-    return frail.slice(gpus=0)
-
-
-# --- an endpoint raises and its caller waits
-
-
-def test_an_actor_error_shows_the_remote_traceback(one: Any) -> None:
-    with pytest.raises(ActorError) as caught:
-        one.fail.call_one("broken").get(timeout=TIMEOUT)
-    error = caught.value
-    assert error.message == "Actor call frail.fail failed."
-    assert isinstance(error.exception, ValueError) and error.exception.args == ("broken",)
-    assert str(error).startswith("Actor call frail.fail failed.\n ")
-    for text in (
-        "Traceback of where the remote call failed (most recent call last):",
-        "in fail",
-        "ValueError: broken",
-    ):
-        assert text in str(error) and text in error.exception_formatted
-    assert error.__cause__ is None
-
-
 # --- an actor fails
 
 
@@ -105,21 +75,6 @@ def test_a_broadcast_to_a_failing_endpoint_reaches_the_hook_once(frail: Any, fau
     assert "and all its descendants have failed:" in report
     assert "actor explicitly aborted due to:" in report
     frail.slice(gpus=0).alive.call_one().get(timeout=TIMEOUT)
-    assert faults.rest() == []
-
-
-# --- the constructor raises
-
-
-def test_a_constructor_that_raises_fails_its_rank_only(procs2: ProcMesh, faults: Any) -> None:
-    mesh = procs2.spawn("frail", Frail, fail_on=1)
-    assert mesh.initialized.get(timeout=TIMEOUT) is None
-    with pytest.raises(SupervisionError, match="no room in the constructor") as caught:
-        mesh.alive.call().get(timeout=TIMEOUT)
-    assert "__init__" in str(caught.value)  # its traceback
-    assert mesh.slice(gpus=0).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    failure = faults.next(handled=True)
-    assert "crashed_ranks=[1]" in str(failure) and "no room in the constructor" in failure.report()
     assert faults.rest() == []
 
 
@@ -207,40 +162,6 @@ def test_the_report_has_the_last_lines_the_process_wrote(scripts: Any) -> None:
 # --- nobody supervises
 
 
-UNHANDLED = """
-    import atexit, sys
-    from monarch.actor import Actor, Channel, endpoint, this_host
-
-    class A(Actor):
-        @endpoint
-        def fail(self): raise ValueError("nobody looks after me")
-
-    atexit.register(print, "atexit ran", flush=True)
-    a = this_host().spawn_procs().spawn("a", A)
-    port, receiver = Channel.open()
-    a.fail.broadcast()
-    try:
-        WAIT
-    except Exception:
-        print("wrongly caught", flush=True)
-    finally:
-        print("finally ran", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "wait",
-    first_of(["receiver.recv().get(timeout=30)", "__import__('time').sleep(30)"]),
-    ids=["in our wait", "in another wait"],
-)
-def test_an_unhandled_failure_ends_the_program_and_explains_itself(scripts: Any, wait: str) -> None:
-    done = scripts.run(UNHANDLED.replace("WAIT", wait), check=False)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.splitlines() == ["finally ran", "atexit ran"]
-    assert "Unhandled monarch error on the root actor" in done.stderr
-    assert "UnhandledFaultError" in done.stderr and "nobody looks after me" in done.stderr
-
-
 def test_a_hook_that_returns_keeps_the_program_going(scripts: Any) -> None:
     scripts.run(
         """
@@ -262,34 +183,6 @@ def test_a_hook_that_returns_keeps_the_program_going(scripts: Any) -> None:
         assert procs.spawn("b", A).alive.call_one().get(timeout=30)
         """
     )
-
-
-@full
-def test_a_hook_that_raises_is_no_hook(scripts: Any) -> None:
-    done = scripts.run(
-        """
-        import monarch.actor
-        from monarch.actor import Actor, Channel, UnhandledFaultError, endpoint, this_host
-
-        class A(Actor):
-            @endpoint
-            def fail(self): raise ValueError("the failure")
-
-        def hook(failure):
-            raise RuntimeError("the hook failed too")
-
-        monarch.actor.unhandled_fault_hook = hook
-        port, receiver = Channel.open()
-        this_host().spawn_procs().spawn("a", A).fail.broadcast()
-        try:
-            receiver.recv().get(timeout=30)
-        except UnhandledFaultError as exc:
-            assert isinstance(exc, KeyboardInterrupt) and "the failure" in str(exc)
-            print("interrupted")
-        """
-    )
-    assert done.stdout.strip() == "interrupted"
-    assert "Unhandled monarch error on the root actor" in done.stderr
 
 
 # --- the fork server

@@ -703,29 +703,6 @@ def test_a_fault_after_one_that_was_handled_is_raised_again(programs: Any) -> No
     assert done.stderr.count(HEADING) == 3 and "Traceback (most recent call last)" not in done.stderr
 
 
-@full
-def test_who_keeps_the_exception_hears_of_the_next_fault_a_little_later(programs: Any) -> None:
-    done = programs.run(
-        """
-        import monarch._mesh.failures.main_thread
-        monarch._mesh.failures.main_thread._TOGETHER = 2.0
-        a = spawn()
-        kept = []
-        for number in range(2):
-            try:
-                a.slice(gpus=number).fail.broadcast(f"number {number}")
-                time.sleep(30)
-            except UnhandledFaultError as exc:
-                kept.append(str(exc))
-                kept.append(exc)
-        assert "ValueError: number 0" in kept[0] and "ValueError: number 1" in kept[2]
-        print("handled both")
-        """
-    )
-    ended_well(done, "handled both")
-    assert done.stderr.count(HEADING) == 2
-
-
 CTRL_C = """
     def ctrl_c():
         try:

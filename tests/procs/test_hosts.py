@@ -466,47 +466,6 @@ def test_a_client_whose_machine_is_gone(
         os.kill(pid, signal.SIGKILL)
 
 
-class Spawner(Actor):
-    """Owns processes on another host."""
-
-    @endpoint
-    async def spawn(self, mesh: HostMesh) -> list[int]:
-        self.kids = mesh.spawn_procs({"k": 2}, name="kids").spawn("kids", Resident)
-        return list((await self.kids.pid.call()).values())
-
-    @endpoint
-    async def wait(self, port: Port[int]) -> None:
-        await self.kids.slice(k=0).wait.call_one(port)
-
-
-@full
-def test_what_a_lost_host_owned_on_others_ends(hosts: Hosts, two: HostMesh, faults: Any, watch: Any) -> None:
-    spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
-    running = watch(spawner.spawn.call_one(two.slice(hosts=1)).get(TIMEOUT))
-    os.kill(hosts.workers[0].agent, signal.SIGKILL)
-    assert running.survivors(GRACE) == {}
-    assert len(pids(two.slice(hosts=1).spawn_procs())) == 1
-    faults.next()
-    two.shutdown().get(TIMEOUT)
-
-
-@full
-def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMesh, faults: Any) -> None:
-    """Without its client: what the two hosts say to each other does not go through it."""
-    spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
-    spawner.spawn.call_one(two.slice(hosts=1)).get(TIMEOUT)
-    port, started = Channel.open()
-    waiting = spawner.wait.call_one(port)
-    started.recv().get(TIMEOUT)
-    os.kill(hosts.workers[1].agent, signal.SIGKILL)
-    # Its call tells the owner of one rank, which it does not catch; then it fails, for no call told it of the other.
-    with pytest.raises((ActorError, SupervisionError)) as raised:
-        waiting.get(TIMEOUT)
-    assert hosts.workers[1].address in str(raised.value)
-    assert hosts.workers[1].address in faults.next(handled=None).report()
-    two.shutdown().get(TIMEOUT)
-
-
 # --- programs
 
 
@@ -624,27 +583,6 @@ def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -
         one.with_python_executable("/no/such/python").spawn_procs().initialized.get(TIMEOUT)
     assert "/no/such/python" in str(raised.value)
     one.shutdown().get(TIMEOUT)
-
-
-@full
-def test_a_process_of_another_host_is_restarted(hosts: Hosts, two: HostMesh, faults: Any) -> None:
-    procs = two.spawn_procs({"gpus": 2})
-    residents = procs.spawn("residents", Resident)
-    talker = two.slice(hosts=0).spawn_procs().spawn("talker", Talker)
-    victim = residents.slice(hosts=1, gpus=1)
-    for _ in range(2):
-        before = sorted(residents.pid.call().get(TIMEOUT).values())
-        assert talker.ask.call_one(residents).get(TIMEOUT) == before
-        pid = victim.pid.call_one().get(TIMEOUT)
-        os.kill(pid, signal.SIGKILL)
-        assert f"pid {pid}" in faults.next().report()
-        procs.restart(failed=True).get(TIMEOUT)
-        residents.restart(failed=True).get(TIMEOUT)
-        after = sorted(residents.pid.call().get(TIMEOUT).values())
-        assert len(set(after) - set(before)) == 1
-        assert talker.ask.call_one(residents).get(TIMEOUT) == after
-    assert faults.rest() == []
-    two.shutdown().get(TIMEOUT)
 
 
 class Reborn(Resident):

@@ -83,21 +83,6 @@ def test_a_streamed_line_is_shown_once_and_on_its_stream(scripts: Any) -> None:
 
 
 @full
-def test_ranks_can_be_left_out(scripts: Any) -> None:
-    done = scripts.run(
-        program(
-            """
-            option(stream_to_client=True)
-            one.say.call("text").get(timeout=30)
-            procs.stop().get(timeout=30)
-            """,
-            "\n    configure(prefix_with_rank=False)" + FORWARDING,
-        )
-    )
-    assert re.search(r"^\[\S+ workers-1\] text$", done.stdout, flags=re.MULTILINE)
-
-
-@full
 def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -123,6 +108,28 @@ def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts
     ]
     assert folded(done.stderr) == [("3", "0-2", "all say this")]
     assert streamed(done.stdout) == [("workers-1", "1", "streamed now")]
+
+
+@full
+def test_ending_the_window_shows_what_is_pending(scripts: Any) -> None:
+    process = scripts.start(
+        program(
+            """
+            option(stream_to_client=True, aggregate_window_sec=600)
+            talkers.say.call("pending").get(timeout=30)
+            option(stream_to_client=True, aggregate_window_sec=None)
+            sys.stdin.readline()
+            """
+        )
+    )
+    seen = ""
+    while "<<< Aggregated Logs" not in seen:  # shown while the program still runs
+        line = process.stdout.readline()
+        assert line, seen
+        seen += line
+    assert folded(seen) == [("3", "0-2", "pending")]
+    process.communicate("go on\n", timeout=TIMEOUT)
+    assert process.returncode == 0
 
 
 @full

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import textwrap
 import warnings
 from typing import Any
@@ -18,10 +17,9 @@ pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
 ACTOR = """
-    import asyncio, logging, os, sys
+    import asyncio, logging, sys
     import monarch.actor
-    from monarch.actor import Actor, config, current_rank, endpoint, this_host
-    from monarch.config import configure
+    from monarch.actor import Actor, current_rank, endpoint, this_host
 
     class Talker(Actor):
         @endpoint
@@ -31,10 +29,7 @@ ACTOR = """
         @endpoint
         def say_rank(self): print(f"rank {current_rank().rank}")
         @endpoint
-        def write(self, data): os.write(1, data)
-        @endpoint
-        def set_up(self, prefix=True):
-            config.prefix_python_logs_with_actor = prefix
+        def set_up(self):
             logging.basicConfig(format="%(levelname)s|%(message)s", stream=sys.stdout, force=True)
         @endpoint
         def log(self, level, text, *args): logging.getLogger("user").log(level, text, *args)
@@ -44,17 +39,6 @@ ACTOR = """
         def level(self): return logging.getLogger().level
         @endpoint
         def handlers(self): return len(logging.getLogger().handlers)
-        @endpoint
-        def late_handler(self, text):
-            record = []
-            class Keep(logging.Handler):
-                def emit(self, r): record.append((r.getMessage(), getattr(r, "actor_prefix", None)))
-            logger = logging.getLogger("elsewhere")
-            handler = Keep()
-            logger.addHandler(handler)
-            logger.warning(text)
-            logger.removeHandler(handler)
-            return record
 """
 
 
@@ -148,36 +132,6 @@ def test_log_messages_of_an_actor_say_which(scripts: Any) -> None:
 
 
 @full
-def test_handlers_added_later_have_the_prefix_too(scripts: Any) -> None:
-    done = scripts.run(
-        program(
-            """
-            t = this_host().spawn_procs().spawn("talker", Talker)
-            ((message, prefix),) = t.late_handler.call_one("late").get(timeout=30)
-            print(message, prefix, sep="|")
-            """
-        )
-    )
-    message, prefix = done.stdout.strip().split("|")
-    assert message == "[actor=<root>.<__main__.Talker talker>] late"
-    assert "<root>.<__main__.Talker talker>" in prefix
-
-
-@full
-def test_the_prefix_can_be_switched_off(scripts: Any) -> None:
-    done = scripts.run(
-        program(
-            """
-            t = this_host().spawn_procs().spawn("talker", Talker)
-            t.set_up.call_one(prefix=False).get(timeout=30)
-            t.log.call_one(logging.INFO, "bare").get(timeout=30)
-            """
-        )
-    )
-    assert done.stdout.splitlines() == ["INFO|bare"]
-
-
-@full
 def test_the_client_has_a_prefix_as_well(scripts: Any) -> None:
     done = scripts.run(
         program(
@@ -235,158 +189,3 @@ def test_the_level_of_the_processes_can_be_set(scripts: Any) -> None:
 
 
 # --- forwarding
-
-
-FORWARD = """
-    configure(enable_log_forwarding=True)
-    procs = this_host().spawn_procs({"gpus": 2})
-    t = procs.spawn("talker", Talker)
-    t.level.call().get(timeout=30)
-"""
-
-
-def forwarded(body: str) -> str:
-    return program(textwrap.dedent(FORWARD) + textwrap.dedent(body))
-
-
-def streamed(text: str) -> list[tuple[str, str]]:
-    """(rank, line) of the lines in the form [host proc] [rank] line."""
-    return re.findall(r"^\[\S+ [^\]]+\] \[(\d+)\] (.*)$", text, flags=re.MULTILINE)
-
-
-@full
-def test_forwarded_output_is_still_shown_as_it_is(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            t.say_rank.call().get(timeout=30)
-            t.slice(gpus=0).say.call_one("to stderr", err=True).get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
-        "rank 0",
-        "rank 1",
-    ]
-    assert "to stderr" in done.stderr.splitlines()
-    assert streamed(done.stdout) == []
-
-
-@full
-def test_streamed_lines_say_where_they_come_from(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=None))
-            t.say_rank.call().get(timeout=30)
-            t.slice(gpus=1).say.call_one("to stderr", err=True).get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert sorted(streamed(done.stdout)) == [("0", "rank 0"), ("1", "rank 1")]
-    assert streamed(done.stderr) == [("1", "to stderr")]
-    assert "rank 0" not in done.stdout.splitlines()  # once is enough
-
-
-@full
-def test_streaming_can_be_switched_off_again(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True))
-            asyncio.run(procs.logging_option(stream_to_client=False))
-            t.say_rank.call().get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert streamed(done.stdout) == []
-    assert "rank 0" in done.stdout.splitlines()
-
-
-def groups(text: str) -> list[tuple[int, str]]:
-    """(count, first line) of each group of the aggregated blocks."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    found = re.findall(r"^\[(\d+) similar log lines?\]\s+(?:\[[\d,-]+\] )?(.*)$", plain, flags=re.MULTILINE)
-    return [(int(count), line) for count, line in found]
-
-
-def test_equal_lines_of_several_ranks_are_folded_and_stop_shows_them(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=600))
-            t.say.call("said by both").get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert ">>> Aggregated Logs (" in done.stdout and "<<< Aggregated Logs (" in done.stdout
-    assert groups(done.stdout) == [(2, "said by both")]
-
-
-@full
-def test_repeated_lines_of_one_rank_are_not_folded(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=600))
-            t.slice(gpus=0).say.call_one("again", "again", "again").get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert groups(done.stdout) == [(1, "again")] * 3
-
-
-@full
-def test_lines_that_differ_are_not_folded(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=600))
-            t.say_rank.call().get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    assert sorted(groups(done.stdout)) == [(1, "rank 0"), (1, "rank 1")]
-
-
-@full
-def test_ending_the_window_shows_what_is_pending(scripts: Any) -> None:
-    process = scripts.start(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=600))
-            t.say.call("pending").get(timeout=30)
-            asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=None))
-            sys.stdin.readline()
-            """
-        )
-    )
-    seen = ""
-    while "<<< Aggregated Logs" not in seen:  # shown while the program still runs
-        line = process.stdout.readline()
-        assert line, seen
-        seen += line
-    assert groups(seen) == [(2, "pending")]
-    process.communicate("go on\n", timeout=TIMEOUT)
-    assert process.returncode == 0
-
-
-@full
-def test_a_very_long_line_is_cut(scripts: Any) -> None:
-    done = scripts.run(
-        forwarded(
-            """
-            asyncio.run(procs.logging_option(stream_to_client=True))
-            t.slice(gpus=0).say.call_one("x" * 100_000).get(timeout=30)
-            procs.stop().get(timeout=30)
-            """
-        )
-    )
-    ((rank, line),) = streamed(done.stdout)
-    assert rank == "0" and line.startswith("x" * 4000) and len(line) < 5000

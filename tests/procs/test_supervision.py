@@ -197,15 +197,6 @@ class Worker(Pid):
         raise exc
 
     @endpoint
-    def raise_in_a_thread(self) -> None:
-        thread = threading.Thread(target=self._raise)
-        thread.start()
-        thread.join()
-
-    def _raise(self) -> None:
-        raise ValueError("raised in a thread")
-
-    @endpoint
     def raise_foreign(self) -> None:
         """An exception whose class only this process has."""
         module = types.ModuleType("only_here")

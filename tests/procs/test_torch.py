@@ -22,6 +22,7 @@ from monarch.actor import (
     setup_torch_distributed,
 )
 from monarch.spmd import setup_torch_elastic_env, torch_device_mesh
+from tests.support.devices import every_device
 from tests.support.process_actors import Pid
 from tests.support.tiers import full
 
@@ -40,12 +41,12 @@ class Rank(Pid):
         return self.compiler
 
     @endpoint
-    def sum(self) -> float:
+    def sum(self, device: str = "cpu") -> float:
         """Of the ranks, each counted from 1."""
         import torch
         import torch.distributed as dist
 
-        mine = torch.tensor([dist.get_rank() + 1.0])
+        mine = torch.tensor([dist.get_rank() + 1.0], device=device)
         dist.all_reduce(mine)
         return mine.item()
 
@@ -116,11 +117,12 @@ def test_every_rank_is_in_the_group_again_and_for_slices(spawn_procs: Any) -> No
 
 
 @full
-def test_a_mesh_of_one_without_dimensions(spawn_procs: Any) -> None:
+@every_device
+def test_a_mesh_of_one_without_dimensions(spawn_procs: Any, device: str) -> None:
     procs = spawn_procs()
     rank = procs.spawn("rank", Rank)
     setup_torch_distributed(procs).get(TIMEOUT)
-    assert rank.sum.call_one().get(TIMEOUT) == 1.0
+    assert rank.sum.call_one(device).get(TIMEOUT) == 1.0
     assert rank.mesh.call_one().get(TIMEOUT) == ({"rank": 1}, {"rank": [0]}, True)
 
 

@@ -84,9 +84,12 @@ class Side(Actor):
         return getattr(self.card, name)
 
     @endpoint
-    def make(self, where: str, data: bytes, start: int = 0) -> RDMABuffer:
+    def make(self, where: str, data: bytes, start: int = 0, dtype: str = "uint8") -> RDMABuffer:
         tensor = self.tensor(where, data)
-        buffer = RDMABuffer(tensor[start:])
+        return self.register(tensor, tensor[start:].view(getattr(self.torch, dtype)))
+
+    def register(self, tensor: Any, part: Any) -> RDMABuffer:
+        buffer = RDMABuffer(part)
         self.tensors[buffer._handle.number] = tensor
         return buffer
 
@@ -305,16 +308,31 @@ class GpuSide(Side):
         self.torch.cuda.ipc_collect()
         return int(self.torch.cuda.memory_allocated())
 
+    @endpoint
+    def make_computed(self, n: int) -> RDMABuffer:
+        """Of a tensor that the device is still computing."""
+        tensor = self.torch.ones(n, n, device="cuda")
+        for _ in range(20):
+            tensor = tensor @ tensor / n
+        return self.register(tensor, tensor)
 
-both_cards = pytest.mark.parametrize(
-    "side",
-    [pytest.param(Side, id="imitated"), pytest.param(GpuSide, id="gpu", marks=pytest.mark.device)],
-    indirect=True,
-)
+    @endpoint
+    def write_computed(self, buffer: RDMABuffer, n: int) -> None:
+        """From a tensor that the device is still computing, on a stream of its own."""
+        with self.torch.cuda.stream(self.torch.cuda.Stream()):
+            tensor = self.torch.full((n, n), 2.0, device="cuda")
+            for _ in range(20):
+                tensor = tensor @ tensor / (2 * n)
+            buffer.write_from(tensor, timeout=TIMEOUT).get(TIMEOUT)
+
+
+_gpu = pytest.param(GpuSide, id="gpu", marks=pytest.mark.device)
+on_a_gpu = pytest.mark.parametrize("side", [_gpu], indirect=True)
+both_cards = pytest.mark.parametrize("side", [pytest.param(Side, id="imitated"), _gpu], indirect=True)
 
 
 def card_side(request: pytest.FixtureRequest) -> type[Side]:
-    """A fixture of tests: the class of their actors. Those marked `both_cards` run on a GPU as well."""
+    """A fixture of tests: the class of their actors. With `both_cards` it is a GPU's as well, with `on_a_gpu` that alone."""
     found: type[Side] = getattr(request, "param", Side)
     if found is GpuSide:
         skip_without_gpu()
@@ -326,6 +344,23 @@ def two_processes() -> Iterator[ProcMesh]:
     procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
     yield procs
     procs.stop().get(timeout=TIMEOUT)
+
+
+def card_reader(procs: ProcMesh, side: type[Side]) -> Iterator[Any]:
+    """A fixture of tests, whose path is what it was at first when they end."""
+    mesh = procs.slice(who=1).spawn("card_reader", side)
+    yield mesh
+    mesh.use.call_one("").get(timeout=TIMEOUT)
+    mesh.stop().get(timeout=TIMEOUT)
+
+
+def pattern(size: int) -> bytes:
+    return bytes(range(251)) * (size // 251) + bytes(range(size % 251))
+
+
+def counts_of(pid: int) -> list[str]:
+    """The files in which torch counts what a process has shared."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
 
 
 def card_owner(procs: ProcMesh, side: type[Side]) -> Iterator[Any]:

@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import this_host
 from tests.rdma.buffers import call
-from tests.rdma.cards import TIMEOUT, Side, both_cards, card_owner, card_side, two_processes
+from tests.rdma.cards import (
+    TIMEOUT,
+    Side,
+    both_cards,
+    card_owner,
+    card_reader,
+    card_side,
+    counts_of,
+    two_processes,
+)
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -23,21 +32,10 @@ pytestmark = [
 SIZE = 4096
 
 
-def counts_of(pid: int) -> list[str]:
-    """The files in which torch counts what a process has shared."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
-
-
 procs = pytest.fixture(two_processes, scope="module", name="procs")
 owner = pytest.fixture(card_owner, name="owner")
+reader = pytest.fixture(card_reader, name="reader")
 side = pytest.fixture(card_side, name="side")
-
-
-@pytest.fixture
-def reader(procs: ProcMesh, side: type[Side]) -> Iterator[Any]:
-    mesh = procs.slice(who=1).spawn("card_reader", side)
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
 from time import monotonic
 from typing import Any
 
@@ -10,7 +10,17 @@ import pytest
 
 from monarch.actor import Channel, ProcMesh, this_host
 from tests.rdma.buffers import call
-from tests.rdma.cards import TIMEOUT, Side, both_cards, card_owner, card_side, two_processes
+from tests.rdma.cards import (
+    TIMEOUT,
+    Side,
+    both_cards,
+    card_owner,
+    card_reader,
+    card_side,
+    on_a_gpu,
+    pattern,
+    two_processes,
+)
 from tests.support.processes import kill
 
 pytestmark = [
@@ -24,19 +34,8 @@ SIZES = [1, 4096, (1 << 16) + 1, 9 * MIB + 3]
 
 procs = pytest.fixture(two_processes, scope="module", name="procs")
 owner = pytest.fixture(card_owner, name="owner")
+reader = pytest.fixture(card_reader, name="reader")
 side = pytest.fixture(card_side, name="side")
-
-
-@pytest.fixture
-def reader(procs: ProcMesh, side: type[Side]) -> Iterator[Any]:
-    mesh = procs.slice(who=1).spawn("card_reader", side)
-    yield mesh
-    mesh.use.call_one("").get(timeout=TIMEOUT)
-    mesh.stop().get(timeout=TIMEOUT)
-
-
-def pattern(size: int) -> bytes:
-    return bytes(range(251)) * (size // 251) + bytes(range(size % 251))
 
 
 @both_cards
@@ -59,6 +58,27 @@ def test_every_path_reads_and_writes_memory_of_a_device(
     if side is Side:
         for one in (owner, reader):
             assert call(one.card_says, "begun") == call(one.card_says, "waited")
+
+
+@both_cards
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
+def test_every_dtype(owner: Any, reader: Any, dtype: str) -> None:
+    data = bytes([0, 1] * 64)
+    buffer = call(owner.make, "cuda", data, 0, dtype)
+    assert call(reader.path, buffer) == "device_ipc"  # two processes on one card
+    assert call(reader.read, buffer, "cuda", len(data), {}) == data
+    call(owner.drop, buffer)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("path", ["device_ipc", "tcp", "actor"])
+def test_what_the_device_still_computes_is_waited_for(owner: Any, reader: Any, path: str) -> None:
+    call(reader.use, path)
+    buffer = call(owner.make_computed, 1024)
+    assert call(reader.read, buffer, "cuda", buffer.size(), {}) == struct.pack("f", 1) * (1024 * 1024)
+    call(reader.write_computed, buffer, 1024)
+    assert call(owner.seen, buffer) == struct.pack("f", 2) * (1024 * 1024)
+    call(owner.drop, buffer)
 
 
 @both_cards
@@ -145,13 +165,20 @@ def test_a_storage_is_opened_once_though_others_began_when_it_was_not_open(owner
         call(owner.drop, buffer)
 
 
-def test_a_storage_is_closed_when_its_last_buffer_is_dropped(owner: Any, reader: Any) -> None:
-    buffer = call(owner.make, "cuda", b"abc")
-    assert call(reader.hold, buffer) == b"abc"
-    assert call(reader.open_storages) == 1
-    call(owner.drop, buffer)
-    assert call(reader.again)[0] == "BufferDroppedError"
-    assert call(reader.open_storages) == 0
+@both_cards
+def test_a_storage_is_closed_when_its_last_buffer_is_dropped(owner: Any, reader: Any, side: type[Side]) -> None:
+    before = call(owner.allocated)
+    for _ in range(3):
+        buffer = call(owner.make, "cuda", b"abc")
+        assert call(reader.hold, buffer) == b"abc"
+        if side is Side:
+            assert call(reader.open_storages) == 1
+        call(owner.forget, buffer)
+        assert call(reader.again)[0] == "BufferDroppedError"
+        if side is Side:
+            assert call(reader.open_storages) == 0
+    call(reader.allocated)  # collects what it had open
+    assert call(owner.allocated) == before
 
 
 def test_it_is_closed_though_the_reader_does_not_look_again(owner: Any, reader: Any) -> None:

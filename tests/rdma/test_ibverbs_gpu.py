@@ -11,7 +11,7 @@ import pytest
 from monarch.actor import HostMesh
 from tests.rdma.between_hosts import copies
 from tests.rdma.buffers import call
-from tests.rdma.cards import Side
+from tests.rdma.cards import Side, pattern
 from tests.support.tiers import full
 
 MIB = 1 << 20
@@ -36,10 +36,6 @@ def sides(two: HostMesh, tmp_path: Path) -> tuple[Any, Any]:
     for side in (owner, reader):
         call(side.use_verbs, str(fabric), list(NICS))
     return owner, reader
-
-
-def pattern(size: int) -> bytes:
-    return bytes(range(251)) * (size // 251) + bytes(range(size % 251))
 
 
 @full

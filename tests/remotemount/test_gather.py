@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,66 @@ def test_a_mirror_has_what_hosts_had_at_the_last_refresh_and_stays_when_it_is_cl
     with pytest.raises(RuntimeError, match=r"the gather mount at .* is closed"):
         mount.refresh()
     assert open_files() <= before + 2  # connections to the hosts, which stay
+
+
+@full
+@pytest.mark.parametrize("size", [1 << 19, 5 << 20], ids=["small", "large"])
+def test_a_file_that_is_written_to_is_brought_whole_or_stays_as_it_was(
+    mesh: HostMesh, remote: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    changing, local = remote[0] / "changing", tmp_path / "local" / "hosts_0"
+    changing.write_bytes(b"0" * size)
+    done = threading.Event()
+
+    def write() -> None:
+        letter = 0
+        with changing.open("r+b", buffering=0) as file:
+            while not done.is_set():
+                letter = (letter + 1) % 26
+                os.pwrite(file.fileno(), bytes([97 + letter]) * size, 0)
+
+    with caplog.at_level(logging.WARNING, "monarch"), gathered(mesh, tmp_path) as mount:
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for turn in range(12):
+                (remote[0] / "other").write_text(str(turn))
+                mount.refresh()
+                assert len(set((local / "changing").read_bytes())) == 1, f"mixed in turn {turn}"
+                assert (local / "other").read_text() == str(turn)
+        finally:
+            done.set()
+            writer.join()
+        mount.refresh()
+        same(local, remote[0])
+    assert "changed while they were read, and stay here as they were until the next refresh: changing" in caplog.text
+
+
+@full
+def test_a_path_that_cannot_be_here_holds_up_no_other_and_is_named_once(
+    mesh: HostMesh, remote: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = remote[0] / "d"
+    deep.mkdir()
+    at = os.open(deep, os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d", dir_fd=at)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = deeper
+    os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    (tmp_path / "local" / "hosts_0" / "zz").mkdir(parents=True)
+    (tmp_path / "local" / "hosts_0" / "zz" / "mine").write_text("in the way of a file")
+    (remote[0] / "zz").write_text("zz")
+    with caplog.at_level(logging.WARNING, "monarch"), gathered(mesh, tmp_path) as mount:
+        assert (tmp_path / "local" / "hosts_0" / "run").read_text() == "#!/bin/sh\n"
+        (remote[0] / "run").write_text("new")
+        mount.refresh()
+        assert (tmp_path / "local" / "hosts_0" / "run").read_text() == "new"
+        assert (tmp_path / "local" / "hosts_0" / "zz" / "mine").exists()
+    said = [record.getMessage() for record in caplog.records if "cannot be here" in record.getMessage()]
+    assert len(said) == 1 and "2 path(s) cannot be here" in said[0] and "256 deep" in said[0] and "'zz'" in said[0]
 
 
 @full

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import sys
 import time
+import tracemalloc
 import types
 import uuid
+import zlib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +38,7 @@ from monarch.replay.events import (
     summary,
 )
 from monarch.replay.player import Player
+from monarch.replay.replaying import _as_then
 
 
 @pytest.mark.parametrize(
@@ -73,6 +79,43 @@ def test_a_file_gives_back_what_was_written_up_to_any_cut(
     expected = [RecordedEvent(StartedEvent(0, number, b"call", ""), list(pieces)) for number, pieces in written[:whole]]
     assert events[:whole] == expected
     assert [type(rest.event) for rest in events[whole:]] == ([] if cut in ends else [StoppedEvent])
+
+
+@pytest.mark.parametrize("claimed", [1 << 30, (1 << 31) - 1, (1 << 32) - 1])
+def test_a_file_takes_no_more_memory_than_it_has_bytes(claimed: int) -> None:
+    file = io.BytesIO(MAGIC + struct.pack("<III", claimed, 0, 10) + b"x" * 1_000)
+    tracemalloc.start()
+    try:
+        (last,) = read(file)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(last.event, StoppedEvent) and most < 1 << 20
+
+
+@pytest.mark.parametrize("sizes", [[-1], [5, -2], [1 << 40], [1], []])
+def test_pieces_that_are_not_there_are_damage(sizes: list[int]) -> None:
+    head = msgspec.msgpack.encode([msgspec.to_builtins(StoppedEvent(0, "x")), sizes])
+    data = head + b"abc"
+    whole = MAGIC + struct.pack("<III", len(data), zlib.crc32(data), len(head)) + data
+    (last,) = read(io.BytesIO(whole))
+    assert isinstance(last.event, StoppedEvent) and "damaged" in last.event.why
+
+
+def test_modules_are_not_looked_for_where_somebody_else_could_put_one(tmp_path: Path) -> None:
+    """The folders of the recording may be anybody's by now."""
+    own, others = tmp_path / "own", tmp_path / "others"
+    for folder, mode in ((own, 0o755), (others, 0o1777)):
+        folder.mkdir()
+        folder.chmod(mode)
+    begin: Any = types.SimpleNamespace(path=["", str(others), str(own), str(tmp_path / "gone")], environment={})
+    said: list[str] = []
+    before = list(sys.path)
+    with _as_then(begin, said.append):
+        assert sys.path == [*before, str(own)]
+    assert sys.path == before
+    (line,) = said
+    assert f"modules are not looked for in {others}" in line and "may be written by others" in line
 
 
 def test_a_writer_stops_at_its_bound_and_ends_with_a_word(tmp_path: Path) -> None:

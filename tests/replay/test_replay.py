@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,37 @@ def test_the_crash_of_one_rank_comes_again_alone(tmp_path: Path) -> None:
     assert said[0].startswith("replaying tests.replay.test_replay.Trainer actors[2], recorded on ")
     fine, _ = _replay(files[0])
     assert (fine.status, fine.messages, fine.failure) == (0, 2, "")
+
+
+class Waits:
+    """Another one each time, whose repr waits in a replay."""
+
+    replayed = False
+
+    def __init__(self) -> None:
+        self.value = time.time_ns()
+
+    def __repr__(self) -> str:
+        if Waits.replayed:
+            threading.Event().wait()
+        return "waits"
+
+
+class Odd(Actor):
+    def __init__(self, database: Any) -> None:
+        pass
+
+    @endpoint
+    def give(self) -> Waits:
+        return Waits()
+
+
+def test_a_repr_that_waits_ends_a_replay_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = _record(tmp_path, lambda odd: odd.give.call_one().get(timeout=60), Odd)
+    monkeypatch.setattr(Waits, "replayed", True)
+    outcome = replay(file, say=lambda _: None, patience=0.2)
+    assert outcome.status == 3 and outcome.ended == "it stood still for 0.2 s"
+    assert outcome.divergence is not None and "a repr() of it does not return" in outcome.divergence.then
 
 
 def test_answers_channels_ports_and_chance_are_as_then(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_is_launched(cloud: Cloud) -> None:
     task = cloud.task
     assert task is not None and job._launch is not None
     assert (task.name, task.num_nodes, task.setup, task.workdir) == ("monarch-workers", 2, "a\nb", ".")
-    assert task.run == "exec python -u -m monarch worker --address 'tcp://*:22222'"
+    assert task.run == "exec python -u -P -m monarch worker --address 'tcp://*:22222'"
     assert task.file_mounts == {"/data": "~/data"}
     assert task.secrets == {"MONARCH_SECRET": job._launch.secret}
     assert task.envs == {"MONARCH_WORKER_LEASE": job._launch.environment()["MONARCH_WORKER_LEASE"]}

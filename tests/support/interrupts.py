@@ -29,7 +29,8 @@ class Interrupted(KeyboardInterrupt):
 
 class Steps:
     """`at(n)`: a signal comes right before the n-th instruction of monarch's code in this thread, counted from 0; its handler
-    raises where Python next looks for signals. Finalizers are not interrupted. `came` says whether there were as many.
+    raises, or calls `handle`, where Python next looks for signals. Finalizers are not interrupted. `came` says whether there
+    were as many.
 
     Up to Python 3.11 a trace function counts. Since 3.12 it hears nothing of a first run; sys.monitoring does.
     """
@@ -40,10 +41,10 @@ class Steps:
         self._thread = 0
 
     @contextmanager
-    def at(self, step: int) -> Iterator[None]:
+    def at(self, step: int, handle: Callable[[], object] | None = None) -> Iterator[None]:
         self.came = False
         self._left = step
-        before = signal.signal(_SIGNAL, _raise_interrupted)
+        before = signal.signal(_SIGNAL, _raise_interrupted if handle is None else lambda *_: handle())
         unraisable = sys.unraisablehook
         sys.unraisablehook = _drop  # Python lets no exception out of a finalizer
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import subprocess
 import time
 from pathlib import Path
 
+from monarch.job import DEFAULT_JOB_PATH, job_load
 from monarch.remotemount.file_tree import BLOCK
 
 TIMEOUT = 60
@@ -63,3 +66,13 @@ def wait_until_nothing_is_mounted(folder: Path) -> None:
         while mounts_below(folder):
             assert time.monotonic() < deadline, mounts_below(folder)
             changes.poll(1000)
+
+
+def clear(folder: Path) -> None:
+    """After a test, however it ended: kills the job that is kept in the folder, and takes away what is mounted below it."""
+    kept = folder / DEFAULT_JOB_PATH
+    if kept.exists():
+        with contextlib.suppress(Exception):
+            job_load(kept).kill()
+    for point in sorted(mounts_below(folder), reverse=True):
+        subprocess.run(["umount", "-l", "--", point], check=True, capture_output=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
-
-from monarch._runtime.loop import Loop
 
 TIMEOUT = 30
 
@@ -28,17 +27,11 @@ def together(*fns: Callable[[], Any]) -> None:
     join(*[start(fn) for fn in fns])
 
 
-def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
-    """Has the loop's thread call `fn`, and waits for what it returns."""
-    done = threading.Event()
-    got: list[Any] = []
-
-    def run() -> None:
-        try:
-            got.append(fn())
-        finally:
-            done.set()
-
-    loop.call_soon(run)
-    assert done.wait(TIMEOUT)
-    return got[0]
+def where() -> tuple[int, bool, bool]:
+    """(thread, whether it is the main one, whether a loop is running in it)"""
+    try:
+        asyncio.get_running_loop()
+        loop = True
+    except RuntimeError:
+        loop = False
+    return threading.get_ident(), threading.current_thread() is threading.main_thread(), loop

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -39,3 +41,30 @@ def as_stranger(do: Callable[[], T], uid: int = STRANGER) -> T:
     os.waitpid(child, 0)
     assert raised is None, raised
     return returned  # type: ignore[no-any-return]
+
+
+_TALK = """
+import os, socket, sys
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[2])] * 3)
+with socket.socket() as connection:
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", int(sys.argv[1])))
+    try:
+        connection.sendall(sys.stdin.buffer.read())
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:  # it was refused already; what it was told is there to read
+        pass
+    try:
+        while data := connection.recv(65536):
+            sys.stdout.buffer.write(data)
+    except OSError:
+        pass
+"""
+
+
+def stranger_says(port: int, data: bytes, uid: int = STRANGER) -> bytes:
+    """Returns what a process of another user is answered that connects to a port of this machine and says `data`."""
+    command = [sys.executable, "-I", "-S", "-c", _TALK, str(port), str(uid)]
+    return subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True, timeout=120).stdout

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from monarch._mesh.inspection.recording import BatchHead, ClockOffset
+from monarch._mesh.inspection.outgoing_batches import BatchHead
+from monarch._mesh.inspection.recording import ClockOffset
 from monarch._runtime import recorder
 from monarch._wire.message import Call
 from monarch.telemetry import batches
+from monarch.telemetry import ingest as ingests
 from monarch.telemetry.batches import EventColumns
 from monarch.telemetry.ingest import Ingest
 from monarch.telemetry.retention import Retention, sweep_period, too_old, trim
@@ -59,9 +62,7 @@ def only_store() -> Iterator[Store]:
 
 @pytest.fixture
 def store(only_store: Store) -> Store:
-    with only_store.writing() as run:
-        for table in TABLES:
-            run(f"DELETE FROM {table}")
+    only_store.write([f"DELETE FROM {table}" for table in TABLES])
     return only_store
 
 
@@ -77,6 +78,7 @@ def put(ingest: Ingest, *given: bytes) -> None:
     for one in given:
         gathered.add(*batches.decode(one))
     ingest.insert(gathered)
+    ingest.flush()
 
 
 def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
@@ -294,6 +296,90 @@ def test_what_cannot_be_read_costs_nobody_else_his_rows(ingest: Ingest, store: S
     assert rows(store, "SELECT count(*) FROM messages") == [(1,)]
 
 
+BAD = {
+    "a number where a name is": (recorder.SPAN, 1, 5, "key.0", None, 0, 1.0, 3.0, "main", ""),
+    "no number": (recorder.SPAN, 1, "part", "key.0", None, 0, float("nan"), 3.0, "main", ""),
+    "an endless time": (recorder.STATUS, "key.0", "Idle", "", "", float("inf")),
+    "a line beyond its column": (recorder.LOG, "a", "INFO", "t", 5, "main", "m", "/f.py", 2**40, "key.0", 0, 1.0),
+    "less than nothing": (recorder.LOG, "a", "INFO", "t", -5, "main", "m", "/f.py", 1, "key.0", 0, 1.0),
+    "no name": (recorder.MESH, "key", None, "counters", "counters-key", "{}", "procs", "", 1.0),
+    "an adverb that there is not": (
+        recorder.CALLED,
+        ("client.0", "k", "m", "inc", 99, 1, VIEW, None, 0),
+        7,
+        1.0,
+        2.0,
+        False,
+        0,
+    ),
+    "attributes that are none": (recorder.SUM, "jobs", "1", [["a"]], True, 3, 0.0, 1.0),
+    "a sum that has too much": (recorder.SUM, "jobs", "1", (), True, 2**63, 0.0, 1.0),
+    "too short a call": (recorder.HANDLED, "key.0", [], "unix:x/client", 1.0, 2.0, 3.0, False, True, 0),
+    "a measurement of nothing": (recorder.MACHINE, {"timestamp": 1.0, "hostname": "node", "cpu_count": "many"}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_row_that_does_not_fit_takes_no_other_with_it(ingest: Ingest, store: Store, bad: Any) -> None:
+    """Neither of its own process nor of others; and it is counted."""
+    host = {column.name: 1 for column in TABLES["host_metrics"].columns} | {"hostname": "node", "timestamp": WALL}
+    others = [handled(2), (recorder.STATUS, "key.1", "Idle", "", "", 1.0), (recorder.MACHINE, host)]
+    ingest.take(batch([handled(1), bad, handled(3)]))
+    ingest.take(batch(others, address="unix:x/m.1", hostname="other"))
+    assert ingest.flush(60)
+    assert rows(store, "SELECT count(*) FROM messages") == [(3,)]
+    assert rows(store, "SELECT count(*) FROM actor_status_events") == [(1,)]
+    assert rows(store, "SELECT count(*) FROM host_metrics") == [(1,)]
+    dropped = "SELECT dropped FROM telemetry_sources ORDER BY address"
+    assert rows(store, dropped) == [(1,), (0,)]
+    assert ingest.missing_hosts() == {"node"}
+
+
+EDGES: list[Any] = [
+    *(0, 1, 2, 6, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63), True, None),
+    *(0.0, -1.0, 1e10, -9.9e10, 1e300, float("nan"), float("-inf"), 5e-324),
+    *("", "\0", "a\nb", "'\"{}", "\U0001f600" * 9, "key.0", [], [["a", "\0"]], [[]], ["ab"], [2**64 - 1], [1], [[]]),
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_fits_a_column_the_engine_takes(ingest: Ingest, store: Store, seed: int) -> None:
+    """What is refused is refused before: no statement fails for a value."""
+    random = Random(seed)
+    gathered = EventColumns()
+    head, _ = batches.decode(batch([]))
+    gathered.add(head, [])
+    for kind, columns in batches.COLUMNS.items():
+        fitting = [[edge for edge in EDGES if batches.fits(column, edge)] for column in columns]
+        made = [[random.choice(some) for some in fitting] for _ in range(50)]
+        source = [head.address, head.process, head.hostname, SHIFT]
+        gathered.rows[batches.NAMES[kind]] += [[*row, *source] for row in made]
+    assert gathered.keep_fitting() == 0
+    ingest._insert_events(gathered)
+
+
+def test_a_head_that_no_process_sends_is_refused(ingest: Ingest, store: Store) -> None:
+    for changes in ({"wall": float("nan")}, {"offset": 1e300}, {"number": -1}, {"address": "x" * 5_000}):
+        ingest.take(batch([handled()], **changes))
+    ingest.take(b"\x92" * 100_000)  # lists within lists
+    ingest.take(batch([handled()]))
+    assert ingest.flush(60)
+    assert (ingest.left_out, rows(store, "SELECT count(*) FROM messages")) == (5, [(1,)])
+
+
+def test_processes_that_are_remembered_are_bounded(
+    ingest: Ingest, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingests, "MOST_SOURCES", 2)
+    for number in range(4):
+        ingest.take(batch([handled()], address=f"unix:x/m.{number}"))
+        assert ingest.flush(60)
+    ingest.take(batch([handled(9)], address="unix:x/m.1", number=2))
+    assert ingest.flush(60)
+    assert (len(ingest.sources), ingest.left_out) == (2, 2)
+    assert rows(store, "SELECT count(*) FROM messages") == [(3,)]
+
+
 # --- which rows go
 
 
@@ -309,15 +395,14 @@ def fill(ingest: Ingest, floods: int, others: int, quiet: int) -> None:
 def test_one_that_floods_loses_its_own_rows_first(ingest: Ingest, store: Store) -> None:
     fill(ingest, floods=5_000, others=4, quiet=100)
     table = TABLES["messages"]
-    with store.writing() as run:
-        run(trim(Table(table.name, table.columns, table.leaves, 1_000), 1_000))
+    store.write([trim(Table(table.name, table.columns, table.leaves, 1_000), 1_000)])
     counts = rows(store, "SELECT count(*) AS n FROM messages GROUP BY to_actor_id ORDER BY n")
     assert counts == [(100,)] * 4 + [(600,)]
 
 
 def test_rows_leave_when_they_are_too_old(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([handled(1)]), batch([handled(2)], wall=WALL + 3600))
-    Retention(store, 1200.0).sweep(WALL + 3600)
+    Retention(store.keeper, 1200.0).sweep(WALL + 3600)
     assert rows(store, "SELECT count(*) FROM messages") == [(1,)]
     assert rows(store, "SELECT count(*) FROM message_status_events") == [(3,)]
     assert not any("actors" in statement or "meshes" in statement for statement in too_old(1.0, 0.0))
@@ -331,7 +416,7 @@ def test_how_often_old_rows_are_swept(retention: float, period: float) -> None:
 def test_the_last_snapshots_stay(store: Store) -> None:
     store.insert("nodes", [(f"s{number}", "root", "root", number) for number in range(125)])
     store.insert("snapshots", [(f"s{number}", number) for number in range(125)])
-    Retention(store, 0.0).sweep(time.time())
+    Retention(store.keeper, 0.0).sweep(time.time())
     assert rows(store, "SELECT count(*), min(snapshot_ts) FROM snapshots") == [(120, 5)]
     assert rows(store, "SELECT count(*) FROM nodes") == [(120,)]
     store.compact()

@@ -200,6 +200,48 @@ def test_an_observer_that_stands_still_holds_up_nothing(scripts: Scripts) -> Non
 
 
 @full
+def test_odd_lines_and_long_names_neither_end_telemetry_nor_take_others_with_them(scripts: Scripts) -> None:
+    output = run(
+        scripts,
+        """
+        from monarch.telemetry import frames
+        class Odd(Actor):
+            @endpoint
+            def lines(self):
+                for number in range(20):
+                    logging.getLogger("odd").warning("%d %s", number, "caf\\udce9" if number % 5 == 0 else "plain")
+
+            @endpoint
+            def spans(self):
+                for _ in range(5_000):
+                    with span("\u20ac" * 20_000):
+                        pass
+
+        odd = this_host().spawn_procs({"gpus": 1}).spawn("odd", Odd)
+        for _ in range(8):  # more batches than may be on their way
+            odd.lines.call_one().get()
+            assert telemetry.flush(60)
+        odd.spans.call_one().get()
+        until(telemetry, "SELECT count(*) FROM spans WHERE length(name) = 1000", 5_000)
+        assert value(telemetry, "SELECT count(*) FROM events WHERE target = 'odd'") == 160
+        assert value(telemetry, "SELECT count(*) FROM events WHERE target = 'odd' AND fields_json LIKE '%udce9%'") == 32
+        assert value(telemetry, "SELECT sum(dropped) + sum(batches_lost) FROM telemetry_sources") == 0
+        # What the observer does not take closes the connection, and that is what is said.
+        relay, pid, first = telemetry._relay, telemetry._observer.process.pid, telemetry._relay._sock
+        with relay._lock:
+            relay._waiting.put("odd", frames.HEAD.pack(frames.LARGEST + 1, frames.ROWS))
+        relay._loop.call_soon(relay._write)
+        while relay._sock in (first, None):  # what is on its way then is lost
+            time.sleep(0.05)
+        odd.lines.call_one().get()
+        until(telemetry, "SELECT count(*) FROM events WHERE target = 'odd'", 180)
+        assert telemetry._observer.process.pid == pid
+        """,
+    )
+    assert "the observer) has closed the connection; it still has what it kept, and recording goes on" in output
+
+
+@full
 def test_processes_that_are_spawned_later_record_too_and_hand_over_what_they_have_at_their_end(
     scripts: Scripts,
 ) -> None:

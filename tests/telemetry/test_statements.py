@@ -114,7 +114,7 @@ def test_the_tables_are_shown_as_other_engines_show_them(store: Store) -> None:
 
 def test_a_query_that_never_ends_does(store: Store) -> None:
     with pytest.raises(QueryTimeout, match=r"longer than 0\.2 s"):
-        store.query("SELECT count(*) FROM range(1000000000) a, range(1000000000) b", timeout=0.2)
+        store.query("SELECT count(*) FROM range(1000000000) a, range(1000) b", timeout=0.2)
     assert store.query("SELECT 1").rows == [(1,)]
 
 
@@ -125,7 +125,7 @@ def test_a_result_has_a_bound_and_says_so(store: Store) -> None:
 
 
 def test_a_query_that_wants_too_much_memory_fails_alone() -> None:
-    small = Store(memory=64 << 20)
+    small = Store(engine_memory=64 << 20)
     try:
         with pytest.raises(QueryError, match="Out of Memory"):
             small.query("SELECT string_agg(range::VARCHAR || repeat('x', 1000), ',') FROM range(10000000)", timeout=60)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._wire import codec
 from monarch.actor import NDSlice, Promise, Shape
-from monarch.tensor import commands
+from monarch.tensor import worker_commands
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.worker import current, executor
@@ -40,8 +40,8 @@ class Loopback(TensorEngine):
         answers = None
         while self._unsent:
             number, waiting, payloads, mark = self._unsent[0]
-            data = commands.encode(waiting)
-            self.batches.append(commands.decode(data))
+            data = worker_commands.encode(waiting)
+            self.batches.append(worker_commands.decode(data))
             promise: Promise[Any] = Promise()
             found = {}
             for rank, worker in enumerate(self.inline):
@@ -73,7 +73,7 @@ class Loopback(TensorEngine):
     def runs(self) -> list[Any]:
         """Every Run that was sent."""
         self.flush()
-        return [command for batch in self.batches for command in batch if type(command) is commands.Run]
+        return [command for batch in self.batches for command in batch if type(command) is worker_commands.Run]
 
 
 class _Workers:

@@ -13,6 +13,7 @@ from monarch._wire.frame import Frame
 from monarch._wire.transport.base import ConnectionLost
 from monarch.testing import VirtualClock
 from monarch.testing.network import DeliveredFrame, InprocConnection, InprocTransport, Network
+from tests.support.loops import running
 
 A, B = "inproc:net/a", "inproc:net/b"
 
@@ -68,15 +69,8 @@ Connect = Callable[..., Pair]
 @pytest.fixture
 def connect() -> Iterator[Connect]:
     clock = VirtualClock()
-    loop = Loop("test", clock.now, virtual=True)
-    loop.start()
-    clock.attach(loop)
-    errors: list[BaseException] = []
-    loop.on_error = errors.append
-    yield lambda seed=0: Pair(clock, loop, seed)
-    loop.stop()
-    assert loop.join(30)
-    assert errors == []
+    with running(clock) as loop:
+        yield lambda seed=0: Pair(clock, loop, seed)
 
 
 @pytest.fixture

@@ -46,6 +46,24 @@ def test_a_file_that_is_not_there(
     assert "python examples/simulated_dashboard.py" in capsys.readouterr().err
 
 
+def test_a_file_that_somebody_else_may_have_written_is_not_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, beside = tmp_path / "run.duckdb", tmp_path / "open" / "run.duckdb"
+    for path in (file, beside):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("no database")
+    file.chmod(0o646)
+    beside.parent.chmod(0o1777)  # a log of changes could be put beside it
+    for path in (file, beside):
+        assert main(["--db", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert "others" in said
+        assert "or say --trust" in said and str(path.parent) in said
+    assert main(["--db", str(file), "--trust"]) == 1
+    assert "is no DuckDB file" in capsys.readouterr().err
+
+
 @full
 def test_a_simulated_job_is_served_until_it_is_told_to_end() -> None:
     command = [sys.executable, str(EXAMPLE), "--port", "0", "--past", "70"]

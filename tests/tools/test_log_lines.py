@@ -76,5 +76,8 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
     assert file.lines() == ["two"]
     path.write_text("new\n")
     assert file.lines() == ["new"]
+    with path.open("a") as log:
+        log.write("x" * (5 << 19) + "\n")
+    assert [len(line) for line in [*file.lines(), *file.lines(), *file.lines()]] == [1 << 20, 1 << 20, 1 << 19]
     path.unlink()
     assert file.lines() == []

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from monarch._text import columns
 from monarch.tools.durations import duration
 from monarch.tools.query_output import shown, table
 from monarch.tools.verbs import query_verb
+from tests.support.hostile import HOSTILE, fit
 
 ROWS = [{"name": "a\tb", "n": 1, "x": None}, {"name": "\x1b[31m", "n": 22, "x": {"b": [1, True], "a": 1.5}}]
 
@@ -44,7 +46,7 @@ def test_rows_as_json() -> None:
     assert shown({"rows": []}, "jsonl") == ""
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10s", 10.0), ("2m", 120.0), ("1h", 3600.0)])
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10s", 10.0), ("2m", 120.0), ("1h 30m", 5400.0)])
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
@@ -55,7 +57,7 @@ def test_durations(text: str, seconds: float) -> None:
         ("10", "duration must be a positive number followed by ms, s, m, or h"),
         ("s", "duration must be a positive number"),
         ("-1s", "duration must be a positive number"),
-        ("1d", "duration must be a positive number"),
+        ("1x", "duration must be a positive number"),
         ("0s", "duration must be greater than zero"),
     ],
 )
@@ -104,3 +106,12 @@ def test_without_anything_that_records_it_says_how_to_get_something(
     monkeypatch.setattr("monarch.admin.programs.running_programs", list)
     with pytest.raises(ValueError, match="no active job was found in this context; run 'monarch apply' first"):
         query_verb.client_of(None)
+
+
+def test_a_table_stays_aligned_whatever_is_in_it() -> None:
+    names = [*HOSTILE, "中文", "e\u0301", "plain"]
+    shown_table = table([{"\x1b[2J": name, "n": 1} for name in names])
+    assert fit(shown_table)
+    *lines, count = shown_table.splitlines()
+    assert count == f"({len(names)} rows)"
+    assert {columns(line) for line in lines} == {len(lines[1])}

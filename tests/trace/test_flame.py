@@ -6,7 +6,13 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from monarch._mesh.inspection.sampler import Samples
+from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.trace.flame import Flame, boxes
+from monarch.trace.sampling import flame_of
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -40,6 +46,35 @@ def test_an_idle_mesh_is_an_empty_picture_that_says_so() -> None:
 def test_names_of_users_cannot_break_the_file() -> None:
     flame = Flame({"a": {'<lambda> & "x" (<stdin>:1)': 1}}, title="<b>")
     assert any('<lambda> & "x"' in title for title in _titles(flame))
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "\x1b[2J", "\udce9", "\r", "\ufffe", "]]></script><script>alert(1)</script>"])
+def test_no_character_of_a_name_spoils_the_file(odd: str, tmp_path: Path) -> None:
+    flame = Flame({f"p{odd}": {f"{odd};in": 3}}, silent={odd: odd}, title=odd, notes=odd)
+    root = ET.fromstring(flame.write(tmp_path / "f.svg").read_text())
+    assert len(list(root.iter(f"{_SVG}script"))) == 1
+    assert flame.write(tmp_path / "f.txt").read_text().endswith(" 3\n")
+
+
+def test_stacks_that_were_never_seen_have_no_share() -> None:
+    assert Flame({"a": {"x": 0}}).hottest() == [("x", 0.0, ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        ({";".join("x" * 5_000): 1}, "no process gives"),
+        ({"x": -1}, "no process gives"),
+        ({"x" * (70 << 20): 1}, "bytes, more than"),
+        ({str(number): 1 for number in range(30_000)}, "30,000 stacks"),
+    ],
+    ids=["too deep", "less than none", "too large", "too many"],
+)
+def test_an_answer_that_no_process_gives_costs_no_other(samples: dict[str, int], why: str) -> None:
+    replies = {"h/a.0": Samples(samples, 1), "h/b.0": Samples({"x;y": 2}, 1)}
+    flame = flame_of(SurveyAnswers({name: msgspec.msgpack.encode(made) for name, made in replies.items()}, {}), 1.0)
+    assert list(flame.processes.values()) == [{"x;y": 2}]
+    assert why in flame.silent["a.0"]
 
 
 def test_what_is_written_follows_the_name_of_the_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.trace import perfetto
+from monarch.trace import timeline as timelines
 from monarch.trace.spans import CALLER, ActorName, SpanRow, draw
 from monarch.trace.timeline import Instant, Slice, Timeline, chrome, lanes, natural
 
@@ -140,6 +141,18 @@ def test_what_reaches_over_the_window_is_clipped_and_says_so() -> None:
         "  1 unreadable fields_json",
         "  1 no actor id",
     ]
+
+
+def test_fields_of_any_form_are_notes_or_unreadable() -> None:
+    odd = ['{"actor_id": [1], "name": {"a": 1}}', '{"actor_id": 1, "name": ["x"]}', "[" * 100_000]
+    timeline, drawn = draw([SpanRow("p", n, "step", "user", text, 150, 160) for n, text in enumerate(odd)], 100, 200)
+    assert (drawn.spans, drawn.skipped["unreadable fields_json"]) == (2, 1)
+    assert perfetto.write(timeline, io.BytesIO())
+
+
+def test_slices_that_all_overlap_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timelines, "_MOST_TRIES", 100)
+    assert len(lanes([Slice(n, 1_000 + n, "x") for n in range(1_000)])) == 14  # 1 + 2 + ... + 13 tries
 
 
 def test_calls_that_overlap_get_lanes_of_their_own() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import time
 import zlib
 from typing import Any
 
 import msgspec
+import pytest
 
 from monarch._mesh.inspection.survey import SurveyAnswers
-from monarch._mesh.inspection.torch_profile import Trace
-from monarch.trace.timeline import Timeline, lanes
+from monarch._mesh.inspection.torch_profile import LARGEST, Trace
+from monarch.trace import perfetto
+from monarch.trace.timeline import Timeline, chrome, lanes
 from monarch.trace.torch_profiles import TorchProfiles, add
 
 _BASE = 1790857026000000000
@@ -89,3 +93,60 @@ def test_who_takes_no_part_is_said() -> None:
         "  not in it: 1 process(es), it did not answer within 30 s",
         "  not in it: 1 process(es), torch is not loaded there",
     ]
+
+
+# --- traces of a process that means harm, or is damaged
+
+
+def profiled(*packed: bytes) -> TorchProfiles:
+    """Profiles of as many processes as there are traces."""
+    addresses = [f"here/a.{number}" for number in range(len(packed))]
+
+    def ask(question: str, argument: bytes, timeout: float, only: Any) -> SurveyAnswers:
+        if question == "torch.take":
+            made = {a: msgspec.msgpack.encode(Trace(p, "", 1, a, {})) for a, p in zip(addresses, packed, strict=True)}
+            return SurveyAnswers({address: made[address] for address in only}, {})
+        return SurveyAnswers({address: msgspec.msgpack.encode("") for address in ["here/client", *addresses]}, {})
+
+    torch = TorchProfiles(ask)
+    torch.start()
+    torch._started = addresses
+    torch.stop()
+    return torch
+
+
+GOOD = zlib.compress(json.dumps({"baseTimeNanoseconds": _BASE, "traceEvents": [_event("mm", 5.0, 1.0)]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("packed", "why"),
+    [
+        (zlib.compress(b" " * (LARGEST + 1)), "larger than 64 MiB"),
+        (zlib.compress(b"[" + b"[]," * 5_000_000 + b"[]]"), "larger than 64 MiB and 8,000,000 values"),
+        (zlib.compress(b"[" * 100_000), "RecursionError"),
+        (b"no zlib", "zlib.error|error: Error -3"),
+        (zlib.compress(b"[1]"), "holds no traceEvents"),
+        (zlib.compress(b'{"traceEvents": {"a": 1}}'), "holds no traceEvents"),
+        (zlib.compress(b'{"traceEvents": [], "baseTimeNanoseconds": "x"}'), "invalid literal"),
+    ],
+    ids=["a bomb", "a bomb of values", "deep", "no zlib", "a list", "no list", "no base"],
+)
+def test_a_trace_that_cannot_be_read_costs_no_other(packed: bytes, why: str) -> None:
+    assert len(packed) < 100_000
+    torch, timeline = profiled(packed, GOOD), Timeline()
+    torch.add_to(timeline)
+    assert timeline.slices == 1
+    assert re.search(f"not in it: 1 process.*({why})", "\n".join(torch.lines())), torch.lines()
+
+
+def test_events_without_a_time_are_left_out() -> None:
+    odd: list[Any] = [
+        5, {"ph": "X"}, _event("late", float("inf"), 1.0), _event("none", float("nan"), 1.0), _event("before", -1e30, 1.0),
+        _event("backward", -(_BASE / 1000) - 9.0, 1.0), _event("endless", 1.0, 1e300), {**_event("x", 1.0, 1.0), "ts": []},
+        {"ph": "M", "name": "thread_name", "pid": [], "tid": {}, "args": 5},
+        {**_event("kept", 7.0, 1.0, pid=[1], tid={}), "args": "none"},
+    ]  # fmt: skip
+    timeline = Timeline()
+    assert add(timeline, "p", {"baseTimeNanoseconds": _BASE, "traceEvents": odd}, 42) == 1
+    perfetto.write(timeline, io.BytesIO())
+    assert json.loads(chrome(timeline))["traceEvents"]

@@ -320,10 +320,11 @@ class ActorBehaviour:
         failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
         return failure
 
-    def describe_stale(self) -> Failure:
-        """Describes the failure of messages for an actor whose place this one has taken."""
+    def describe_stale(self, overtaken: bool = False) -> Failure:
+        """Describes the failure of messages for an actor whose place this one has taken; or, `overtaken`, of those that come
+        after they were given up with a connection."""
         instance = self.instance
-        return ledger.stale_failure(self.display, instance.key, self.mesh_name, instance.rank)
+        return ledger.stale_failure(self.display, instance.key, self.mesh_name, instance.rank, overtaken)
 
     def describe_stop(self, reason: str) -> Failure:
         instance = self.instance

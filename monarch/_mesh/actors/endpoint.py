@@ -431,17 +431,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         combine: bytes = b"",
     ) -> None:
         """Encodes once and sends to every receiver of the view (to the `only` one)."""
-        if self._property._checked:
-            self._check(args, kwargs)
-        try:
-            try:
-                body, buffers = codec.encode_call(args, kwargs)
-            except ReceiversUnknown:
-                body, buffers = encode_for(self._receivers(only), (args, kwargs))
-        except Exception as exc:
-            by_name = named(self._method, 2 if self._property._user_port else 1, args, kwargs)
-            explain(exc, self._receivers(only), f"the arguments of {self._mesh._spec.name}.{self._name}()", by_name)
-            raise
+        body, buffers = self._encode(args, kwargs, only)
         running = current.get()
         sender: Instance = root() if running is None else running.instance
         proc = sender.proc
@@ -463,31 +453,24 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
             receivers = parted.local
         else:
             receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
-        key, method, unique, view = spec.key, self._name, sender.unique, plan.view
-        entry: Entry | None = None
-        number, back, alone = 0, "", False
         sent: recording.Sent | None = None
         began = 0.0
         if recording.active is not None:
             began = monotonic()
-            sent = recording.active.sent(sender, key, spec.name, spec.cls, method, adverb, self._views())
-        message: Call | None = None
-        receiver_at = ""
-        placement = None
+            sent = recording.active.sent(sender, spec.key, spec.name, spec.cls, self._name, adverb, self._views())
+        entry: Entry | None = None
+        number, back, alone = 0, "", False
         try:
             if isinstance(reply, Port):
-                number = reply._number
-                back = "" if reply._address == proc.address else reply._address
+                number, back = reply._number, "" if reply._address == proc.address else reply._address
                 if not back:
-                    proc.ports.used_by(number, sender)
-                    if isinstance(queue := proc.ports.get(number), Queue):
-                        queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
+                    self._expect(number, sender, plan.receivers if only is None else receivers)
             elif reply is not None:
                 entry = reply
                 entry.caller = sender
                 entry.record = sent
                 # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
-                known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
+                known = proc.hooks.check(spec.key, receivers if adverb == CALL_ONE else plan.receivers)
                 if known is not None:
                     entry.fail(known)
                     return
@@ -495,17 +478,70 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 number = proc.ports.add(entry)
                 if self._timeout is not None:
                     entry.expire_after(proc, self._timeout)
-            must_wait = proc.backpressure.must_wait
-            coalesce_within = _FLOOD if entry is None else 0.0
-            number_next = sender.numbering.next
-            restarts = proc.incarnations if proc.incarnations else None
-            incarnation = 0
             if parted is not None:
                 gather = HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
                 cast = Cast(
-                    0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
-                )
+                    0, 0, proc.address, spec.key, sender.unique, self._name, number, back, plan.view, adverb, 0, 0, gather,
+                    combine=combine,
+                )  # fmt: skip
                 self._cast_remote(parted, cast, sender, entry, body, buffers, entry is None or running_loop() is None)
+            self._post(receivers, sender, entry, alone, number, back, adverb, body, buffers, size)
+        except BaseException:  # a handler of signals raised, at any step; or room was waited for in vain
+            if entry is not None:  # nobody will observe this call: its late answers find no port
+                entry.close()
+            raise
+        if sent is not None and entry is None and recording.active is not None:
+            recording.active.cast(sent, began, number)
+
+    def _encode(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], only: int | None
+    ) -> tuple[bytes, Sequence[memoryview]]:
+        """Returns the message's body and what travels beside it; an argument that cannot be sent is named."""
+        if self._property._checked:
+            self._check(args, kwargs)
+        try:
+            try:
+                return codec.encode_call(args, kwargs)
+            except ReceiversUnknown:
+                return encode_for(self._receivers(only), (args, kwargs))
+        except Exception as exc:
+            by_name = named(self._method, 2 if self._property._user_port else 1, args, kwargs)
+            explain(exc, self._receivers(only), f"the arguments of {self._mesh._spec.name}.{self._name}()", by_name)
+            raise
+
+    def _expect(self, number: int, sender: Instance, receivers: Sequence[tuple[int, int, str]]) -> None:
+        """Expects at a port of this process an answer of each receiver, or the failure of who ends before."""
+        ports = sender.proc.ports
+        ports.used_by(number, sender)
+        if isinstance(queue := ports.get(number), Queue):
+            queue.expect(receivers, self._mesh._spec.failure_of)
+
+    def _post(
+        self,
+        receivers: Sequence[tuple[int, int, str]],
+        sender: Instance,
+        entry: Entry | None,
+        alone: bool,
+        number: int,
+        back: str,
+        adverb: int,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        size: int,
+    ) -> None:
+        """Sends a message to each receiver, numbered in that order; what is large lies once in shared memory. `alone`: the
+        entry waits for this one receiver."""
+        proc = sender.proc
+        key, unique, method, view = self._mesh._spec.key, sender.unique, self._name, self._mesh._plan.view
+        must_wait = proc.backpressure.must_wait
+        coalesce_within = _FLOOD if entry is None else 0.0
+        number_next = sender.numbering.next
+        restarts = proc.incarnations if proc.incarnations else None
+        incarnation = 0
+        message: Call | None = None
+        receiver_at = ""
+        placement = None
+        try:
             if size >= SMALL and len(receivers) > 1:
                 placement = proc.place([address for _, _, address in receivers], body, buffers, size)
             for index, rank, address in receivers:
@@ -524,23 +560,19 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                     if alone:
                         entry.sent(taken)  # type: ignore[union-attr]
                 except PeerEnded as exc:
-                    failure = process_failure(spec, exc.why, [rank])
+                    failure = process_failure(self._mesh._spec, exc.why, [rank])
                     if entry is not None:
                         entry.fail(failure)
                     elif number:
                         proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
                 message = None
-        except BaseException:  # a handler of signals raised, at any step; or room was waited for in vain
+        except BaseException:
             if message is not None and message.seq:  # numbered, and who knows whether it was sent
                 proc.fill_place(receiver_at, message)
-            if entry is not None:  # nobody will observe this call: its late answers find no port
-                entry.close()
             raise
         finally:
             if placement is not None:
                 placement.close()
-        if sent is not None and entry is None and recording.active is not None:
-            recording.active.cast(sent, began, number)
 
     def _cast_remote(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 logger = logging.getLogger("monarch")
+
+_UNREAD = "nobody read the results of %s.map(): only its first %d items were sent. Iterate over what it returns"
 
 # What is waited for, with the item's index or the rank: an item's answer, that of a probe, the time of the next probe.
 _ITEM, _PROBE, _TIME = range(3)
@@ -343,11 +346,7 @@ class MapResults(Generic[R]):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             if not (self._read or self._schedule.exhausted):
-                log(
-                    logger,
-                    logging.WARNING,
-                    "nobody read the results of %s.map(): only its first %d items were sent. Iterate over what it returns",
-                    self._target.label,
-                    self._schedule.pulled,
-                )
+                # From whatever the collector interrupts: logging takes locks, and its thread may have to be started.
+                warn = partial(log, logger, logging.WARNING, _UNREAD, self._target.label, self._schedule.pulled)
+                self._proc.loop.call_soon(warn)
             self.close()

@@ -183,7 +183,6 @@ class BaseHostAgent:
     # --- events
 
     def shutdown(self, grace: float) -> None:
-        """Stops every process, then finishes."""
         self.act(self.roster.shutdown(self.loop.now(), grace))
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:

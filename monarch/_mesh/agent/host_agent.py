@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._linux import procfs
+from monarch._linux import private_files, procfs
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
 from monarch._mesh.agent.host_links import HostLinks, HostListener
@@ -306,10 +306,10 @@ class HostAgent(BaseHostAgent):
     def _fork(self, spec: LaunchSpec, orders: Sequence[Order]) -> None:
         for order in orders:
             self._forking[order.key] = spec
-        self.servers.serving(spec).fork(_memory_file(os_text.encode(spec)), orders)
+        self.servers.serving(spec).fork(private_files.memory_file(os_text.encode(spec)), orders)
 
     def fork_server_ended(self, orders: Sequence[Order], why: str) -> None:
-        """Asks another fork server, once."""
+        """Asks another fork server for what the ended one had still to fork; what failed there too is told."""
         again: dict[int, list[Order]] = {}
         for order in orders:
             if order.tried < _FORK_ATTEMPTS and order.key in self._forking and self.servers.usable():
@@ -321,7 +321,7 @@ class HostAgent(BaseHostAgent):
             self._fork(self._forking[same[0].key], same)
 
     def _execute(self, start: Start, command: Command, listening: socket.socket) -> None:
-        spec_fd = _memory_file(os_text.encode(start.spec))
+        spec_fd = private_files.memory_file(os_text.encode(start.spec))
         writing = self._open_output(start)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{start.place},{start.incarnation},{start.address}"
         try:
@@ -463,13 +463,6 @@ def _why(exc: BaseException) -> str:
     return str(exc)
 
 
-def _memory_file(data: bytes) -> int:
-    fd = os.memfd_create("monarch-launch", os.MFD_CLOEXEC)
-    os.write(fd, data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def _unlink(path: str) -> None:
     try:
         os.unlink(path)
@@ -566,5 +559,5 @@ class Lease:
         return now + _ROUNDING >= self.due()
 
     def verdict(self) -> str:
-        """Returns why the worker ended."""
+        """Returns why the worker ended, with the setting that decides it."""
         return f"no client for {self.seconds:g} s (setting worker_lease, MONARCH_WORKER_LEASE, --lease)"

@@ -41,7 +41,7 @@ class Liveness:
         self.suspicion = f"stopped by signal {_named(number)}"
 
     def continued(self, now: float) -> bool:
-        """True if it was stopped."""
+        """Notes that the process goes on; True if that ends a suspicion."""
         if not self._signal:
             return False
         self._signal = 0

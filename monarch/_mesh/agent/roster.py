@@ -398,7 +398,7 @@ class Roster(Machine):
 
     @event
     def shutdown(self, grace: float) -> None:
-        """Ends everything."""
+        """Ends every mesh, and the agent after the last process; `grace` is the time of each."""
         if not self._closing:
             self._closing = True
             for mesh in list(self._meshes.values()):
@@ -589,7 +589,7 @@ class Roster(Machine):
         self._arm_once(("unknown", address, connection), self._patience)
 
     def _take_waiting(self, address: str) -> list[Connection]:
-        """Makes those who wait watchers."""
+        """Has those who waited for the process at an address watch it; returns them."""
         waiting = list(self._waiting.pop(address, ()))
         for connection in waiting:
             self._disarm(("unknown", address, connection))
@@ -638,7 +638,7 @@ class Roster(Machine):
 
     @event
     def census(self, connection: Connection, census: ListProcs) -> None:
-        """Tells which processes run."""
+        """Answers with the addresses of the processes that are connected."""
         running = [process.start.address for process in self._processes.values() if process.connection is not None]
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
 

@@ -28,7 +28,7 @@ _SENDERS = 10_000  # actors whose casts are remembered, to tell the receivers of
 
 
 class Casting:
-    """The casts of one process."""
+    """The casts of one process: which receivers a number means, and which casts are on their way."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -116,10 +116,9 @@ class Casting:
         return sorted(known.addresses) if known else []
 
     def _unwanted(self, port: int) -> None:
-        try:
-            self._proc.post(self._agent, CancelGather(self._proc.address, port))
-        except (PeerEnded, RuntimeError):  # it is all over
-            pass
+        """Any thread, at any point of its work: the collector may find that nobody reads the answers."""
+        cancel = CancelGather(self._proc.address, port)
+        self._proc.loop.call_soon(lambda: self._proc.tell(self._agent, cancel))
 
 
 class _Casts:

@@ -403,11 +403,15 @@ def unhandled_child(
     return Failure(report, key, mesh_name, [rank], event)
 
 
-def stale_failure(display: str, key: str, mesh_name: str, rank: int) -> Failure:
-    """Returns the failure of a message whose receiver has ended and been replaced since it was sent."""
+def stale_failure(display: str, key: str, mesh_name: str, rank: int, overtaken: bool = False) -> Failure:
+    """Returns the failure of a message whose receiver has ended and been replaced since it was sent; `overtaken`: of one that
+    was lost with a connection and came after later ones."""
     text = (
-        f"the actor {display} was restarted after this message was sent: it was meant for the one before, which has ended, "
-        f"and was not handled. Call again to reach the new one"
+        f"this message to the actor {display} was not handled: a connection broke, and messages that were sent after it came "
+        f"before it. Call again"
+        if overtaken
+        else f"the actor {display} was restarted after this message was sent: it was meant for the one before, which has "
+        f"ended, and was not handled. Call again to reach the new one"
     )
     return Failure(text, key, mesh_name, [rank], text, stopped=True, will_restart=True)
 

@@ -82,7 +82,7 @@ def _suspended(awaitable: Any) -> tuple[FrameType | None, Any]:
 
 
 def line_of(frame: FrameType) -> Line:
-    """Returns where a frame is."""
+    """Returns file, line and function of a frame."""
     code = frame.f_code
     return code.co_filename, frame.f_lineno or 0, code.co_qualname  # between two lines it has none
 

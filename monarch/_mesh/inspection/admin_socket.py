@@ -28,7 +28,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.accepting import Accepting
 
 NAME = "door"
-CONNECTIONS = 32  # at a time; who comes then is told and sent away
+CONNECTIONS = 32  # at a time; then the oldest that is asking nothing gives way, else who comes is told and sent away
 LARGEST_REQUEST = 1 << 20
 LARGEST_ANSWER = 256 << 20  # a larger one is not sent; the reason is
 SLOWEST = 30.0  # seconds a reader may take none of an answer before the connection is closed
@@ -90,7 +90,7 @@ class LocalAdminSocket:
         self.proc = proc
         self.path = os.path.join(folder, NAME)
         self._lock = threading.Lock()
-        self._connections: set[_AdminConnection] = set()
+        self._connections: dict[_AdminConnection, None] = {}  # in the order of coming
         self._listening = unix.listen(self.path)
         self._accepting = Accepting(self._listening, proc.loop, self._accepted)
 
@@ -99,16 +99,29 @@ class LocalAdminSocket:
             sock.close()
             return
         sock.setblocking(False)
+        with self._lock:
+            present = list(self._connections)
+        if len(present) >= 2 * CONNECTIONS:  # nearly all are being told that they are too many
+            sock.close()
+            return
+        served = [each for each in present if not each.last]
+        too_many = len(served) >= CONNECTIONS
+        if too_many:
+            for idle in (each for each in served if each.is_idle or each.has_gone):
+                idle.close()
+                too_many = False
+                break
         connection = _AdminConnection(self, sock)
         with self._lock:
-            self._connections.add(connection)
-            too_many = len(self._connections) > CONNECTIONS
+            self._connections[connection] = None
         if too_many:
-            connection.send(Refused(f"{CONNECTIONS} connections are open here already"), last=True)
+            connection.send(
+                Refused(f"{CONNECTIONS} connections are open here already, and all ask something"), last=True
+            )
 
     def closed(self, connection: _AdminConnection) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
 
     def close(self) -> None:
         self._accepting.close()
@@ -128,10 +141,25 @@ class _AdminConnection:
         self._came = bytearray()
         self._to_send = memoryview(b"")
         self._survey: Survey | None = None
-        self._last = False
+        self.last = False  # it has been told why, and is closed soon
         self._gone = False
         self._slow: TimerHandle | None = None
         self._loop.add(sock.fileno(), self._on_event)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is being answered."""
+        return self._survey is None and not self._to_send and not self._gone
+
+    @property
+    def has_gone(self) -> bool:
+        """True if the other side has closed, which may not have been looked at yet."""
+        try:
+            return not self._gone and self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _on_event(self, mask: int) -> None:
         if self._gone:
@@ -149,7 +177,7 @@ class _AdminConnection:
         if not data:
             self.close()
             return
-        if self._last:  # it has been told why, and what it still says is not looked at
+        if self.last:  # what it still says is not looked at
             return
         self._came += data
         self._read()
@@ -181,7 +209,7 @@ class _AdminConnection:
             self._ask(request)
 
     def _ask(self, request: AskAll) -> None:
-        timeout = min(max(request.timeout, 0.0), LONGEST)
+        timeout = min(max(0.0, request.timeout), LONGEST)  # in this order NaN is none
         survey = self._survey = Survey(
             self._owner.proc, timeout, request.question, request.argument, request.only, request.agents
         )
@@ -224,7 +252,7 @@ class _AdminConnection:
             data = packed(
                 Refused(f"the answer has {len(data):,} bytes, more than {LARGEST_ANSWER:,}; ask fewer processes")
             )
-        self._last = last
+        self.last = last
         self._to_send = memoryview(data)
         self._write()
 
@@ -243,7 +271,7 @@ class _AdminConnection:
             self.close()
             return
         self._loop.want_write(self._sock.fileno(), False)
-        if self._last:  # closed at once, the other side might lose what it was told
+        if self.last:  # closed at once, the other side might lose what it was told
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:

@@ -143,13 +143,13 @@ class SettingFacts(Facts):
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """Answers the question "tree"."""
+    """Answers the question "tree": what is in this process."""
     ask = msgspec.msgpack.decode(argument, type=TreeRequest) if argument else TreeRequest()
     return msgspec.msgpack.encode(describe(proc, ask))
 
 
 def answer_config(proc: Proc, argument: bytes) -> bytes:
-    """Answers the question "config"."""
+    """Answers the question "config": every setting, its value, and where that is from."""
     rows = [
         SettingFacts(row.name, value, row.kind.write(row.kind.check(row.default)), origin, row.env or "", row.inert)
         for row, value, origin in settings.LAYERS.origins()

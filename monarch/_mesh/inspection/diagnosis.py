@@ -21,7 +21,7 @@ from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
-from monarch._text import duration, size
+from monarch._text import duration, one_line, size
 
 LONG = 5.0  # seconds from which an endpoint or a wait counts as long
 _MAJORITY = 0.6  # share of a mesh that has to be at one place for the others to be stragglers
@@ -99,7 +99,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def page(diagnosis: Diagnosis) -> str:
-    """Returns the diagnosis for people."""
+    """Returns the findings as text, the likeliest cause first, with their evidence."""
     count = len(diagnosis.findings)
     looked = f"{diagnosis.looked_at} process{'es' if diagnosis.looked_at != 1 else ''} looked at"
     if count == 0:
@@ -114,7 +114,7 @@ def page(diagnosis: Diagnosis) -> str:
         lines.append(f"   -> {finding.advice}")
     if diagnosis.notes:
         lines += ["", "what takes long, and may be as it should be:", *(f"   {note}" for note in diagnosis.notes)]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 # --- processes and hosts

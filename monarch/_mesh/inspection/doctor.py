@@ -46,26 +46,27 @@ def collect(ask: AskProgram, seconds: float, apart: float) -> Evidence:
 
 def _groups(ask: AskProgram, seconds: float, awake: Sequence[str]) -> dict[str, Sequence[GroupState]]:
     answers = ask("collectives", b"", timeout=seconds, only=awake, agents=False)
-    return {address: states for address, reply in answers.replies.items() if (states := decode_groups(reply))}
+    return {address: states for address, states in answers.decoded(decode_groups).items() if states}
 
 
 def wait_graph_of(answers: SurveyAnswers) -> WaitGraph:
     """Returns the wait graph of the answers to "waits"."""
-    reports = [msgspec.msgpack.decode(reply, type=Report) for reply in answers.replies.values()]
-    return combined(reports, answers.silent)
+    reports = answers.decoded(msgspec.msgpack.Decoder(Report).decode)
+    return combined(list(reports.values()), answers.silent)
 
 
 def usage_of_hosts(ask: AskProgram, addresses: Iterable[str], seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
     """(what the agents say of their hosts, why others do not), of the hosts of these processes and agents."""
     agents = sorted({address if name_of(address) == AGENT else agent_of(address) for address in addresses})
     told = ask("host", b"", timeout=seconds, only=agents, agents=True)
-    return [decode_host(told.replies[agent]) for agent in agents if agent in told.replies], dict(told.silent)
+    usages = told.decoded(decode_host)
+    return [usages[agent] for agent in agents if agent in usages], dict(told.silent)
 
 
 def failures_of(ask: AskProgram, seconds: float, awake: Sequence[str] | None = None) -> list[FailureNote]:
     """Returns what has failed of what any process owns."""
     answers = ask("failures", b"", timeout=seconds, only=awake, agents=False)
-    return [note for reply in answers.replies.values() for note in decode_failures(reply)]
+    return [note for notes in answers.decoded(decode_failures).values() for note in notes]
 
 
 def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
-from monarch._text import duration
+from monarch._text import duration, one_line
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
 NO_NATIVE = "no native frames"  # with which the reason begins for which py-spy has shown nothing of a process
@@ -233,8 +233,9 @@ def page(processes: Sequence[ProcessStacks], silent: Mapping[str, str]) -> str:
     for address, why in silent.items():
         if address not in gone:
             native.setdefault(why, []).append(named_address(address, meshes))
-    lines += [f"\n{why}: {', '.join(those)}" for why, those in native.items()]
-    return "\n".join(lines).strip() or "no thread is in a line of the program"
+    for why, those in native.items():
+        lines += ["", f"{why}: {', '.join(those)}"]
+    return "\n".join(map(one_line, lines)).strip() or "no thread is in a line of the program"
 
 
 def _group(section: Section, group: StackGroup) -> list[str]:

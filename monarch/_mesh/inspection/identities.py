@@ -31,7 +31,7 @@ def actor_uid(key: str, name: str, rank: int, singleton: bool) -> Uid:
 
 
 def actor_address(instance: Instance) -> ActorAddr:
-    """Names an actor everywhere."""
+    """Returns the name by which an actor is known in every view and on every host."""
     singleton = instance.behaviour is None or instance.key == instance.name
     return address_of(actor_uid(instance.key, instance.name, instance.rank, singleton), instance.proc)
 

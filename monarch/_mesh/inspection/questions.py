@@ -142,7 +142,7 @@ class Answering:
 
 
 def serve(proc: Any) -> None:
-    """Lets a process answer."""
+    """Has a process answer every question of the table."""
     answering = Answering(
         proc, QUESTIONS, lambda connection, answer, body: proc.answer(connection.remote, answer, body, ())
     )
@@ -150,7 +150,7 @@ def serve(proc: Any) -> None:
 
 
 def serve_agent(agent: Any) -> None:
-    """Lets a host agent answer."""
+    """Has a host agent answer the questions that are for it."""
 
     def send(connection: Connection, answer: Answer, body: bytes) -> None:
         if agent.loop.in_loop():

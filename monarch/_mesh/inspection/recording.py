@@ -1,8 +1,9 @@
 """How a process records while telemetry runs (`_runtime.recorder`), and how that travels: in batches, about each second, over
 the connection to the client, which passes them on to the observer. Questions "telemetry.record" and "telemetry.flush".
 
-A process that is spawned later begins by itself: the client's setting `telemetry_recording` says so. Bounds: the recorder's
-LIMIT, BATCH events a batch, WINDOW batches on their way; while the client is slow nothing is sent, and the recorder drops.
+A process that is spawned later begins by itself: the client's setting `telemetry_recording` says so. Bounds: the recorder's,
+those of a batch (`outgoing_batches`), WINDOW batches on their way; while the client is slow nothing is sent, and the recorder
+drops. While it does not answer one batch goes out now and then, up to _LATEST seconds apart, until it does.
 
 Clocks: each batch is answered with the client's time when it came. Half of the time that took is the error of the difference
 between the two clocks; the estimate with the smallest error of the last few counts.
@@ -20,47 +21,33 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.inspection import identities
+from monarch._mesh.inspection import identities, outgoing_batches
+from monarch._mesh.inspection.outgoing_batches import BATCH, MOST_BYTES, BatchHead
 from monarch._runtime import log_tap
 from monarch._runtime import recorder as recorders
 from monarch._runtime.context import root_of
 from monarch._runtime.instance import Instance
 from monarch._runtime.proc import Proc
-from monarch._runtime.recorder import ACTOR, GAUGE, HISTOGRAM, MESH, STATUS, SUM, Recorder
+from monarch._runtime.recorder import ACTOR, GAUGE, HISTOGRAM, MESH, STATUS, SUM, TEXT, Recorder
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
 from monarch._shape.as_json import extent_json, shape_json
+from monarch._text import NAME_LIMIT, sendable
 from monarch._wire.address import CLIENT, host_of, name_of
 from monarch._wire.message import VALUE, ProcEnded, Recorded
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
 PERIOD = 1.0  # seconds between two looks at what was recorded
-BATCH = 1_000  # events
 WINDOW = 4  # batches that the client has not answered
 _LATE = 10.0  # seconds after which an answer is not waited for any more
+_LATEST = 300.0  # seconds between two batches, at most, for a client that does not answer
 _SOON = 0.001  # seconds
 _LAST = 1.0  # seconds in which a process that ends hands over what it has recorded
 _CLOCKS = 8  # estimates of the difference between the clocks
 _OWN = ("monarch.telemetry", "monarch.observer")  # loggers that are not recorded
 
 SYSTEM = "system"  # a word of the setting
-
-
-class BatchHead(msgspec.Struct, array_like=True):
-    """The process that events are of, and how their times are to be read: a time of `monotonic` is `wall - now` seconds
-    before the epoch's time, by a clock that is `offset` seconds behind the client's, give or take `error`."""
-
-    address: str
-    process: str  # its name for people
-    hostname: str
-    pid: int
-    now: float
-    wall: float
-    offset: float
-    error: float
-    number: int  # of the process's batches
-    dropped: int  # events that were left out so far
 
 
 class ClockOffset:
@@ -75,7 +62,7 @@ class ClockOffset:
 
     @property
     def best(self) -> tuple[float, float]:
-        """Returns (offset, error) in seconds."""
+        """The estimate with the least error: (offset, error) in seconds."""
         error, offset = min(self._estimates, default=(0.0, 0.0))
         return offset, error
 
@@ -100,7 +87,7 @@ class _Answer(Entry):
 
 
 class Recording:
-    """The recording of one process."""
+    """The recorder of one process, and its batches on their way to the client."""
 
     def __init__(self, proc: Proc, include_system: bool) -> None:
         self.recorder = Recorder(include_system=include_system)
@@ -110,6 +97,8 @@ class Recording:
         self._room = threading.Condition(self._lock)
         self._number = 0
         self._on_way = 0
+        self._most = BATCH  # events that the next batch has at most
+        self._late = 0  # batches, one after the other, that were not answered
         self._wait_until = 0.0
         self._clock = ClockOffset()
         self._logs = _Logs(self.recorder)
@@ -172,10 +161,9 @@ class Recording:
         with self._lock:
             if self._on_way >= WINDOW or time.monotonic() < self._wait_until or self._proc.closed is not None:
                 return False
-            events = self.recorder.take(BATCH)
+            events = self.recorder.take(self._most)
             if not events:
                 return False
-            self._number += 1
             offset, error = self._clock.best if host_of(self._proc.address) != host_of(self._to) else (0.0, 0.0)
             head = BatchHead(
                 self._proc.address,
@@ -186,16 +174,20 @@ class Recording:
                 time.time(),
                 offset,
                 error,
-                self._number,
+                self._number + 1,
                 self.recorder.dropped + self.recorder.metrics.dropped,
             )
+            batch = outgoing_batches.encode(head, events, min(MOST_BYTES, self._proc.frame_limit or MOST_BYTES))
+            self.recorder.dropped += batch.left_out
+            self.recorder.put_back(batch.rest)
+            self._most = max(1, len(events) - len(batch.rest)) if batch.rest else min(BATCH, 2 * self._most)
             answer = _Answer(self._answered)
+            self._number += 1
             self._on_way += 1
-        body = _encode((head, events))
         try:
             number = self._proc.ports.add(answer)
             answer.timer = self._proc.loop.call_later(_LATE, lambda: answer.give_up(TimeoutError()))
-            self._proc.post(self._to, Recorded(number), body)
+            self._proc.post(self._to, Recorded(number), batch.body)
         except (PeerEnded, RuntimeError):  # the program ends
             answer.give_up(ConnectionError())
             return False
@@ -210,8 +202,12 @@ class Recording:
             self._on_way -= 1
             if raw is not None and raw[1] == VALUE:
                 there, wait = _decode_answer(raw[2])
+                self._late = 0
                 self._clock.learn(answer.sent_at, there, time.time())
                 self._wait_until = time.monotonic() + wait
+            elif time.monotonic() >= self._wait_until:  # of those that went out together, the first counts
+                self._wait_until = time.monotonic() + pause(self._late)
+                self._late += 1
             self._room.notify_all()
 
     def flush(self, patience: float = _LATE) -> None:
@@ -236,9 +232,13 @@ class Recording:
                 pause.wait(_SOON)
 
 
-_encode = msgspec.msgpack.Encoder().encode
+def pause(late: int) -> float:
+    """Returns the seconds to wait until the next batch, where so many before were not answered. Pure."""
+    return float(min(_LATEST, _LATE * 2 ** min(late, 16)))
+
+
 _decode_answer = msgspec.msgpack.Decoder(tuple[float, float]).decode
-_hostname = socket.gethostname()
+_hostname = sendable(socket.gethostname(), NAME_LIMIT)
 _recording: Recording | None = None
 _switching = threading.Lock()
 
@@ -414,15 +414,15 @@ def process_ended(proc: Proc, ended: ProcEnded) -> None:
                 incarnation = owned.incarnations.get(rank, 0)
                 unique = f"{owned.spec.key}.{rank}~{incarnation}" if incarnation else f"{owned.spec.key}.{rank}"
                 status = "Stopped" if ended.stopped else "Failed"
-                recorder.add((STATUS, unique, status, reason, "", time.monotonic()))
+                recorder.add_text((STATUS, unique, status, reason[:TEXT], "", time.monotonic()))
 
 
 def process_name(proc: Proc) -> str:
     """Returns the name of a process for people; unique among the processes of a program."""
     given = os.environ.get("HYPERACTOR_PROCESS_NAME", "")
     if name_of(proc.address) == CLIENT:
-        return given or f"client:{os.getpid()}"
-    return str(identities.proc_id(proc))
+        return sendable(given, NAME_LIMIT) or f"client:{os.getpid()}"
+    return sendable(str(identities.proc_id(proc)), NAME_LIMIT)
 
 
 class _Logs:
@@ -432,6 +432,19 @@ class _Logs:
         self._recorder = recorder
 
     def __call__(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.INFO and not record.name.startswith(_OWN):
-            rest = (record.thread or 0, record.threadName or "", record.module, record.pathname, record.lineno)
-            self._recorder.log((record.name, record.levelname, log_tap.text_of(record), *rest))
+        try:
+            if record.levelno >= logging.INFO and not record.name.startswith(_OWN):
+                rest = (
+                    record.thread or 0,
+                    _name(record.threadName or ""),
+                    _name(record.module),
+                    _name(record.pathname),
+                )
+                text = log_tap.text_of(record)
+                self._recorder.log(_name(record.name), _name(record.levelname), text, *rest, record.lineno)
+        except Exception:  # of a class of the program
+            self._recorder.dropped += 1
+
+
+def _name(text: object) -> str:
+    return sendable(str(text), NAME_LIMIT)

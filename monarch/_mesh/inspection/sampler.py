@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from monarch._text import clip
+from monarch._text import sendable
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -28,6 +28,8 @@ MOST_HERTZ = 1000.0
 _MOST_STACKS = 20_000  # distinct ones; further ones count under OTHER
 _MOST_BYTES = 8 << 20  # of their text, likewise
 _DEEPEST = 200  # frames of one stack; those in between are left out
+_LONGEST = 200  # characters of a frame, or of the name of a thread
+_MOST_REPLY = 2 * _MOST_BYTES * 4  # bytes of an answer: characters have four at most
 _MOST_NAMES = 50_000  # texts of frames kept; then they are made anew
 _SHARE = 0.05  # of one core that looking may take: beyond that it looks less often
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
@@ -66,7 +68,7 @@ class Samples(msgspec.Struct):
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """Answers the question "samples"."""
+    """Answers the question "samples": counts stacks for as long as is asked."""
     wanted = msgspec.msgpack.decode(argument, type=SamplingOptions) if argument else SamplingOptions()
     check(wanted.duration_s, wanted.rate_hz)
     return msgspec.msgpack.encode(sample(proc, wanted))
@@ -116,7 +118,7 @@ def sample(proc: Proc, wanted: SamplingOptions, now: Callable[[], float] = time.
     seconds = now() - began
     return Samples(
         stacks.counts, taken, idle, missed, stacks.left_out, seconds, spent / seconds if seconds else 0.0, proc.pid,
-        sorted(f"{instance.name}[{instance.rank}]" for instance in list(proc.actors.values())),
+        sorted(_plain(f"{instance.name}[{instance.rank}]") for instance in list(proc.actors.values())),
     )  # fmt: skip
 
 
@@ -184,7 +186,7 @@ class StackCounts:
                 self._names.clear()
             ours = "monarch/" if code.co_filename.startswith(_PACKAGE) else ""
             place = f"{ours}{os.path.basename(code.co_filename)}:{line}"
-            name = self._names[key] = _plain(clip(f"{code.co_qualname} ({place})", 200))
+            name = self._names[key] = _plain(f"{code.co_qualname} ({place})")
         return name
 
 
@@ -206,9 +208,17 @@ def _first_of_ours(names: list[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return text.replace(";", ",").replace("\n", " ")
+    return sendable(text, _LONGEST).replace(";", ",").replace("\n", " ")
 
 
 def decode(reply: Any) -> Samples:
-    """Decodes the answer of a process."""
-    return msgspec.msgpack.decode(reply, type=Samples)
+    """Decodes the answer of a process. ValueError for one that is larger or deeper than a process gives."""
+    if len(reply) > _MOST_REPLY:
+        raise ValueError(f"its answer has {len(reply):,} bytes, more than {_MOST_REPLY:,}")
+    found = msgspec.msgpack.decode(reply, type=Samples)
+    if len(found.samples) > _MOST_STACKS + 1:
+        raise ValueError(f"its answer has {len(found.samples):,} stacks, more than {_MOST_STACKS:,}")
+    for stack, count in found.samples.items():
+        if count < 0 or stack.count(";") > _DEEPEST + 2:
+            raise ValueError("its answer holds stacks that no process gives")
+    return found

@@ -23,6 +23,7 @@ from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._mesh.inspection.thread_stacks import StacksWanted
 from monarch._wire.address import AGENT, agent_of, name_of
 
+_decode_agent = msgspec.msgpack.Decoder(AgentStacks).decode
 _GRACE = 1.0  # seconds that an agent's answer may take beyond what the processes get
 
 
@@ -88,7 +89,7 @@ def gather(ask: AskProgram, wanted: StacksQuery, known: Mapping[str, str] | None
     question = "locals" if wanted.variables else "stacks"
     argument = msgspec.msgpack.encode(StacksWanted(wanted.all_threads))
     answers = ask(question, argument, timeout=wanted.seconds, only=wanted.only, agents=False)
-    processes = [decode_process(reply) for reply in answers.replies.values()]
+    processes = list(answers.decoded(decode_process).values())
     silent = {**answers.silent, **(known or {})}
     if silent:
         asked = [address for address in silent if name_of(address) != AGENT]
@@ -126,11 +127,11 @@ def by_agents(
     answers = ask(question, argument, timeout=seconds + _GRACE, only=agents, agents=True)
     found: list[ProcessStacks] = []
     silent: dict[str, str] = {}
+    told = answers.decoded(_decode_agent)
     for agent in agents:
-        if agent in answers.replies:
-            given = msgspec.msgpack.decode(answers.replies[agent], type=AgentStacks)
-            found += given.stacks
-            silent |= given.silent
+        if agent in told:
+            found += told[agent].stacks
+            silent |= told[agent].silent
         else:
             why = answers.silent.get(agent, "it does not answer")
             silent |= {address: f"its host agent: {why}" for address in addresses if agent_of(address) == agent}

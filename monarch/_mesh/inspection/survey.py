@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -25,11 +25,27 @@ STOPPED = (
 )
 
 
+LARGEST_REPLY = 80 << 20  # bytes of one answer; a larger one counts as none
+
+T = TypeVar("T")
+
+
 class SurveyAnswers(msgspec.Struct, frozen=True):
     """The answers of processes, by address. `silent`: those that gave no answer, and why."""
 
     replies: dict[str, bytes]
     silent: dict[str, str]
+
+    def decoded(self, decode: Callable[[bytes], T]) -> dict[str, T]:
+        """Returns the answers as `decode` reads them. A process whose answer cannot be read has given none: `silent` says
+        so from then on."""
+        found: dict[str, T] = {}
+        for address, reply in self.replies.items():
+            try:
+                found[address] = decode(reply)
+            except (ValueError, RecursionError) as exc:
+                self.silent[address] = f"its answer cannot be read: {exc}"
+        return found
 
 
 def ask(
@@ -179,7 +195,9 @@ class Survey(Entry):
                 return
             address = self._asked[rank]
             if address in self._left:
-                if kind == VALUE:
+                if kind == VALUE and len(body) > LARGEST_REPLY:
+                    self._refused[address] = f"its answer has {len(body):,} bytes, more than {LARGEST_REPLY:,}"
+                elif kind == VALUE:
                     self._replies[address] = bytes(body)
                 else:
                     self._refused[address] = _decode_failure(body).report

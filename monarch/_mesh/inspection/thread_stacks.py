@@ -1,16 +1,13 @@
 """Where every thread of this process is, and every suspended task of its actors: the questions "stacks" and "locals".
 
 "stacks" is answered on the I/O thread, so also while user code is stuck; it runs no user code and takes no lock that user
-code could hold. "locals" adds the variables of each frame as text: that calls `__repr__` of the program, so it has a thread
-of its own.
+code could hold. "locals" adds the variables of each frame as text (`local_variables`).
 
-Bounds: THREADS threads and tasks, FRAMES innermost frames of each; what is left out is counted. A variable is shown with
-TEXT characters at most, VARIABLES of each frame.
+Bounds: THREADS threads and tasks, FRAMES innermost frames of each; what is left out is counted.
 """
 
 from __future__ import annotations
 
-import reprlib
 import socket
 import sys
 import threading
@@ -23,6 +20,7 @@ import msgspec
 from monarch._linux.procfs import thread_state
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of
+from monarch._mesh.inspection.local_variables import LocalsLook, LocalsThread
 from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack
 from monarch._text import NAME_LIMIT, sendable
 from monarch._wire.address import name_of, split_proc_name
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
 
 THREADS = 1000
 FRAMES = 100
-TEXT = 200
-VARIABLES = 50
-_SECRET = ("password", "passwd", "secret", "token", "credential", "api_key", "apikey", "private_key")
 
 Locals = Callable[[FrameType], dict[str, str]]
 
@@ -51,7 +46,13 @@ def answer(proc: Proc, argument: bytes) -> bytes:
 
 
 def answer_with_locals(proc: Proc, argument: bytes) -> bytes:
-    return msgspec.msgpack.encode(collect(proc, _wanted(argument).all_threads, variables))
+    look = LocalsLook()
+    found = collect(proc, _wanted(argument).all_threads, look.note)
+    _locals_thread.fill(look)
+    return msgspec.msgpack.encode(found)
+
+
+_locals_thread = LocalsThread()
 
 
 def _wanted(argument: bytes) -> StacksWanted:
@@ -187,40 +188,3 @@ class _Collector:
 
 def _task_name(task: Any) -> str:
     return sendable(str(task.get_name()), NAME_LIMIT)
-
-
-# --- variables
-
-
-class _Short(reprlib.Repr):
-    """`repr` that takes little time where it can, and has few characters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 3
-        self.maxstring = self.maxother = self.maxlong = TEXT
-
-    def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)
-        if hasattr(kind, "shape") and hasattr(kind, "dtype"):  # an array or tensor: what is in it may be on a device
-            device = getattr(x, "device", "")
-            return f"<{kind.__name__} {tuple(x.shape)} {x.dtype}{f' {device}' if device != '' else ''}>"
-        return super().repr1(x, level)
-
-
-_short = _Short()
-
-
-def variables(frame: FrameType) -> dict[str, str]:
-    """The variables of a frame as text. Calls `__repr__` of the program: not for the I/O thread."""
-    found = {}
-    for name, value in list(frame.f_locals.items())[:VARIABLES]:
-        if any(word in name.lower() for word in _SECRET):
-            text = "<hidden: its name says that it is secret>"
-        else:
-            try:
-                text = _short.repr(value)
-            except Exception as exc:
-                text = f"<its repr raised {type(exc).__name__}>"
-        found[sendable(name, NAME_LIMIT)] = sendable(text)[:TEXT]
-    return found

@@ -99,7 +99,7 @@ def _threads_of_actors(proc: Proc) -> dict[int, str]:
 
 
 def take(proc: Proc, argument: bytes) -> bytes:
-    """Gives what was recorded, once."""
+    """Answers with what was recorded, and forgets it."""
     global _ended
     with _lock:
         profiler, _ended = _ended, None

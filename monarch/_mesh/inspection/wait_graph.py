@@ -15,6 +15,7 @@ from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
 from monarch._mesh.inspection.survey import Survey, open_proc
 from monarch._runtime.future import Future, check_timeout, make_future
+from monarch._text import one_line
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
@@ -60,7 +61,7 @@ class WaitGraph(msgspec.Struct, frozen=True):
 
 
 def _section(title: str, items: Iterable[object]) -> list[str]:
-    lines = [f"  {item}" for item in items]
+    lines = [one_line(f"  {item}") for item in items]
     return [f"{title}: {len(lines)}", *lines] if lines else []
 
 
@@ -81,13 +82,13 @@ class _Survey(Survey):
 
     def value(self) -> Any:
         answers = self.answers()
-        reports = [_decode_report(body) for body in answers.replies.values()]
+        reports = list(answers.decoded(_decode_report).values())
         suspected = {address: why for report in reports for address, why in report.suspected.items()}
-        return combined(reports, self.answers(suspected).silent)
+        return combined(reports, {**answers.silent, **self.answers(suspected).silent})
 
 
 def combined(reports: Sequence[Report], silent: dict[str, str]) -> WaitGraph:
-    """Combines what all processes told."""
+    """Combines what all processes told; who waits longest comes first."""
     return WaitGraph(
         sorted((edge for report in reports for edge in report.edges), key=_longest),
         sorted((handler for report in reports for handler in report.handlers), key=_longest),
@@ -104,7 +105,7 @@ _decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
 def answer(proc: Proc, argument: bytes) -> bytes:
-    """Answers the question "waits"."""
+    """Answers the question "waits": who waits here, and for whom."""
     frames = stacks.frames()
     waits, jobs = proc.waits.standing(), Jobs(proc)
     left_out = max(0, len(waits) - _MOST) + max(0, len(jobs.all) - _MOST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.maker import at_exit
 from monarch._mesh import plugins
 from monarch._mesh.failures.replace_policy import ReplacePolicy
 from monarch._mesh.meshes.attaching import PATIENCE, Attaching
@@ -359,7 +359,7 @@ def two_local_hosts(name: str) -> HostMesh:
     given = Credentials(Secret.generate().reveal())
     workers = []
     if not _started:
-        atexit.register(_end_started)
+        at_exit(_end_started)
     for _ in range(2):
         directory = make_directory()
         where = f"ipc://{directory.path}/host"

@@ -13,8 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
+from monarch._linux import private_files
 from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 
@@ -75,9 +75,8 @@ class RankFile:
             data = data[written:]
 
     def _open(self) -> None:
-        Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self.path, flags, 0o600)
+        private_files.make_folder(os.path.dirname(self.path))
+        self._fd = private_files.open_log(self.path)
         self._size = os.fstat(self._fd).st_size
 
     def close(self) -> None:

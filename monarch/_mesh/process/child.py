@@ -224,7 +224,7 @@ def main() -> None:
     bind = spec.binds[int(place)] if spec.binds else {}
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)
-    if spec.cwd not in sys.path:
+    if spec.cwd in spec.path and spec.cwd not in sys.path:
         sys.path.insert(0, spec.cwd)
     _take_over(spec, bind, address)
     # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.

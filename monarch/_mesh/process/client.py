@@ -6,13 +6,13 @@ that begins to run, loads and starts the rest: see `running_client`. `shutdown_c
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 from monarch._errors import ClientClosedError
+from monarch._linux.maker import at_exit
 from monarch._mesh import plugins
 from monarch._mesh.output import log_prefix
 from monarch._mesh.start.client_agent import start_agent
@@ -53,7 +53,7 @@ def start() -> Proc:
             raise
         _client = client
         set_home(client.proc)
-        atexit.register(_at_exit)
+        at_exit(_at_exit)
     client.warm_up()
     log_prefix.install()
     plugins.client_started(client)
@@ -122,8 +122,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def _at_exit() -> None:
-    if _client is not None and _client.proc.pid == os.getpid():
-        try:
-            shutdown_context(_EXIT_BUDGET).get(_EXIT_BUDGET + 4.0)
-        except (TimeoutError, RuntimeError):
-            pass
+    try:
+        shutdown_context(_EXIT_BUDGET).get(_EXIT_BUDGET + 4.0)
+    except (TimeoutError, RuntimeError):
+        pass

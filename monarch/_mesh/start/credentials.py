@@ -9,6 +9,7 @@ import stat
 import warnings
 from collections.abc import Iterable
 
+from monarch._linux import private_files
 from monarch._mesh.start.agent_process import Credentials
 from monarch._wire import host_address
 from monarch._wire.auth import Secret, load_secret
@@ -98,6 +99,7 @@ def _check_open(addresses: list[str], trusting: bool, dialled: bool) -> None:
     )
 
 
+_LARGEST = 1 << 20  # bytes of a PEM file
 _OURS, _USERS, _MACHINES = range(3)
 
 
@@ -159,7 +161,6 @@ def _read(pem: Pem | None) -> bytes:
     if isinstance(pem, bytes):
         return pem
     try:
-        with open(pem, "rb") as file:
-            return file.read()
+        return private_files.read(pem, _LARGEST)
     except OSError as exc:
         raise ValueError(f"the PEM file {os.fspath(pem)!r} cannot be read: {exc.strerror}") from exc

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from monarch._linux import procfs
+from monarch._linux import private_files, procfs
 from monarch._mesh.start import threads
 from monarch._wire.message import Command, LaunchSpec
 
@@ -28,7 +28,9 @@ def command_for(spec: LaunchSpec, rank_in_host: int, can_fork: bool = True) -> C
         return None
     if command is None:
         program = spec.executable or sys.executable
-        command = Command(program, None, ["-m", "monarch._mesh.bootstrap"], dict(spec.env))
+        # -P: nothing is imported from the working directory, in which others may write, before it is known what the program
+        # imports from.
+        command = Command(program, None, ["-P", "-m", "monarch._mesh.bootstrap"], dict(spec.env))
     program = find_program(command.program, command.env)
     command = Command(program, command.arg0, command.args, threads.with_share(command.env, threads_of(spec, bind)))
     return _under_numactl(command, bind) if "membind" in bind else command
@@ -54,11 +56,15 @@ def adapt_spec(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
     for command in spec.commands or ():
         if command is not None and command.change is not None:
             command.env = command.change.over(spec.env)
+    from_here = spec.cwd in spec.path
     if not os.path.isdir(spec.cwd):
         spec.cwd = os.getcwd()
+        from_here = from_here and private_files.is_closed(spec.cwd)
     own = [entry for entry in sys.path if entry]
     theirs = [entry for entry in spec.path if entry not in own and os.path.exists(entry)]
-    spec.path = [spec.cwd, *(entry for entry in [*own, *theirs] if entry != spec.cwd)]
+    spec.path = [entry for entry in [*own, *theirs] if entry != spec.cwd]
+    if from_here:
+        spec.path.insert(0, spec.cwd)
 
 
 def find_program(program: str, env: Mapping[str, str]) -> str:

@@ -55,7 +55,7 @@ class BootstrapCommand:
 
 def default_bootstrap_cmd() -> BootstrapCommand:
     """The command that starts a process with this interpreter."""
-    return BootstrapCommand(sys.executable, None, ["-m", "monarch._mesh.bootstrap"], {})
+    return BootstrapCommand(sys.executable, None, ["-P", "-m", "monarch._mesh.bootstrap"], {})
 
 
 def commands_for(
@@ -84,7 +84,8 @@ def launch_spec(
 ) -> LaunchSpec:
     """Returns what processes spawned from here and now inherit; those of another host (`remote`) its environment and
     not ours. `labels`: the dimensions of their mesh."""
-    from monarch._mesh.start import device_slots  # only a program that starts something needs it
+    from monarch._linux import private_files  # only a program that starts something needs them
+    from monarch._mesh.start import device_slots
 
     try:
         cwd = os.getcwd()
@@ -93,6 +94,9 @@ def launch_spec(
     paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
+    # Else others could put modules there, and the program itself imports none of them.
+    if cwd in paths or private_files.is_closed(cwd):
+        paths = [cwd, *(path for path in paths if path != cwd)]
     change = _change(env)
     streams = remote and settings.stream_remote_output()
     inherited = {} if remote else change.over(device_slots.inherited(threads.inherited(inheritable(os.environ))))
@@ -100,7 +104,7 @@ def launch_spec(
         name=name,
         env=inherited,
         cwd=cwd,
-        path=[cwd, *(path for path in paths if path != cwd)],
+        path=paths,
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
         forward_logs=settings.enable_log_forwarding() or streams,

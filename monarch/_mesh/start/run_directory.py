@@ -1,6 +1,7 @@
 """The folder of one run, where its sockets live: 0700, removed with the run.
 
-<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of its maker, for people; lock
+<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of its maker, for people; lock;
+                              outside/: links to folders elsewhere that are removed with it
 
 Who made the folder and its host agent hold `lock` locked (flock) as long as they live: a folder whose lock is free is of
 a dead run, and the next one removes it, with the processes of that run that are left. Process ids would not do: containers
@@ -14,12 +15,13 @@ import fcntl
 import os
 import time
 
-from monarch._linux import private_files
-from monarch._mesh.start.leftovers import kill_run
+from monarch._linux import locked_folder, private_files
+from monarch._mesh.start.leftovers import RUN, kill_run
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
 _LOCK = "lock"
+_OUTSIDE = "outside"
 _UNFINISHED = 3600.0  # seconds until a folder without a lock counts as one whose making was broken off
 _ATTEMPTS = 10
 
@@ -73,12 +75,28 @@ def base_directory() -> str:
     """The folder in which those of all users are."""
     import tempfile  # slow to import; used when a client starts
 
-    return settings.runtime_dir() or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return settings.runtime_dir() or _session_directory() or tempfile.gettempdir()
+
+
+def _session_directory() -> str:
+    """Returns XDG_RUNTIME_DIR; "" when it is somebody else's, as it is after `su`."""
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    try:
+        return folder if not folder or os.stat(folder).st_uid in (os.geteuid(), 0) else ""
+    except PermissionError:
+        return ""
+    except OSError:  # which who makes a folder there is told
+        return folder
 
 
 def user_folder() -> str:
     """The folder in which this user's runs are, 0700; made when it is missing. OSError when there can be none."""
     return _own_parent(base_directory())
+
+
+def user_folders() -> list[str]:
+    """Returns those that `user_folder` has made. None is made; OSError where there can be none."""
+    return private_files.user_folders(base_directory(), f"monarch-{os.getuid()}")
 
 
 def _own_parent(base: str) -> str:
@@ -91,11 +109,10 @@ def _make(parent: str) -> RunDirectory:
     os.mkdir(path, 0o700)
     lock = -1
     try:
-        lock = os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = private_files.open_lock(os.path.join(path, _LOCK))
         if not _take(lock) or not os.path.exists(os.path.join(path, _LOCK)):  # swept before it was locked
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        with open(os.path.join(path, "pid"), "w") as file:
-            file.write(str(os.getpid()))
+        private_files.write(os.path.join(path, "pid"), b"%d" % os.getpid())
     except BaseException:
         RunDirectory(path, lock).remove()
         raise
@@ -150,12 +167,35 @@ def _age(path: str) -> float:
         return 0.0
 
 
-def remove_directory(directory: str) -> None:
-    """Removes a run's folder, and the user's folder when this was the last run in it."""
-    import shutil
+def remove_with_run(folder: str) -> None:
+    """Has `folder`, an absolute path, removed with the run of this process, which a host agent has started, or with what is
+    left of it. It need not be there yet."""
+    outside = os.path.join(os.environ[RUN], _OUTSIDE)
+    os.makedirs(outside, 0o700, exist_ok=True)
+    os.symlink(folder, os.path.join(outside, new_id()))
 
-    shutil.rmtree(directory, ignore_errors=True)
+
+def remove_directory(directory: str) -> None:
+    """Removes a run's folder and those that go with it, and the user's folder when this was the last run in it."""
+    outside = os.path.join(directory, _OUTSIDE)
+    if os.path.isdir(outside):
+        for entry in os.scandir(outside):
+            _remove_outside(os.readlink(entry.path))
+    locked_folder.remove(directory)
     try:
         os.rmdir(os.path.dirname(directory))
     except OSError:  # others run
+        pass
+
+
+def _remove_outside(folder: str) -> None:
+    """Removes the folder, and those of this user alone above it that are empty then."""
+    import shutil
+
+    try:
+        private_files.resolve(os.path.join(folder, "x"))  # a stranger may have made another one in its place
+        shutil.rmtree(folder, ignore_errors=True)
+        while private_files.is_private(folder := os.path.dirname(folder)):
+            os.rmdir(folder)
+    except OSError:  # it is gone, or in use
         pass

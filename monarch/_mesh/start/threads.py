@@ -26,7 +26,7 @@ _given = ""  # what this process was given
 
 
 def is_said(env: Collection[str]) -> bool:
-    """True if somebody has decided."""
+    """True if the environment already says how many threads libraries take."""
     return any(name in env for name in VARIABLES)
 
 

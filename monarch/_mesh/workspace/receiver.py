@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from monarch._linux import private_files
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import endpoint
 from monarch._mesh.workspace.confined_folder import LOCK, ConfinedFolder, NewFile
@@ -79,6 +80,8 @@ _ADVICE = {
 
 
 def _problem_of(self: Receiver, error: OSError) -> Problem:
+    if isinstance(error, private_files.UntrustedFileError):
+        return Problem(self.host, f"{error}: name a directory that nobody but the user of the workers can exchange")
     reason = error.strerror or str(error)
     where = self.at or error.filename or self.path
     advice = _ADVICE.get(error.errno or 0, "")
@@ -207,8 +210,8 @@ class Receiver(Actor):
                 f"the environment variable {self._variable} {has} there: it names the directory to write to; set it where "
                 "the workers are started",
             )
-        os.makedirs(self.path, exist_ok=True)
-        fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        private_files.make_folder(self.path, mine=False, closed=False)
+        fd = private_files.open_lock(os.path.join(self.path, LOCK))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

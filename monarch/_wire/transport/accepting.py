@@ -6,9 +6,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from monarch._linux.descriptors import OUT_OF
 from monarch._wire.logs import warn
 from monarch._wire.transport.base import Reactor, Timer
-from monarch._wire.transport.socket_errors import OUT_OF, OnAccept, explain, on_accept
+from monarch._wire.transport.socket_errors import OnAccept, explain, on_accept
 
 _ACCEPTS_A_TURN = 64
 PAUSE = 0.5  # seconds without accepting, when this process is out of what a connection needs
@@ -91,7 +92,7 @@ class Accepting:
                     self._on_event(0)
 
     def close(self) -> None:
-        """Closes the socket too."""
+        """Ends it for good, and closes the socket and what was kept for a full process."""
         if self._closed:
             return
         self._closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import call
 from typing import Any, Protocol
 
 from monarch._wire.frame import Buffer, Frame
@@ -12,6 +13,18 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
+class Turn:
+    """The handling of what a thread that waits has polled. `end` gives the lead back, at its first `next`. `revoked`: a
+    handler of signals that waits has taken the lead away; what goes on behind it touches nothing more."""
+
+    __slots__ = ("end", "events", "revoked")
+
+    def __init__(self, events: list[tuple[int, int]], release: Callable[[], object]) -> None:
+        self.events = events
+        self.end = map(call, (release,))
+        self.revoked = False
+
+
 class Reactor(Protocol):
     """The I/O loop, as connections see it. `now` is its clock, which tests may own."""
 
@@ -19,7 +32,7 @@ class Reactor(Protocol):
     def in_loop(self) -> bool: ...
     def call_soon(self, fn: Callable[[], Any]) -> None: ...
     def call_later(self, delay: float, fn: Callable[[], Any]) -> Timer: ...
-    def add(self, fd: int, on_event: Callable[[int], Any], quick: Callable[[], bool] | None = None) -> None: ...
+    def add(self, fd: int, on_event: Callable[[int], Any], quick: Callable[[Turn], bool] | None = None) -> None: ...
     def want_write(self, fd: int, on: bool, read: bool = True) -> None: ...
     def remove(self, fd: int) -> None: ...
 

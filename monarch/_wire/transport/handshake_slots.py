@@ -4,14 +4,14 @@ Any process that reaches a port can fill its slots, and must not keep those out 
 
 - Those that have said nothing go first: a peer of ours says its first message together with its last packet of connecting.
 - Then it is the turn of the source (an IPv4 address, an IPv6 network) that has the most: its crowd keeps itself out.
-- Among these one is chosen at random: always the oldest would be, of a steady crowd, everybody who lives far away.
+- Among these one is chosen at random: always the oldest would be, of a steady crowd, everybody who lives far away. Where all
+  are near, and say what they want as soon as they come, it is the oldest.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import random
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -20,11 +20,11 @@ _IPV6_NETWORK = 64  # bits: as many addresses as it likes belong to one machine
 
 
 class HandshakeSlots(Generic[T]):
-    """Slots for at most `limit` items."""
+    """Slots for at most `limit` items. `choose`: one of a crowd, which is in the order of coming."""
 
-    def __init__(self, limit: int, rng: random.Random) -> None:
+    def __init__(self, limit: int, choose: Callable[[Sequence[T]], T]) -> None:
         self.limit = limit
-        self._rng = rng
+        self._choose = choose
         self._source: dict[T, str] = {}
         self._silent: dict[str, list[T]] = {}  # by source
         self._spoken: dict[str, list[T]] = {}
@@ -62,7 +62,7 @@ class HandshakeSlots(Generic[T]):
         crowds = self._silent or self._spoken
         if not crowds:
             return None
-        return self._rng.choice(max(crowds.values(), key=len))
+        return self._choose(max(crowds.values(), key=len))
 
 
 def _take(crowds: dict[str, list[T]], source: str, item: T) -> bool:

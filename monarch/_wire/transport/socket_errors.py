@@ -11,8 +11,7 @@ import enum
 import errno
 import os
 
-# This process, or the machine, has none left.
-OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC})  # ENOSPC: of epoll
+from monarch._linux.descriptors import OUT_OF
 
 
 class OnDial(enum.Enum):

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 
+from monarch._linux.descriptors import OUT_OF
 from monarch._wire import message
 from monarch._wire.frame import PREFIX, Buffer, Decoder, FrameError, encode_small
-from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
-from monarch._wire.transport.socket_errors import OUT_OF
+from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket, Turn
 from monarch._wire.waiters import Waiters
 
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
@@ -289,23 +289,29 @@ class StreamConnection:
         if mask & WRITE and not self._lost:
             self._writable()
 
-    def _quick(self) -> bool:
+    def _quick(self, turn: Turn) -> bool:
         """Reads a little, in a thread that leads, and hands `small` every whole frame without buffers (head, body).
         False when something is left for the I/O thread: in `_kept`, with the socket, or because `small` refused a
         frame.
 
         What was read is kept in the step in which it is read, and dropped when it was handled: a handler of signals may
-        raise in between, and then the I/O thread handles it all again.
+        raise in between, and then the I/O thread handles it all again. It may wait as well, which revokes the turn: then the
+        I/O thread has the rest. Each look whether it was is followed by no call before what it is for.
         """
         kept, small = self._kept, self.small
         if kept or small is None or self._lost or not self._decoder.empty or not self._reading:
             return False
+        received = map(self._recv, (QUICK,))
         try:
-            kept.extend(map(self._recv, (QUICK,)))
+            if turn.revoked:
+                return True
+            kept.extend(received)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:  # which the I/O thread will meet
             return False
+        if turn.revoked:
+            return True
         data = kept[0]
         self.reads += 1
         start, size = 0, len(data)
@@ -313,9 +319,11 @@ class StreamConnection:
             head_size, body_size, count = PREFIX.unpack_from(data, start)
             middle = start + 16 + head_size
             end = middle + body_size
-            if count or end > size or not small(self, data[start + 16 : middle], data[middle:end]):
+            if turn.revoked or count or end > size or not small(self, data[start + 16 : middle], data[middle:end]):
                 break
             start = end
+        if turn.revoked:
+            return True
         if start == size and size:
             kept.clear()
             return True

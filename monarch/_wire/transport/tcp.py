@@ -8,12 +8,12 @@ and the challenge on the job's secret. Everything runs on the I/O thread, but fo
 from __future__ import annotations
 
 import random
-import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.descriptors import for_unknown
 from monarch._linux.local_socket import same_user
 from monarch._wire.auth import Acceptor, HandshakeFailure, Secret
 from monarch._wire.host_address import HostAddress
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Accepted", "DialAttempt", "TcpListener", "dial"]
 
 IN_HANDSHAKE = 512  # connections of one listener that have not shown yet who they are
-_SHARE = 4  # at most one in so many of the descriptors that this process may have
 _LINES, _LINES_SECONDS = 5, 10.0
 
 
@@ -81,7 +80,7 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._secret = secret
-        self._handshakes: HandshakeSlots[Handshake] = HandshakeSlots(_most_in_handshake(), random.Random())
+        self._handshakes: HandshakeSlots[Handshake] = HandshakeSlots(for_unknown(IN_HANDSHAKE), random.Random().choice)
         self._log = _FailureLog(loop)
         sock = listen(address)
         self._tls = None if sock.family == socket.AF_UNIX else tls
@@ -144,11 +143,6 @@ class TcpListener:
         for handshake in self._handshakes:
             handshake.give_up("the listener was closed")
         self._log.close()
-
-
-def _most_in_handshake() -> int:
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return IN_HANDSHAKE if descriptors < 0 else max(1, min(IN_HANDSHAKE, descriptors // _SHARE))
 
 
 class _FailureLog:

@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from monarch._linux import private_files
 from monarch._wire.auth import TLS_ALERT
 from monarch._wire.frame import Buffer
 
 _CHUNK = 128 * 1024  # plaintext that is encrypted before the kernel is asked to take it
 _READ = 256 * 1024  # ciphertext read at a time
 _PEM = "-----BEGIN"
+_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
+_RENEW = "`monarch certs` makes new ones; programs and workers that start from then on use them"
 
 Pem = str | bytes | Path
 
@@ -81,15 +84,16 @@ def _is_pem(given: Pem) -> bool:
 
 @contextmanager
 def _as_file(given: Pem) -> Iterator[str]:
-    """A path to read from. What came as bytes is a file in memory only: a key is written to no disk."""
+    """A path to read from, of a file that only this user or root can have written: others' certificates would let them in.
+    What came as bytes is a file in memory only: a key is written to no disk."""
     if not _is_pem(given):
-        yield str(given)
-        return
-    data = given if isinstance(given, bytes) else str(given).encode()
-    fd = os.memfd_create("monarch-pem", os.MFD_CLOEXEC)
+        try:
+            fd = private_files.open_to_read(str(given))
+        except FileNotFoundError as exc:
+            raise FileNotFoundError(exc.errno, exc.strerror, str(given)) from None
+    else:
+        fd = private_files.memory_file(given if isinstance(given, bytes) else str(given).encode())
     try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
@@ -197,6 +201,8 @@ class TlsSocket:
         if isinstance(exc, ssl.SSLEOFError):
             return "the other side ended the TLS handshake; it may have no certificates (tls:// on one side only)"
         if isinstance(exc, ssl.SSLCertVerificationError):
+            if exc.verify_code == _EXPIRED:
+                return f"the other side's certificate has expired. {_RENEW}"
             return (
                 f"the other side's certificate is not accepted: {exc.verify_message}. "
                 f"All hosts of a job need certificates that its one CA has signed"
@@ -352,6 +358,8 @@ def explain_alert(reason: str) -> str:
         return (
             f"the other side refused: it wants a certificate of this side ({reason}); give certificate and private_key"
         )
+    if "certificate expired" in reason:
+        return f"the other side refused this side's certificate, which has expired. {_RENEW}"
     if "unknown ca" in reason or "decrypt error" in reason or "certificate" in reason:
         return f"the other side refused this side's certificate ({reason}); it has to be signed by the CA of the job"
     if "protocol version" in reason:

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch._linux.descriptors import for_unknown
 from monarch._linux.local_socket import same_user
 from monarch._wire.address import name_of
 from monarch._wire.transport.accepting import Accepting
@@ -27,6 +28,10 @@ from monarch._wire.transport.stream import QUICK, StreamConnection
 
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
+UNKNOWN = (
+    512  # connections that have come and not said who they are; beyond that, and without descriptors, the late ones go
+)
+SAYS_WITHIN = 5.0  # seconds
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
 _HANDOVER, _LOAN = "handover.", "loan."
 _HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
@@ -110,7 +115,7 @@ Small = Callable[[StreamConnection, bytes, bytes], bool]
 
 class Listener:
     """Accepts on a listening socket and hands each connected socket of our own user to `accepted`, and what comes in a
-    handover to `handed`, in a loan to `lent`."""
+    handover to `handed`, in a loan to `lent`. `paused`: as `Accepting` has it."""
 
     def __init__(
         self,
@@ -119,6 +124,7 @@ class Listener:
         accepted: Callable[[socket.socket], None],
         handed: Handed | None = None,
         lent: Lent | None = None,
+        paused: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._accepted = accepted
@@ -126,7 +132,7 @@ class Listener:
         self._lent = lent
         self._carriers: dict[socket.socket, bool] = {}  # and whether it brings a loan
         self.refused = 0
-        self._accepting = Accepting(sock, loop, self._on_accepted)
+        self._accepting = Accepting(sock, loop, self._on_accepted, paused)
 
     def _on_accepted(self, sock: socket.socket, where: Any) -> None:
         name = os.path.basename(os.fsdecode(where))
@@ -192,7 +198,9 @@ class UnixTransport:
         self._limits = limits
         self._listener: Listener | None = None
         self._lock = threading.RLock()  # what comes with a connection may have this closed
-        self._accepted: weakref.WeakSet[StreamConnection] = weakref.WeakSet()
+        # Those that had not said who they are when they were last looked at, and when they came.
+        self._accepted: weakref.WeakKeyDictionary[StreamConnection, float] = weakref.WeakKeyDictionary()
+        self._most_unknown = for_unknown(UNKNOWN)
         self._closed = False
         self.handed: Handed | None = None  # see `Listener`; set before `listen`
         self.lent: Lent | None = None
@@ -220,16 +228,28 @@ class UnixTransport:
         return connection
 
     def listen(self, sock: socket.socket) -> None:
-        self._listener = Listener(sock, self._loop, self._accept, self.handed, self.lent)
+        self._listener = Listener(sock, self._loop, self._accept, self.handed, self.lent, self._give_up_silent)
 
     def _accept(self, sock: socket.socket) -> None:
         connection = self.connect(sock, "")
         with self._lock:
             if not self._closed:
-                self._accepted.add(connection)
+                if len(self._accepted) >= self._most_unknown:
+                    self._give_up_silent()
+                self._accepted[connection] = self._loop.now()
                 connection.start()
                 return
         connection.close("this process is closing")  # another thread closed it since this one accepted
+
+    def _give_up_silent(self) -> None:
+        """Closes those that have had time to say who they are, and have not; on the loop's thread, where there is no room."""
+        late = self._loop.now() - SAYS_WITHIN
+        with self._lock:
+            for connection, came in list(self._accepted.items()):
+                if connection.remote or came <= late:
+                    del self._accepted[connection]
+                    if not connection.remote:
+                        connection.close(f"it has not said who it is within {SAYS_WITHIN:g} s, and others came")
 
     def lend(self, address: str, fd: int, data: bytes) -> None:
         """See `lend`."""

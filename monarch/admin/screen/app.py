@@ -23,6 +23,7 @@ from textual.message import Message
 from textual.theme import Theme
 from textual.widgets import Input, Static
 
+from monarch._text import one_line, visible
 from monarch.admin.payloads import NodePayload
 from monarch.admin.screen import details, diagnostics, header, pages, themes
 from monarch.admin.screen.diagnostics import Check, CheckReport
@@ -233,7 +234,7 @@ class MeshAdmin(App[None]):
     def _draw_splash(self) -> None:
         mark = _SPINNER[self._spin % len(_SPINNER)]
         text = f"{mark} mesh-admin — {self.say('Connecting to {0} ...', self.source.name)}"
-        self.query_one("#splash", Static).update(f"{text}\n\n{self.error}" if self.error else text)
+        self.query_one("#splash", Static).update(visible(f"{text}\n\n{self.error}" if self.error else text))
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size)  # ours is the one before
@@ -258,7 +259,7 @@ class MeshAdmin(App[None]):
             self._draw_splash()
             return
         self._draw_head()
-        self.query_one("#error", Static).update(f"ERROR: {self.error}")
+        self.query_one("#error", Static).update(visible(f"ERROR: {self.error}"))
         self.query_one(TreeView).redraw()
         self._draw_details()
 
@@ -271,7 +272,7 @@ class MeshAdmin(App[None]):
         self.query_one("#head", Static).update(text)
         keys = RichText(no_wrap=True, overflow="ellipsis")
         if self.state.filter:
-            keys.append(f"{self.say('filter')}: {self.state.filter}   ", style=self.palette.warning)
+            keys.append(f"{self.say('filter')}: {one_line(self.state.filter)}   ", style=self.palette.warning)
         for key, what in header.keys(self.say):
             keys.append(f"{key} ", style=f"bold {self.palette.accent}")
             keys.append(f"{what}  ", style=self.palette.dim)
@@ -294,14 +295,14 @@ class MeshAdmin(App[None]):
             if section.title:
                 found.append(RichText(f"\n{section.title}", style=f"bold {palette.accent}"))
             for line in section.lines:
-                value = RichText(line.value, style=colours.get(line.tone, palette.text))
+                value = RichText(one_line(line.value), style=colours.get(line.tone, palette.text))
                 if not line.label:
                     found.append(value)
                     continue
                 table = Table.grid(padding=(0, 1, 0, 0))
                 table.add_column(width=_LABEL - 1, no_wrap=True)
                 table.add_column(overflow="fold")
-                table.add_row(RichText(line.label, style=palette.dim), value)
+                table.add_row(RichText(one_line(line.label), style=palette.dim), value)
                 found.append(table)
         return Group(*found)
 

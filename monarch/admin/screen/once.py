@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch._text import aligned, columns, one_line
 from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
 from monarch.admin.screen import labels
@@ -17,10 +18,10 @@ def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = 
     for node in nodes:
         if node.properties.Proc is not None or node.properties.Host is not None:
             state.expand(node.identity)
-    rows = [(row.guides + row.label, row.note) for row in state.rows()]
-    width = max((len(text) for text, note in rows if note), default=0)
-    lines = [f"{text:<{width}}  {note}".rstrip() for text, note in rows]
-    return "\n".join([*lines, *_failures(state.nodes)])
+    rows = [(one_line(row.guides + row.label), one_line(row.note)) for row in state.rows()]
+    width = max((columns(text) for text, note in rows if note), default=0)
+    lines = [f"{aligned(text, width)}  {note}".rstrip() for text, note in rows]
+    return "\n".join([*lines, *map(one_line, _failures(state.nodes))])
 
 
 def _failures(nodes: dict[str, NodePayload]) -> list[str]:

@@ -12,6 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from monarch._text import one_line
 from monarch.admin.screen.pages import PageText
 from monarch.admin.screen.themes import Palette
 from monarch.admin.screen.words import Words
@@ -55,7 +56,7 @@ class Overlay(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         hint = f"Esc {self._say('close')}" + (f"  {self._again} {self._say('again')}" if self._again else "")
         with Vertical():
-            yield Static(self._heading, id="title", markup=False)
+            yield Static(one_line(self._heading), id="title", markup=False)
             with VerticalScroll(can_focus=False):
                 yield Static(self._text(), id="page", markup=False)
             yield Static(hint, id="keys", markup=False)
@@ -68,7 +69,7 @@ class Overlay(ModalScreen[None]):
         if not self.is_attached:
             return
         self._heading, self._lines = title, lines
-        self.query_one("#title", Static).update(title)
+        self.query_one("#title", Static).update(one_line(title))
         self.query_one("#page", Static).update(self._text())
 
     @property
@@ -80,7 +81,7 @@ class Overlay(ModalScreen[None]):
         colours = {tone: getattr(self._palette, tone) for tone in ("dim", "good", "warning", "error", "accent")}
         text = RichText(no_wrap=False)
         for index, line in enumerate(self._lines):
-            text.append(("\n" if index else "") + line.text, style=colours.get(line.tone, self._palette.text))
+            text.append(("\n" if index else "") + one_line(line.text), style=colours.get(line.tone, self._palette.text))
         return text
 
     def action_close(self) -> None:

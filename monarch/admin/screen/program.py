@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from monarch._linux import terminal
 from monarch.admin.screen import connection
 from monarch.admin.screen.themes import DEFAULT, THEMES
 from monarch.admin.screen.words import LANGUAGES
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if not (options.once or options.diagnose) and not all(
         stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
     ):
-        print("This TUI requires a real terminal. (`--once` prints the tree without one.)", file=sys.stderr)
+        terminal.note("This TUI requires a real terminal. (`--once` prints the tree without one.)")
         return 1
     source = source_of(options)
     if options.diagnose:
@@ -81,9 +82,9 @@ def _once(source: ScreenSource, options: argparse.Namespace) -> int:
     try:
         nodes = source.nodes()
     except NoAnswer as exc:
-        print(f"monarch tui: {exc}", file=sys.stderr)
+        terminal.note(f"monarch tui: {exc}")
         return 1
-    print(page(nodes, system=options.system, stopped=options.stopped), flush=True)
+    terminal.show(page(nodes, system=options.system, stopped=options.stopped))
     return 0
 
 
@@ -91,7 +92,7 @@ def _diagnose(source: ScreenSource) -> int:
     from monarch.admin.screen import diagnostics
 
     report = diagnostics.run(source, time.monotonic)
-    print(json.dumps(report.json(), indent=2), flush=True)
+    terminal.show(json.dumps(report.json(), indent=2))
     return 0 if report.healthy else 1
 
 
@@ -117,5 +118,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError) as exc:
-        print(f"monarch-tui: {exc}", file=sys.stderr)
+        terminal.note(f"monarch-tui: {exc}")
         return 1

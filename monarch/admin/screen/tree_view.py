@@ -11,6 +11,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from monarch._text import one_line
 from monarch.admin.screen.themes import Palette
 from monarch.admin.screen.tree_state import FAILED, STOPPED, SYSTEM, Row, TreeState
 
@@ -89,7 +90,8 @@ class TreeView(ScrollView):
 
 
 def fitted(text: str, width: int) -> str:
-    """Returns what fits of it, with an ellipsis where something is cut."""
+    """Returns what fits of it in one line that shows what it holds, with an ellipsis where something is cut."""
+    text = one_line(text)
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + "…" if width > 1 else ""

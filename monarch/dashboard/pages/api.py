@@ -241,14 +241,14 @@ class PageData:
         if not self._sql_places.acquire(blocking=False):
             raise Unavailable(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
         try:
-            result = self._store.query(text, timeout=seconds, limit=most, running=running)
+            result = self._store.query(text, timeout=seconds, limit=most, running=running, exact=True)
         finally:
             self._sql_places.release()
-        rows = [shapes.exact(row) for row in result.rows]
         return {
             "columns": list(result.columns),
-            "rows": rows,
+            "rows": result.rows,
             "truncated": result.truncated,
+            "note": result.note,
             "limit": most,
             "missing_hosts": [str(host) for host in result.missing_hosts or ()],
             "elapsed_ms": round((time.monotonic() - began) * 1e3, 1),
@@ -363,7 +363,7 @@ class PageData:
         return int(self._rows(queries.lost())[0]["lost"] or 0)
 
     def _query(self, sql: str) -> Result:
-        return self._store.query(sql, timeout=QUERY_SECONDS)
+        return self._store.query(sql, timeout=QUERY_SECONDS, typed=False)
 
     def _rows(self, sql: str) -> list[dict[str, Any]]:
         return self._query(sql).dicts()

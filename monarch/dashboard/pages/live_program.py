@@ -89,7 +89,10 @@ class _StoreClient:
         self._store = store
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
-        return {"rows": self._store.query(sql, timeout=timeout).dicts()}
+        result = self._store.query(sql, timeout=timeout, typed=False)
+        if result.truncated:
+            raise RuntimeError(f"the trace is too large: {result.note or 'it has too many rows'}")
+        return {"rows": result.dicts()}
 
 
 def folded(process: ProcessStacks) -> Iterator[RankStack]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ Row = Mapping[str, Any]
 
 NOBODY = "(none)"  # a message of the runtime, which has no endpoint
 LIVE = ("idle", "client", "processing", "created", "initializing", "saving", "loading", "stopping")
-SAFE = 2**53  # JavaScript reads integers up to here exactly
 
 MOST_REASONS = 5
 
@@ -26,23 +24,6 @@ def with_text_ids(row: Row) -> dict[str, Any]:
         name: str(value) if value is not None and (name == "id" or name.endswith("_id")) else value
         for name, value in row.items()
     }
-
-
-def exact(value: Any) -> Any:
-    """A value of an SQL result as JSON can hold it without loss: large integers, bytes and times as text."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return value if -SAFE < value < SAFE else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    if isinstance(value, Mapping):
-        return {str(name): exact(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [exact(item) for item in value]
-    return str(value)
 
 
 # --- overview

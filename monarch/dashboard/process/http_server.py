@@ -1,8 +1,9 @@
 """The one place where an observer serves HTTP: which routes are on which port, who may ask, and TLS.
 
-Before any page or query, each request goes through a gate. On this machine it lets processes of this user in, as the kernel
-says, under a name of this machine (so that no page of another site gets in by a name that it lets point here). From other
-machines: those who have the token, in the URL once, then in a cookie, or as `Authorization: Bearer`.
+Before any page or query, each request goes through a gate. A port of this machine takes connections of this user alone (see
+`http_entrance`), and the gate lets in what comes under a name of this machine (so that no page of another site gets in by a
+name that it lets point here). From other machines: those who have the token, in the URL once, then in a cookie, or as
+`Authorization: Bearer`.
 """
 
 from __future__ import annotations
@@ -11,26 +12,23 @@ import asyncio
 import contextlib
 import hmac
 import html
-import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
-from monarch._wire.loopback_peer import is_loopback, is_ours
+from monarch._linux.loopback_peer import is_loopback
 from monarch.dashboard.routes.telemetry_routes import query_routes, upload_routes
 
 if TYPE_CHECKING:
+    from monarch.dashboard.process.http_entrance import HttpEntrance
     from monarch.dashboard.process.observer_config import ObserverConfig
     from monarch.telemetry.store import Store
 
-logger = logging.getLogger("monarch.observer")
-
 _STARTS = 30.0  # seconds for a server to listen
 _ENDS = 2.0  # and for what is under way to end
-_CONNECTIONS = 256  # of one port; more are answered 503
 _BACKLOG = 128
 
 
@@ -60,10 +58,17 @@ class Routing:
     def use(self, routes: Sequence[Any]) -> None:
         from starlette.applications import Starlette
 
-        self._application: Any = Starlette(routes=list(routes))
+        self._application: Any = Starlette(
+            routes=list(routes), exception_handlers={404: _told, 405: _told, Exception: _told}
+        )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._application(scope, receive, send)
+        from starlette.requests import ClientDisconnect
+
+        try:
+            await self._application(scope, receive, send)
+        except ClientDisconnect:  # nobody is there to be told anything
+            pass
 
 
 class HttpServer:
@@ -73,6 +78,7 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._servers: list[tuple[Any, asyncio.Task[None]]] = []
+        self._entrances: list[HttpEntrance] = []
         self._thread.start()
 
     def serve(self, site: Site) -> OpenSite:
@@ -105,27 +111,33 @@ class HttpServer:
     async def _start(self, site: Site, routing: Routing, listening: socket.socket) -> None:
         import uvicorn
 
+        from monarch.dashboard.process.http_entrance import HttpEntrance
+
         config = uvicorn.Config(
             guarded(routing, site),
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=_CONNECTIONS,
+            http="h11",
+            ws="none",
             timeout_graceful_shutdown=int(_ENDS),
             server_header=False,
             ssl_certfile=site.certificate or None,
             ssl_keyfile=site.private_key or None,
         )
         server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listening]))
+        task = asyncio.create_task(server.serve(sockets=[]))
         while not server.started:
             if task.done():
                 task.result()
                 raise RuntimeError("the HTTP server has ended before it had begun")
             await asyncio.sleep(0.01)
         self._servers.append((server, task))
+        self._entrances.append(HttpEntrance(listening, config, server, local=is_loopback(site.host)))
 
     async def _stop(self) -> None:
+        for entrance in self._entrances:
+            entrance.close()
         for server, _ in self._servers:
             server.should_exit = True
         await asyncio.wait(
@@ -215,27 +227,37 @@ def _admin(store: Store | None, program: Any) -> list[Any]:
 
 COOKIE = "monarch_token"
 _HERE = ("localhost", "127.0.0.1", "[::1]")
+_READ = ("GET", "HEAD")
+
+# No script within a page, nothing from other sites or for them, and no page may frame this one.
+HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+]
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class LocalGate:
-    """A gate for a port of this machine only."""
+    """A gate for a port of this machine only, whose connections are of this user."""
 
-    def __init__(self, application: Application, peers: Callable[..., bool] = is_ours) -> None:
+    def __init__(self, application: Application) -> None:
         self._application = application
-        self._is_ours = peers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
         name = _header(scope, b"host").rpartition(":")[0] or _header(scope, b"host")
-        if name not in _HERE or _is_of_other_site(scope, _HERE):
-            await _refuse(send, 403, "this server is for programs and pages of this machine")
-        elif not self._is_ours(tuple(scope["client"] or ("", 0)), tuple(scope["server"])):
-            await _refuse(send, 403, "this server answers the user who runs the program, and you are another one")
+        if name not in _HERE:
+            await _refuse(send, 403, "this server is for programs and pages of this machine: ask for it as localhost")
         else:
-            await self._application(scope, receive, send)
+            await _let_in(self._application, scope, receive, send)
 
 
 class TokenGate:
@@ -247,24 +269,23 @@ class TokenGate:
         self._secure = secure
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(query).get("token", "")
         if given and scope["method"] == "GET" and _same(given, self._token):
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
-            place = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")  # a path on this server, no //other
+            rest = urlencode([(name, value) for name, value in query if name != "token"], encoding="latin-1")
+            path = quote(scope["path"].lstrip("/"))  # a path on this server, no //other
+            place = f"/{path}?{rest}" if rest else f"/{path}"
             cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
             headers = [(b"set-cookie", cookie.encode())]
             if _header(scope, b"sec-fetch-site") == "cross-site":
                 # A link in another site's page (a chat, a mail): after a redirect the browser would not send this cookie.
                 page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(place)}">'
-                headers += [(b"content-type", b"text/html; charset=utf-8"), (b"referrer-policy", b"no-referrer")]
+                headers.append((b"content-type", b"text/html; charset=utf-8"))
                 await _answer(send, 200, page.encode(), headers)
             else:
                 await _answer(send, 303, b"", [(b"location", place.encode()), *headers])
-        elif self._knows(scope) and not _is_of_other_site(scope, [_header(scope, b"host").rpartition(":")[0]]):
-            await self._application(scope, receive, send)
+        elif self._knows(scope):
+            await _let_in(self._application, scope, receive, send)
         else:
             await _refuse(send, 401, "open the URL that was printed: it has the token that lets you in")
 
@@ -279,29 +300,73 @@ class TokenGate:
         return cookie is not None and _same(cookie.value, self._token)
 
 
+async def _let_in(application: Application, scope: Any, receive: Any, send: Any) -> None:
+    """Passes on what one asks who may ask, unless a page of another site has him ask it. Each answer has HEADERS."""
+    if _is_of_other_site(scope):
+        await _refuse(send, 403, "a page of another site or port has sent this: only pages of this server may")
+        return
+    kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
+    if scope["method"] not in _READ and (kind or _has_body(scope)) and kind != "application/json":
+        await _refuse(send, 415, "send JSON, with the header content-type: application/json")
+        return
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            given = message.get("headers", [])
+            names = {name.lower() for name, _ in given}
+            message = {**message, "headers": [*given, *(each for each in HEADERS if each[0] not in names)]}
+        await send(message)
+
+    scope.get("state", {}).get("let_in", _nothing)()
+    await application(scope, receive, sent)
+
+
+def _nothing() -> None:
+    return None
+
+
 def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
-def _is_of_other_site(scope: Any, names: Iterable[str]) -> bool:
-    """True if a page of another site has sent it."""
+def _is_of_other_site(scope: Any) -> bool:
+    """True if a page of another site has sent it, or of another port of this machine. A browser says so; its user may follow
+    a link to here, and no more."""
     origin = _header(scope, b"origin")
-    if not origin:
-        return _header(scope, b"sec-fetch-site") == "cross-site" and scope["method"] != "GET"
-    host = origin.partition("://")[2]
-    return (host.rpartition(":")[0] or host) not in names and host not in names
+    if origin and origin.partition("://")[2] != _header(scope, b"host"):
+        return True
+    if _header(scope, b"sec-fetch-site") not in ("cross-site", "same-site"):
+        return False
+    return scope["method"] not in _READ or _header(scope, b"sec-fetch-mode") != "navigate"
+
+
+def _has_body(scope: Any) -> bool:
+    return _header(scope, b"content-length") not in ("", "0") or bool(_header(scope, b"transfer-encoding"))
 
 
 def _header(scope: Any, name: bytes) -> str:
     return next((value.decode("latin-1") for found, value in scope["headers"] if found == name), "")
 
 
+async def _told(request: Any, error: Exception) -> Any:
+    """Returns the answer to what no route has answered, as JSON."""
+    from starlette.responses import JSONResponse
+
+    status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
+    if status == 405:
+        takes = ", ".join(sorted((headers or {}).get("Allow", "other methods").split(", ")))
+        text = f"{request.url.path} takes {takes}, not {request.method}"
+    else:
+        text = "there is nothing at this path" if status == 404 else "this server has failed; its log says how"
+    return JSONResponse({"error": text}, status, headers)
+
+
 async def _refuse(send: Any, status: int, text: str) -> None:
     body = b'{"error": "' + text.encode() + b'"}'
-    await _answer(send, status, body, [(b"content-type", b"application/json")])
+    await _answer(send, status, body, [(b"content-type", b"application/json"), (b"connection", b"close")])
 
 
 async def _answer(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
+    headers = [*headers, *HEADERS, (b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

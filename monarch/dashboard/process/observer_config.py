@@ -20,6 +20,7 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
     host_metrics_interval_secs: float = 1.0
     gpu_metrics_interval_secs: float = 1.0
     include_system: bool = False
+    path: str = ""  # of a file that rows are written to as well
 
     dashboard: bool = False
     dashboard_host: str = "127.0.0.1"
@@ -71,6 +72,7 @@ PARTS = {
         "host_metrics_interval_secs",
         "gpu_metrics_interval_secs",
         "include_system",
+        "path",
     ),
     "dashboard": ("dashboard_host", "dashboard_port"),
     "admin": ("admin_addr",),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._wire.loopback_peer import is_loopback
+from monarch._linux.loopback_peer import is_loopback
 from monarch.admin.programs import Program, ProgramGone, program_at
 from monarch.dashboard.process import http_server, observer_config
 from monarch.dashboard.process.observer_config import ADMIN_PORT, Addresses, ObserverConfig
@@ -45,9 +45,11 @@ class CurrentProgram(Program):
 
 
 class ObserverState:
-    """The tables, the servers and the program. Any thread."""
+    """The tables, the servers and the program. Any thread. `end` ends the observer: it is called when the process with the
+    tables has ended, and so all that was recorded is lost; the program starts another."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[], object] = lambda: None) -> None:
+        self._end = end
         self.program = CurrentProgram()
         self.store: Store | None = None
         self.ingest: Ingest | None = None
@@ -107,13 +109,16 @@ class ObserverState:
             return self.store
         from monarch.telemetry.ingest import Ingest
         from monarch.telemetry.machine import samplers
-        from monarch.telemetry.retention import Retention
+        from monarch.telemetry.retention import FILE, Retention
         from monarch.telemetry.store import Store
 
-        store = self.store = Store()
+        store = self.store = Store(path=config.path)
+        threading.Thread(target=self._watch, args=(store,), name="keeper", daemon=True).start()
         self.ingest = Ingest(store)
         store.missing.append(self.ingest.missing_hosts)
-        self._stops.append(Retention(store, config.retention_secs).start())
+        self._stops.append(Retention(store.keeper, config.retention_secs).start())
+        if store.saved is not None:
+            self._stops.append(Retention(store.saved, 0.0, FILE).start())
         if config.snapshot_interval_secs > 0:
             from monarch.dashboard.process.snapshotter import Snapshotter
 
@@ -130,6 +135,11 @@ class ObserverState:
             sampler.start()
             self._stops.append(sampler.stop)
         return store
+
+    def _watch(self, store: Store) -> None:
+        ended = store.keeper.process.wait()
+        logger.error("the process that keeps the tables has ended, status %d", ended)
+        self._end()
 
     def close(self) -> None:
         self._servers.close()

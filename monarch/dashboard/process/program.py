@@ -27,12 +27,16 @@ def main() -> None:
     if not companion.take(folder):
         return  # the owner has just started another
     ended, end = os.pipe2(os.O_CLOEXEC)
-    observer = ObserverState()
+
+    def stop() -> None:
+        os.write(end, b".")
+
+    observer = ObserverState(stop)
 
     def talk(connection: socket.socket) -> None:
-        answer_connection(connection, observer, lambda: os.write(end, b"."))
+        answer_connection(connection, observer, stop)
 
-    with companion.listen(folder, _CONNECTIONS, ready) as listening:
+    with companion.listen(folder, ready) as listening:
         served = (listening, "an observer's socket", _CONNECTIONS, talk)
         threading.Thread(target=companion.serve, args=served, name="accept", daemon=True).start()
         owner.wait(ended)

@@ -48,13 +48,13 @@ first; look there, not here. Error nodes with `process_ended` tell the signal or
 **It is slow.** `queue_depth` shows who has more to do than it can; `total_processing_time_us / messages_processed` is the mean time
 in its endpoints. A flame graph of ten seconds:
 
-    curl -X POST {base}/v1/pyspy_profile_svg/<reference> -d '{{"duration_s": 10, "rate_hz": 100}}' -o flame.svg
+    curl {base}/v1/pyspy_profile_svg/<reference> -H 'Content-Type: application/json' -d '{{"duration_s": 10, "rate_hz": 100}}' -o flame.svg
 
 **A process behaves differently.** Its settings and where each value comes from:
 
     curl {base}/v1/config/<reference>
 
-**What happened before.** With telemetry: `curl -X POST {base}/v1/query -d '{{"sql": "SHOW TABLES"}}'`. An actor's own node has
+**What happened before.** With telemetry: `curl {base}/v1/query -H 'Content-Type: application/json' -d '{{"sql": "SHOW TABLES"}}'`. An actor's own node has
 `flight_recorder`, a JSON text of its last events.
 
 ## Errors

@@ -21,9 +21,9 @@ from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import BadReference
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
-from monarch.dashboard.routes.answering import BadRequest, answer, body_of, on_thread
+from monarch.dashboard.routes.answering import BadRequest, answer, body_of, decoded, on_thread, streamed
 from monarch.dashboard.shared_answers import SharedAnswers
-from monarch.telemetry.result import QueryError, QueryTimeout, encode
+from monarch.telemetry.result import QueryError, QueryTimeout
 
 FRESH = 0.2  # seconds for which an answer serves those who ask the same
 PROFILES = 2  # flame graphs made at a time; a further one is refused
@@ -195,14 +195,13 @@ class _Api:
         if self._store is None:
             raise ProgramQueryFailed(404, "not_found", _NO_TELEMETRY)
         try:
-            result = await on_thread(self._store.query, asked.sql)
+            return await streamed(request, self._store, asked.sql)
         except QueryTimeout as exc:
             raise ProgramQueryFailed(504, "gateway_timeout", str(exc)) from None
         except QueryError as exc:
             raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
         except Exception as exc:
             raise ProgramQueryFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
-        return answer(await on_thread(encode, result))
 
 
 class _Query(msgspec.Struct):
@@ -212,13 +211,9 @@ class _Query(msgspec.Struct):
 async def _body(request: Any, type: Any) -> Any:
     """Returns what was posted, as JSON. Nothing at all is an empty object."""
     try:
-        return msgspec.json.decode(await body_of(request) or b"{}", type=type)
+        return decoded(await body_of(request) or b"{}", type)
     except BadRequest as exc:
         raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
-    except msgspec.MsgspecError as exc:
-        raise ProgramQueryFailed(400, "bad_request", f"the body is not what is expected: {exc}") from None
-    except UnicodeDecodeError as exc:
-        raise ProgramQueryFailed(400, "bad_request", f"the body is no JSON: {exc}") from None
 
 
 def _reference(request: Any, prefix: str) -> str:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from monarch.telemetry.result import QueryError
+
+if TYPE_CHECKING:
+    from monarch.telemetry.store import Store
 
 T = TypeVar("T")
 
@@ -39,10 +45,20 @@ async def body_of(request: Any, largest: int = LARGEST_BODY) -> bytes:
 
 async def object_of(request: Any, largest: int = LARGEST_BODY) -> dict[str, Any]:
     """Returns the JSON object that came. BadRequest for anything else."""
+    found: dict[str, Any] = decoded(await body_of(request, largest), dict[str, Any])
+    return found
+
+
+def decoded(data: bytes, type: Any) -> Any:
+    """Returns the JSON that came. BadRequest for what is none, or something else."""
     try:
-        return msgspec.json.decode(await body_of(request, largest), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise BadRequest("the request is no JSON object") from None
+        return msgspec.json.decode(data, type=type)
+    except RecursionError:
+        raise BadRequest("the JSON of the body is nested too deep") from None
+    except msgspec.ValidationError as exc:
+        raise BadRequest(f"the body is not what is expected: {exc}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as exc:
+        raise BadRequest(f"the body is no JSON: {exc}") from None
 
 
 async def while_awaited(request: Any, work: Callable[[Running], T]) -> T:
@@ -67,6 +83,43 @@ async def while_awaited(request: Any, work: Callable[[Running], T]) -> T:
 async def _gone(request: Any) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def streamed(request: Any, store: Store, sql: str, timeout: float | None = None, limit: int | None = None) -> Any:
+    """Returns what answers with the result of a query, passed on in parts: a large one takes no memory here. QueryError
+    before the first part. Cancels the query when nobody waits for it any more."""
+    from starlette.responses import StreamingResponse
+
+    opened = contextlib.ExitStack()
+    result = await while_awaited(
+        request,
+        lambda running: opened.enter_context(store.stream(sql, timeout=timeout, limit=limit, running=running)),
+    )
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"columns":' + msgspec.json.encode(result.columns) + b',"rows":['
+        parts, between, failed = result.parts(), b"", {}
+        try:
+            while part := await on_thread(next, parts, b""):
+                if rows := part[1:-1]:
+                    yield between + rows
+                    between = b","
+        except QueryError as exc:
+            failed = {"error": str(exc)}
+        note = {"note": result.end.note} if result.end.note else {}
+        end = {
+            "missing_hosts": store.missing_hosts(),
+            "truncated": result.end.truncated or bool(failed),
+            **note,
+            **failed,
+        }
+        yield b"]," + msgspec.json.encode(end)[1:]
+
+    async def send_all(scope: Any, receive: Any, send: Any) -> None:
+        with opened:  # also when nobody has begun to read
+            await StreamingResponse(body(), media_type="application/json")(scope, receive, send)
+
+    return send_all
 
 
 def sql_of(body: Mapping[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from monarch.config.units import parse_duration
 from monarch.dashboard.pages.api import NotFound
 from monarch.dashboard.routes.answering import BadRequest
 
 _MOST_ID = 2**64 - 1
+_LARGEST = 2**63
 _LONGEST_NAME = 200
 
 
@@ -67,9 +68,9 @@ class PageRequest:
         if text is None:
             return None
         try:
-            found = float(text)
+            found = parse_duration(text, bare="s")
         except ValueError:
-            found = math.nan
+            found = 0.0
         if not 1 <= found <= 31 * 86400:
             raise BadRequest(f"seconds is a number from 1 to {31 * 86400}, not {text!r}")
         return found
@@ -79,8 +80,8 @@ class PageRequest:
         found = self.body.get(name)
         if found is None:
             return None
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
-            raise BadRequest(f"{name} is a positive number, not {found!r}")
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < _LARGEST:
+            raise BadRequest(f"{name} is a positive number below 2**63")
         return float(found)
 
 

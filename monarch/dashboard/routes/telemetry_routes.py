@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch.dashboard.routes.answering import BadRequest, answer, error, object_of, on_thread, sql_of, while_awaited
-from monarch.telemetry.result import QueryError, QueryTimeout, encode
+from monarch.dashboard.routes.answering import BadRequest, answer, error, object_of, on_thread, sql_of, streamed
+from monarch.telemetry.result import QueryError, QueryTimeout
 
 if TYPE_CHECKING:
     from monarch.telemetry.store import Store
 
 _LONGEST = 300.0  # seconds that a request may ask for
+_MOST = float(2**63)  # rows
 _LARGEST_DUMP = 64 << 20
 
 
 def query_routes(store: Store) -> list[Any]:
-    """`POST /api/query {"sql", "timeout"?, "limit"?}`, for those who may read."""
+    """`POST /api/query {"sql", "timeout"?, "limit"?}`, for those who may read. What fails when a part has gone already is
+    the last field of the answer, `error`."""
     from starlette.routing import Route
 
     async def query(request: Any) -> Any:
-        given = await _given(request)
         try:
+            given = await object_of(request)
             sql = sql_of(given)
         except BadRequest as exc:
             return error(400, str(exc))
         timeout, limit = given.get("timeout"), given.get("limit")
-        if not _number(timeout, _LONGEST) or not _number(limit, float("inf")):
+        if not _number(timeout, _LONGEST) or not _number(limit, _MOST):
             return error(400, f"'timeout' is a number of seconds up to {_LONGEST:g}, 'limit' a number of rows")
         most = None if limit is None else int(limit)
         try:
-            result = await while_awaited(
-                request, lambda running: store.query(sql, timeout=timeout, limit=most, running=running)
-            )
+            return await streamed(request, store, sql, timeout, most)
         except QueryTimeout as exc:
             return error(408, str(exc))
         except QueryError as exc:
             return error(400, str(exc))
-        return answer(await on_thread(encode, result))
 
     return [Route("/api/query", query, methods=["POST"])]
 
@@ -46,7 +45,10 @@ def upload_routes(store: Store) -> list[Any]:
     from starlette.routing import Route
 
     async def dump(request: Any) -> Any:
-        given = await _given(request, _LARGEST_DUMP)
+        try:
+            given = await object_of(request, _LARGEST_DUMP)
+        except BadRequest as exc:
+            return error(400, str(exc))
         names = ("dump_id", "proc_ref", "pyspy_result_json")
         if not all(isinstance(given.get(name), str) for name in names):
             return error(400, f"missing {', '.join(names)} in request body")
@@ -57,14 +59,6 @@ def upload_routes(store: Store) -> list[Any]:
         return answer({"dump_id": given["dump_id"]})
 
     return [Route("/api/pyspy_dump", dump, methods=["POST"])]
-
-
-async def _given(request: Any, *largest: int) -> dict[str, Any]:
-    """Returns the JSON object that came; an empty one for what is none, or too large."""
-    try:
-        return await object_of(request, *largest)
-    except BadRequest:
-        return {}
 
 
 def _number(value: Any, most: float) -> bool:

@@ -1,6 +1,6 @@
 // Lines and bars over time, as SVG.
 
-import {h, s} from "./dom.js";
+import {h, plain, s} from "./dom.js";
 import {clock} from "./format.js";
 
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 20;
@@ -71,7 +71,7 @@ export function lines({series, from, to, width = 520, height = 170, format, labe
   const cursor = s("line", {class: "cursor", y1: TOP, y2: TOP + inner.height, visibility: "hidden"});
   svg.append(cursor);
   const reading = h("p", {class: "reading"});
-  const rest = summary(series, format);
+  const rest = plain(summary(series, format));
   reading.textContent = rest;
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect();
@@ -82,7 +82,7 @@ export function lines({series, from, to, width = 520, height = 170, format, labe
     if (!near) return;
     const at = near.each.times[near.index];
     cursor.setAttribute("x1", x(at)); cursor.setAttribute("x2", x(at)); cursor.setAttribute("visibility", "visible");
-    reading.textContent = `${near.each.name} ${clock(at)}: ${format(near.each.values[near.index])}`;
+    reading.textContent = plain(`${near.each.name} ${clock(at)}: ${format(near.each.values[near.index])}`);
   });
   svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); reading.textContent = rest; });
   return h("figure", {}, svg, reading);

@@ -2,6 +2,15 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// What turns the order of the text beside it round, so that a name would read as another.
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const SHOWN = new Set(["title", "aria-label", "placeholder"]);
+
+/** Text as it is shown: what would turn its order round stands there as its number. */
+export function plain(text) {
+  return String(text).replace(TURNING, found => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** An element: h("a", {href: "/", class: "x", onclick: f}, "text", child, [more]). Properties that are null or false are left out. */
 export function h(tag, properties, ...children) {
   return filled(document.createElement(tag), properties, children);
@@ -18,7 +27,7 @@ function filled(element, properties, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, item] of Object.entries(value)) element.style.setProperty(key, item);
     else if (name === "value") element.value = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? plain(value) : value);
   }
   append(element, children);
   return element;
@@ -28,7 +37,7 @@ function append(element, children) {
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
     if (Array.isArray(child)) append(element, child);
-    else element.append(child);
+    else element.append(child instanceof Node ? child : plain(child));
   }
 }
 

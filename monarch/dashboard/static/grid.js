@@ -1,6 +1,6 @@
 // The ranks of a mesh as cells of a canvas: one draw for thousands, one focus for all of them.
 
-import {h} from "./dom.js";
+import {h, plain} from "./dom.js";
 import {duration, number} from "./format.js";
 import {STATES, colour} from "./states.js";
 
@@ -140,7 +140,7 @@ export class Grid {
 
   say(rank) {
     if (!this.mesh) return;
-    const text = rank < 0 ? "" : this.words(rank);
+    const text = rank < 0 ? "" : plain(this.words(rank));
     if (this.says.textContent !== text) this.says.textContent = text;
   }
 

@@ -1,6 +1,6 @@
 // The frame around the pages: where we are, how the program is, whether it is live, and the colours.
 
-import {h, show} from "./dom.js";
+import {h, plain, show} from "./dom.js";
 import {duration, firstLine} from "./format.js";
 import {closeDrawer} from "./drawer.js";
 import {connection, watch} from "./poller.js";
@@ -49,7 +49,7 @@ function arrive(focus) {
 let program = "Monarch";
 function title() {
   const name = location.pathname.slice(1) || "overview";
-  document.title = `${TITLES[name] ?? "Overview"} · ${program}`;
+  document.title = plain(`${TITLES[name] ?? "Overview"} · ${program}`);
 }
 
 show($("tabs"), ...Object.entries(TITLES).map(([name, text]) => h("a", {href: name === "overview" ? "/" : `/${name}`, "data-page": name}, text)));
@@ -68,18 +68,18 @@ window.addEventListener("popstate", () => arrive(true));
 watch("/api/summary", summary => {
   const about = summary.program;
   program = about?.name ?? "saved program";
-  $("program").textContent = program;
-  $("program").title = about?.command ? `${about.command}${about.pid ? ` (pid ${about.pid})` : ""}` : "";
+  $("program").textContent = plain(program);
+  $("program").title = plain(about?.command ? `${about.command}${about.pid ? ` (pid ${about.pid})` : ""}` : "");
   const health = $("health");
   health.className = `chip ${summary.health_status}`;
   const failed = summary.actor_counts.by_status.failed ?? 0;
   health.textContent = failed ? `${failed} failed` : summary.health_status;
-  health.title = [...summary.health_reasons, ...summary.concerns.map(each => firstLine(each.text))].join("\n");
+  health.title = [...summary.health_reasons, ...summary.concerns.map(each => firstLine(each.text))].map(plain).join("\n");
   title();
 }, problem => notice(problem.message));
 
 function notice(text) {
-  $("notice").textContent = text ?? "";
+  $("notice").textContent = plain(text ?? "");
   $("notice").hidden = !text;
 }
 

@@ -21,8 +21,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from monarch._linux import private_files
 from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint
 from monarch.actor.lowlevel import importable, start_thread
+from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 
@@ -65,6 +67,8 @@ class CommandActor(Actor):
         OSError when a file for its output cannot be made."""
         self._loop = asyncio.get_running_loop()
         self._grace = command.grace
+        if command.passing:
+            remove_with_run(command.passing)
         output = _CommandOutput([command.stdout, command.stderr])
         try:
             return self._start_here(command, output) if command.in_process else self._start_child(command, output)
@@ -105,14 +109,16 @@ class CommandActor(Actor):
     def _start_child(self, command: RankCommand, output: _CommandOutput) -> int:
         words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
         report = _Report(command.report_variable)
-        self._child = child = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output.writing[0],
-            stderr=output.writing[1],
-            cwd=_folder(command),
-            env={**command.defaults, **os.environ, **_path(command), **command.env, **report.environment},
-        )
+        with _script(command) as (beginning, script):
+            self._child = child = subprocess.Popen(
+                [*beginning, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output.writing[0],
+                stderr=output.writing[1],
+                cwd=_folder(command),
+                env={**command.defaults, **os.environ, **_path(command), **command.env, **report.environment},
+                pass_fds=script,
+            )
         output.close_writing()
 
         def wait() -> CommandEnded:
@@ -174,6 +180,21 @@ class CommandActor(Actor):
             asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()
         except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody reads any more
             pass
+
+
+@contextmanager
+def _script(command: RankCommand) -> Iterator[tuple[list[str], list[int]]]:
+    """Yields the words that have bash run the command's script, and the descriptors that it needs for that. Everybody sees a
+    command line, and the kernel takes 128 KiB a word."""
+    if command.script is None:
+        yield [], []
+        return
+    file = os.memfd_create("monarch-script", os.MFD_CLOEXEC)
+    try:
+        _write(file, command.script)
+        yield ["bash", "-c", f". /proc/self/fd/{file}"], [file]
+    finally:
+        os.close(file)
 
 
 class _Report:
@@ -287,8 +308,13 @@ def _path(command: RankCommand) -> dict[str, str]:
 def _opened(sink: Sink) -> int | None:
     if not sink.file:
         return None
-    os.makedirs(os.path.dirname(os.path.abspath(sink.file)), exist_ok=True)
-    return os.open(sink.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        private_files.make_folder(os.path.dirname(os.path.abspath(sink.file)), mine=False, closed=False)
+        return private_files.open_log(sink.file, empty=True)
+    except private_files.UntrustedFileError as exc:
+        raise PermissionError(
+            f"on {os.uname().nodename} {exc}: what a command writes is not put there. Name another folder"
+        ) from None
 
 
 def _write(file: int, data: bytes) -> None:

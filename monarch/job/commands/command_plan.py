@@ -24,7 +24,8 @@ class RankCommand(msgspec.Struct, frozen=True):
     process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there.
     `defaults`: variables that the process's own environment goes over. `report_variable`: names a file, for what it wants to
     have told at its end. `path_first`: a folder before all others on PATH. A first word PYTHON is the interpreter of
-    the process."""
+    the process. `script`: what bash is to run, with `words` as its name and arguments; None without one. `passing`: a folder
+    above the files of its output that is removed with the run of its host; "" without one."""
 
     words: list[str]
     env: dict[str, str]
@@ -37,6 +38,8 @@ class RankCommand(msgspec.Struct, frozen=True):
     report_variable: str = ""
     path_first: str = ""
     grace: float = 5.0  # seconds between SIGTERM and the end of the process, when it is stopped
+    script: bytes | None = None
+    passing: str = ""
 
 
 def words_of(cmd: Sequence[str] | str) -> list[str]:

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from monarch._linux.loopback_peer import Doorkeeper
+from monarch._text import counted
 from monarch.actor import Actor, Point, ProcMesh, concurrent_endpoint, endpoint
 
 _PIECE = 128 * 1024  # at most, of each direction of a connection, that is on its way; then the sender's TCP waits
@@ -27,7 +29,8 @@ class PortForwarder(Actor):
         # http://localhost:8080 here is now http://localhost:6006 there
 
     Nothing else has to be open between the machines: bytes travel as the actors' messages do, with the job's secret or TLS.
-    Stopping the actor ends everything it forwards.
+    Who may connect: programs of the listening process's user, and of root, by the kernel's word. Others are refused before a
+    byte of theirs is carried, for who is let in stands inside the job. Stopping the actor ends everything it forwards.
     """
 
     def __init__(self) -> None:
@@ -35,12 +38,21 @@ class PortForwarder(Actor):
 
     @endpoint
     async def forward(
-        self, dst_proc_mesh: ProcMesh, dst_port: Dst, src_proc_mesh: ProcMesh, src_address: Src
+        self,
+        dst_proc_mesh: ProcMesh,
+        dst_port: Dst,
+        src_proc_mesh: ProcMesh,
+        src_address: Src,
+        *,
+        any_user: bool = False,
     ) -> list[int]:
-        """Lets each process of `dst_proc_mesh` listens at `dst_port` of its own machine (127.0.0.1), and who connects
+        """Lets each process of `dst_proc_mesh` listen at `dst_port` of its own machine (127.0.0.1), and who connects
         there is connected to `src_address` ("host:port") as seen by the process of `src_proc_mesh` with the same rank.
         Both may be functions of the rank's Point; port 0 is any free one. Returns the ports, by rank. May be called
         several times.
+
+        Connections of other users of that machine are refused, and counted in the log, once a minute at most. With
+        `any_user` everybody who reaches the port is let in: do that only where the service asks who comes.
 
         ValueError for meshes of different shapes and what is not an address; OSError for a port that is taken. A service that
         cannot be reached is found out by who connects: the connection is closed, and the reason logged there.
@@ -60,7 +72,7 @@ class PortForwarder(Actor):
             listeners: Any = dst_proc_mesh.spawn("forward-to", ForwardListener)
             made.append(listeners)
             waiting = [
-                _one(listeners, point).listen.call_one(port, _one(connectors, point), host, number)
+                _one(listeners, point).listen.call_one(port, _one(connectors, point), host, number, any_user)
                 for point, port, (host, number) in zip(points, ports, addresses, strict=True)
             ]
             found = [await answer for answer in waiting]
@@ -87,10 +99,19 @@ class ForwardListener(Actor):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @endpoint
-    async def listen(self, port: int, connector: Any, host: str, number: int) -> int:
+    async def listen(self, port: int, connector: Any, host: str, number: int, any_user: bool) -> int:
         """The port. `host` and `number`: what the connector connects to."""
 
+        def say(count: int) -> None:
+            refused = f"refused {counted(count, 'connection')} of other users' programs (any_user=True lets them in)"
+            logger.warning("forwarding port %d to %s:%d: %s", port, host, number, refused)
+
+        door = Doorkeeper(say)
+
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not any_user and not door.lets_in(writer.get_extra_info("socket")):
+                writer.transport.abort()
+                return
             task = asyncio.current_task()
             assert task is not None
             self._tasks.add(task)

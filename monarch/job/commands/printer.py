@@ -8,18 +8,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._linux.terminal import OutputFilter
+
 _LINES = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 _LONGEST = 256 * 1024  # of a line that has not ended: then it is printed all the same
 
 
 class CommandPrinter:
     """`prefixes`: of each process, what its lines begin with. Lines stay whole, and a progress bar's parts count as
-    lines; None prints what comes as it comes."""
+    lines; None prints what comes as it comes. Pipes and files get the bytes as they are; a terminal gets colours and
+    what is seen (`OutputFilter`)."""
 
     def __init__(self, prefixes: Sequence[str | None]) -> None:
         self._prefixes = prefixes
         self._partial: dict[tuple[int, int], bytes] = {}
         self._decoders: dict[tuple[int, int], Any] = {}
+        self._filters: dict[tuple[int, int], OutputFilter] = {}
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Something that process `rank` wrote to 1 or 2."""
@@ -44,16 +48,25 @@ class CommandPrinter:
         for stream in (1, 2):
             if self._partial.get((rank, stream)):
                 self.write(rank, stream, b"\n")
+            filter = self._filters.pop((rank, stream), None)
+            if filter is not None and (left := filter.feed(b"", last=True)):
+                self._put(stream, left)
 
     def _print(self, rank: int, stream: int, data: bytes) -> None:
         target = sys.stdout if stream == 1 else sys.stderr
-        buffer = getattr(target, "buffer", None)
-        if buffer is not None:
-            target.flush()
-            buffer.write(data)
-            buffer.flush()
+        if getattr(target, "buffer", None) is not None:
+            if target.isatty():
+                filter = self._filters.setdefault((rank, stream), OutputFilter(self._prefixes[rank] is not None))
+                data = filter.feed(data)
+            self._put(stream, data)
             return
         # A notebook's stream, which takes text only.
         decoder = self._decoders.setdefault((rank, stream), codecs.getincrementaldecoder("utf-8")(errors="replace"))
         target.write(decoder.decode(data))
         target.flush()
+
+    def _put(self, stream: int, data: bytes) -> None:
+        target = sys.stdout if stream == 1 else sys.stderr
+        target.flush()
+        target.buffer.write(data)
+        target.buffer.flush()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch.actor import Future, HostMesh, Point, ProcMesh, Promise
+from monarch.actor import ActorError, Future, HostMesh, Point, ProcMesh, Promise
 from monarch.actor.lowlevel import when_ready
 from monarch.job.commands import command_plan
 from monarch.job.commands.command_actor import CommandActor, CommandEnded, OutputPiece
@@ -27,6 +27,8 @@ def exec_command(
     rank: int | None = None,
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
+    *,
+    script: bytes | None = None,
 ) -> Future[int]:
     """Runs a command in one process on each host, or in `per_host` of them. The Future gives the largest exit status.
 
@@ -34,24 +36,26 @@ def exec_command(
     `*.py`, or `-m` and a module, runs as `__main__` in a process of the mesh itself, with sys.exit's status; anything else
     is started there, in `workdir`, or else in this program's working directory if the host has it. A status is
     as in a shell: 127 for no such program, 128 + n for one that signal n ended. `rank` (a number) or `point` ({"hosts": 1})
-    chooses hosts; by default all of the mesh.
+    chooses hosts; by default all of the mesh. `script`: text for bash, of which `cmd` is then the name and the arguments; it
+    is sent as a message, so it may be long, and other users of the hosts do not see it in the list of processes.
 
     Where the mesh has an interpreter of its own (`with_python_executable`, a mount), its folder goes first on PATH. Each
     process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>, and `env`. What it prints is printed here as it
     comes: as it is for one process, with the place before each line for several. With `output_dir` it goes into stdout.txt
-    and stderr.txt there instead, on its own host; of several processes each has its own folder, named as `$SUBDIR` in
-    `output_dir` would be: `hosts_0_gpu_3`.
+    and stderr.txt there instead, on its own host, for this user's eyes alone (0600, in folders that are made 0700); of
+    several processes each has its own folder, named as `$SUBDIR` in `output_dir` would be: `hosts_0_gpu_3`.
 
     Begins at once, and goes on whether or not anybody waits for the Future; a program that ends waits for it. Ctrl-C at
     `get()` therefore does not end it; the end of the program's client does. Processes are stopped afterwards, before the
     Future resolves, with what the command left running. Raises here what is wrong with the arguments (TypeError,
     ValueError) and what keeps processes from starting; the Future raises SupervisionError when a process was lost.
     """
-    run = _CommandRun(host_mesh, cmd, env, workdir, output_dir, rank, point, per_host)
-    return run.begin()
+    return CommandRun(host_mesh, cmd, env, workdir, output_dir, rank, point, per_host, script=script).begin()
 
 
-class _CommandRun:
+class CommandRun:
+    """A command on hosts, as `exec_command` has it. `passing`: the files of its output go with the run of their host."""
+
     def __init__(
         self,
         host_mesh: HostMesh,
@@ -62,8 +66,11 @@ class _CommandRun:
         rank: int | None,
         point: Mapping[str, int] | None,
         per_host: Mapping[str, int] | None,
+        *,
+        script: bytes | None = None,
+        passing: bool = False,
     ) -> None:
-        words = command_plan.words_of(cmd)
+        words = command_plan.words_of(cmd) if script is None else list(cmd)
         self._hosts, self._fixed = chosen_hosts(host_mesh, rank, point)
         self._sizes = dict(zip(host_mesh.extent.labels, host_mesh.extent.sizes, strict=True)) | dict(per_host or {})
         self._per_host = per_host
@@ -71,10 +78,13 @@ class _CommandRun:
         self._env = {str(name): str(value) for name, value in (env or {}).items()}
         self._workdir = workdir
         self._output_dir = output_dir
+        self._script = script
+        self._passing = passing
         self._promise: Promise[int] = Promise()
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def begin(self) -> Future[int]:
+        """Starts it; see `exec_command`."""
         # Not a daemon: a program that ends waits for what it has begun. The caller's context goes along, so processes have
         # the caller as their owner.
         threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name="monarch-exec-command").start()
@@ -118,7 +128,12 @@ class _CommandRun:
         ranks = one_by_one(actors)
         starting = [one.start.call_one(command) for one, command in zip(ranks, commands, strict=True)]
         for answer in starting:
-            answer.get()
+            try:
+                answer.get()
+            except ActorError as error:
+                if isinstance(error.exception, OSError):
+                    raise error.exception from None
+                raise
         printer = CommandPrinter([None if len(places) == 1 else command_plan.prefix(place) for place in places])
         return follow(ranks, printer.write, printer.end)
 
@@ -128,7 +143,7 @@ class _CommandRun:
         return [command_plan.coordinates(self._fixed, dict(point), labels) for point in points]
 
     def _command(self, place: Mapping[str, int], processes: int) -> RankCommand:
-        out, err = Sink(), Sink()
+        out, err, folder = Sink(), Sink(), ""
         if self._output_dir is not None:
             folder = command_plan.output_folder(self._output_dir, place, processes)
             out = Sink(os.path.join(folder, command_plan.STDOUT), shown=False)
@@ -138,12 +153,14 @@ class _CommandRun:
         return RankCommand(
             self._words,
             environment,
-            is_python(self._words),
+            self._script is None and is_python(self._words),
             self._workdir,
             own_folder(),
             stdout=out,
             stderr=err,
             path_first=os.path.dirname(python),
+            script=self._script,
+            passing=folder if self._passing else "",
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +16,11 @@ from monarch.job.kubernetes.manifests import KINDS, MONARCH_MESH, SECRET, SERVIC
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 
-TIME_LIMIT = (10.0, 30.0)  # seconds for connecting, and for an answer
+TIME_LIMIT = (10.0, 30.0)  # seconds for connecting, and for each piece of an answer
+_WHOLE = 120.0  # seconds for all of it
+_LARGEST = 64 << 20  # bytes of an answer; ten thousand pods
+_PIECE = 1 << 16
+_OF_THE_WIRE = ("content-encoding", "content-length", "transfer-encoding")  # not of what was read and unpacked
 _CONFLICT = 409
 _BUSY = 429
 _SERVER = 500
@@ -47,6 +53,8 @@ class Cluster:
         self._client = client.ApiClient(access.configuration)
         # The only way to say how a patch is meant that all versions of the client have.
         self._merging = client.ApiClient(access.configuration, "Content-Type", "application/merge-patch+json")
+        for used in (self._client, self._merging):
+            used.rest_client.pool_manager.request = _bounded(used.rest_client.pool_manager.request)
         self._core = client.CoreV1Api(self._client)
         self._custom = client.CustomObjectsApi(self._client)
         self._lock = threading.Lock()
@@ -190,8 +198,13 @@ class Cluster:
         return f"{kind.name} {name} in namespace {self.namespace}"
 
     def _ask(self, doing: str, request: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-        found = json.loads(self._raw(doing, request, **arguments))
-        assert isinstance(found, dict)
+        try:
+            found = json.loads(self._raw(doing, request, **arguments))
+        except (ValueError, RecursionError) as error:
+            why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+            raise ClusterError(f"cannot {doing}: {self.access.where} gave no JSON: {why}", None) from None
+        if not isinstance(found, dict):
+            raise ClusterError(f"cannot {doing}: {self.access.where} gave no object, but {type(found).__name__}", None)
         return found
 
     def _raw(self, doing: str, request: Callable[..., Any], **arguments: Any) -> bytes:
@@ -211,3 +224,39 @@ class Cluster:
         except (HTTPError, OSError) as error:
             raise ClusterError(unreachable(doing, where, error), None) from error
         return data
+
+
+def _bounded(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `ask`, which makes a request by urllib3, with answers that are read whole, and end: what a server says that is
+    none fills no memory and holds nobody up."""
+    import urllib3
+
+    def request(*args: Any, **kwargs: Any) -> Any:
+        answer = ask(*args, **kwargs)
+        try:
+            data = _read(answer)
+        except BaseException:
+            answer.close()
+            raise
+        answer.release_conn()
+        plain = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_THE_WIRE}
+        # From a file: of an empty `bytes` urllib3 makes no body at all.
+        return urllib3.HTTPResponse(io.BytesIO(data), headers=plain, status=answer.status, reason=answer.reason)
+
+    return request
+
+
+def _read(answer: Any) -> bytes:
+    """Reads an answer of urllib3. ConnectionError when it is too large, or comes too slowly."""
+    data = bytearray()
+    until = time.monotonic() + _WHOLE
+    read = getattr(
+        answer, "read1", answer.read
+    )  # urllib3 before 2.1 has the latter alone, which waits for the whole piece
+    while piece := read(_PIECE, decode_content=True):
+        data += piece
+        if len(data) > _LARGEST:
+            raise ConnectionError(f"the answer has more than {_LARGEST:,} bytes")
+        if time.monotonic() > until:
+            raise ConnectionError(f"the answer was not there after {_WHOLE:g} s")
+    return bytes(data)

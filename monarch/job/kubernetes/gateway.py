@@ -14,6 +14,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from monarch._linux import loopback_peer
+from monarch._linux.descriptors import OUT_OF
 from monarch.job.kubernetes.api_errors import forward_refused
 from monarch.job.kubernetes.kube_config import Access
 from monarch.job.progress import job_logger
@@ -21,6 +23,8 @@ from monarch.job.progress import job_logger
 _PIECE = 1 << 16  # bytes read at once
 _MOST = 64  # connections at a time, more are refused; a client makes one or two
 _BACKLOG = 16
+_BETWEEN = 0.05  # seconds between two attempts to accept, without a descriptor
+_pause = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,20 @@ class Gateway:
         while True:
             try:
                 here, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(here,), name="monarch-gateway", daemon=True).start()
+            except OSError as error:
+                if error.errno in OUT_OF:  # it waits in the queue until there is room
+                    _pause.wait(_BETWEEN)
+                    continue
+                return  # closed
+            try:
+                if loopback_peer.is_socket_ours(here):
+                    threading.Thread(target=self._serve, args=(here,), name="monarch-gateway", daemon=True).start()
+                    continue
+                problem = "another user's program wanted in, and was refused"
+            except RuntimeError as error:  # no thread is left
+                problem = str(error)
+            here.close()
+            job_logger().debug("the way into the cluster: %s", problem)
 
     def _serve(self, here: socket.socket) -> None:
         with here:

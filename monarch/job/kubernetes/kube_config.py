@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux import private_files
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 
@@ -24,6 +25,9 @@ _REBIND = (
     "this job was pickled, and its KubeConfig.from_config(...) was of the process that made it: credentials in memory are "
     "not stored. Call state() of a job that you make anew, which takes the stored one over, or use KubeConfig.from_path"
 )
+
+
+_LARGEST = 4 << 20  # bytes of a kubeconfig
 
 
 class KubeConfigError(SchedulerError):
@@ -115,7 +119,13 @@ def _from_file(path: Path) -> Access:
     from kubernetes.config.kube_config import KubeConfigLoader
 
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(private_files.read(path, _LARGEST, own_group=True))
+    except private_files.UntrustedFileError as error:
+        raise KubeConfigError(
+            f"the kubeconfig is not used, for it names programs to run, and somebody else may have written it: {error}"
+        ) from error
+    except ValueError as error:
+        raise KubeConfigError(f"the kubeconfig cannot be used: {error}") from error
     except OSError as error:
         raise KubeConfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from error
     except yaml.YAMLError as error:

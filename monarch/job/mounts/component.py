@@ -64,20 +64,21 @@ class Mounts(JobComponent):
     def close(self, job: Any) -> None:
         if job._hosts_outlive_program():
             sidecar = self._sidecar or Sidecar(job)
-            if not sidecar.runs():
-                self._find_mirrors(job, sidecar)
-            sidecar.end(job)
+            if not sidecar.end(job) and self._find_mirrors(job, sidecar):
+                sidecar.end(job)
             self._sidecar = None
         else:
             self._held.close()
 
-    def _find_mirrors(self, job: Any, sidecar: Sidecar) -> None:
-        """A sidecar that has gone has left its mirrors on the hosts: a new one takes them up, to take them away."""
+    def _find_mirrors(self, job: Any, sidecar: Sidecar) -> bool:
+        """A sidecar that has gone has left its mirrors on the hosts: a new one takes them up, to take them away. True if one
+        runs."""
         names = job.__dict__.get("_mirrored", ())
         if not names:
-            return
+            return False
         mirrors = mount_orders.orders(self.remote, [], names)
         try:
             sidecar.open_mounts(job, [order for order in mirrors if order.mode != "fuse"])
         except RuntimeError as exc:
             job_logger().warning("files of the job's mounts may be left on its hosts: %s", exc)
+        return True

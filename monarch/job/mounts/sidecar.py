@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from monarch.actor.run_folders import user_folder
 from monarch.job.mounts.orders import MountOrder
 from monarch.job.mounts.sidecar_messages import (
     OBSERVER,
+    AnswerPlease,
     CloseMounts,
     EndSidecar,
     OpenMounts,
@@ -36,6 +38,8 @@ _MOUNTS = 900.0  # seconds to mount and bring files
 _CLEAR = 180.0  # to unmount, which takes longer when hosts are lost
 _OBSERVER = 90.0  # to start the process that keeps telemetry
 _END = 10.0  # to end, before it is killed
+_LOOK = 2.0  # between two looks whether one that is at work is still there
+_SIGN = 8.0  # for it to say so
 
 
 def folder_of(job: Any) -> str:
@@ -45,6 +49,14 @@ def folder_of(job: Any) -> str:
     if os.path.basename(kept) != name:
         kept = job._sidecar_folder = os.path.join(user_folder(), name)
     return kept
+
+
+class SidecarLost(RuntimeError):
+    """The sidecar has ended, or gives no sign of life. `ended`: which of the two."""
+
+    def __init__(self, text: str, ended: bool = False) -> None:
+        super().__init__(text)
+        self.ended = ended
 
 
 class Sidecar:
@@ -64,64 +76,118 @@ class Sidecar:
         RuntimeError in its words."""
         if not orders and not self._connect():
             return
-        self._ask(job, "open the mounts", OpenMounts(list(orders)), _MOUNTS)
+        self._ask_again(job, "open the mounts", OpenMounts(list(orders)), _MOUNTS)
 
     def start_observer(self, job: Any) -> None:
         """The job's observer runs in `observer_folder`. Starts the sidecar if there is none. RuntimeError in its words."""
-        self._ask(job, "start the observer", StartObserver(), _OBSERVER)
+        self._ask_again(job, "start the observer", StartObserver(), _OBSERVER)
 
     @property
     def observer_folder(self) -> str:
         return os.path.join(self.folder, OBSERVER)
 
-    def runs(self) -> bool:
-        return self._connect()
-
-    def end(self, job: Any) -> None:
-        """Unmounts everything and ends it. Nothing if there is none. RuntimeError when a mount is in use; then all stays."""
-        if not self._connect():
-            return
-        self._ask(job, "close the mounts", CloseMounts(), _CLEAR)
-        connection = self._connection
-        if connection is None:
-            return
-        pid = os.pidfd_open(local_socket.peer_of(connection)[0])
+    def end(self, job: Any) -> bool:
+        """Unmounts everything and ends it. True if it has done so in order; False if there was none, or one that was stuck,
+        which is killed within seconds, with a warning. RuntimeError when a mount is in use; then all stays."""
         try:
-            send(connection, EndSidecar())
-            if not companion.readable([pid], _END):
-                job_logger().warning("the job's sidecar does not end, and is killed; its log was %s/log", self.folder)
-                companion.end_process(pid, 0.0)
-        except OSError:  # it has ended
-            pass
+            if not self._connect():
+                return False
+        except SidecarLost as exc:
+            job_logger().warning("%s; end it by hand", exc)
+            return False
+        connection = self._connection
+        assert connection is not None
+        pid = local_socket.peer_of(connection)[0]
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has just ended
+            self._drop()
+            return False
+        try:
+            if companion.readable([connection.fileno()], 0):  # another process may have its pid
+                return False
+            why = self._end(job, process)
+            if why:
+                job_logger().warning("%s; process %d is killed", why, pid)
+                companion.end_process(process, 0.0)
+                return False
+            job.__dict__.pop("_mirrored", None)
+            return True
         finally:
-            os.close(pid)
+            os.close(process)
             self._drop()
 
+    def _end(self, job: Any, process: int) -> str:
+        """Returns why it did not end in order, "" if it did."""
+        try:
+            self._ask(job, "close the mounts", CloseMounts(), _CLEAR)
+            assert self._connection is not None
+            send(self._connection, EndSidecar())
+        except (SidecarLost, OSError) as exc:
+            return str(exc)
+        if companion.readable([process], _END):
+            return ""
+        return f"job sidecar failed to end in {_END:g} s; its log: {self.folder}/log"
+
+    def _ask_again(self, job: Any, what: str, request: Request, limit: float) -> None:
+        """Asks another, once, if the one that was there has ended: it takes connections until its very last moment."""
+        try:
+            self._ask(job, what, request, limit)
+        except SidecarLost as exc:
+            if not exc.ended:
+                raise
+            self._ask(job, what, request, limit)
+
     def _ask(self, job: Any, what: str, request: Request, limit: float) -> None:
+        """RuntimeError in its words; SidecarLost when it has none."""
         if not self._connect():
             self._start(job)
         connection = self._connection
         assert connection is not None
-        connection.settimeout(limit)
+        connection.settimeout(_SIGN)
         try:
             send(connection, request)
+            self._await(connection, limit)
             reply: Reply = receive(connection, Reply)
-        except TimeoutError:
+        except TimeoutError as exc:
             self._drop()
-            raise RuntimeError(
-                f"job sidecar failed to {what}: no answer in {limit:g} s; its log: {self.folder}/log"
-            ) from None
+            raise SidecarLost(f"job sidecar failed to {what}: {exc}; its log: {self.folder}/log") from None
         except (OSError, EOFError):
             self._drop()
-            raise RuntimeError(
+            raise SidecarLost(
                 f"job sidecar failed to {what}: it has ended; it wrote: {Companion(self.folder).said()}; the next state() "
-                f"starts another"
+                f"starts another",
+                ended=True,
             ) from None
         if isinstance(reply, SidecarFailed):
             raise RuntimeError(f"job sidecar failed to {what}:\n{reply.why}")
         assert isinstance(reply, SidecarDone)
         for warning in reply.warnings:
             job_logger().warning("%s", warning)
+
+    def _await(self, connection: socket.socket, limit: float) -> None:
+        """Waits for an answer as long as the sidecar is at work, `limit` seconds at most. TimeoutError."""
+        until = time.monotonic() + limit
+        while not companion.readable([connection.fileno()], _LOOK):
+            if not self._is_awake():
+                pid = local_socket.peer_of(connection)[0]
+                raise TimeoutError(
+                    f"process {pid} gives no sign of life (stopped? `kill -CONT {pid}` lets it go on; job.kill() kills it)"
+                )
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer in {limit:g} s")
+
+    def _is_awake(self) -> bool:
+        """False if it does not say on another connection that it is there. One that has ended is not asleep."""
+        try:
+            with Companion(self.folder).connect(_SIGN) as connection:
+                send(connection, AnswerPlease())
+                receive(connection, Reply)
+        except (TimeoutError, BlockingIOError):
+            return False
+        except (OSError, EOFError):
+            pass
+        return True
 
     def _connect(self) -> bool:
         """True if there is one, which is connected then."""
@@ -130,7 +196,9 @@ class Sidecar:
                 return True
             self._drop()
         try:
-            self._connection = Companion(self.folder).connect()
+            self._connection = Companion(self.folder).connect(_SIGN)
+        except BlockingIOError:  # many have connected, and it takes none of them
+            raise SidecarLost(f"job sidecar takes no connections any more; its log: {self.folder}/log") from None
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         return True
@@ -149,9 +217,7 @@ class Sidecar:
         }
         helper = Companion(self.folder)
         try:
-            helper.start(
-                "monarch.job.mounts.sidecar_program", environment, owned=False, stdin=job.dumps(), keep_log=True
-            )
+            helper.start("monarch.job.mounts.sidecar_program", environment, owned=False, stdin=job.dumps())
         except companion.CompanionFailed as exc:
             raise RuntimeError(f"job sidecar failed to start: it wrote: {exc}") from None
         if not self._connect():

@@ -28,6 +28,10 @@ class StartObserver(msgspec.Struct, frozen=True, tag=True):
     """The job's observer is to run, in `observer` in the sidecar's folder, as long as the sidecar does."""
 
 
+class AnswerPlease(msgspec.Struct, frozen=True, tag=True):
+    """The sidecar is to say at once that it is there, whatever another connection has it do."""
+
+
 class EndSidecar(msgspec.Struct, frozen=True, tag="End"):
     """The sidecar ends, whatever is mounted."""
 
@@ -40,7 +44,7 @@ class SidecarFailed(msgspec.Struct, frozen=True, tag="Failed"):
     why: str
 
 
-Request = OpenMounts | CloseMounts | StartObserver | EndSidecar
+Request = OpenMounts | CloseMounts | StartObserver | AnswerPlease | EndSidecar
 Reply = SidecarDone | SidecarFailed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 import sys
 import threading
@@ -17,12 +16,13 @@ import traceback
 from typing import Any
 
 import monarch.actor
-from monarch._linux import companion
+from monarch._linux import companion, locked_folder
 from monarch.config import settings
 from monarch.job.job_trait import job_loads
 from monarch.job.mounts.held import HeldMounts
 from monarch.job.mounts.sidecar_messages import (
     OBSERVER,
+    AnswerPlease,
     CloseMounts,
     EndSidecar,
     OpenMounts,
@@ -79,7 +79,7 @@ class SidecarProgram:
                     if isinstance(request, EndSidecar):
                         self._ended.set()
                         return
-                    send(connection, self._do(request))
+                    send(connection, SidecarDone([]) if isinstance(request, AnswerPlease) else self._do(request))
             except (OSError, EOFError):
                 pass
             finally:
@@ -139,12 +139,12 @@ def main() -> None:
     folder, ready = sys.argv[1], int(sys.argv[2])
     companion.log_to_stderr()
     job = job_loads(sys.stdin.buffer.read())
-    if not companion.take(folder):
+    if not companion.take(folder, keep_log=True):
         return  # another program has just started one
     monarch.actor.unhandled_fault_hook = lambda failure: logger.warning("%s", failure)
-    with companion.listen(folder, _CONNECTIONS, ready) as listening:
+    with companion.listen(folder, ready) as listening:
         SidecarProgram(folder, job).serve(listening)
-    shutil.rmtree(folder, ignore_errors=True)  # not after a failure, which is in the log
+    locked_folder.remove(folder)  # not after a failure, which is in the log
     # What it holds ends with it: mounts see that their owner is gone.
 
 

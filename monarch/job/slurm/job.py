@@ -199,7 +199,7 @@ class SlurmJob(ScheduledJob):
             keep_for_client(self)
         environment = outside_jobs(os.environ) | launch.environment()
         self._job_id = slurm_commands.submit(slurm_script.script(request, client), environment)
-        self._logs = [path.replace("%j", self._job_id) for path in (request.output, request.errors)]
+        self._logs = [request.log(self._job_id, stream) for stream in ("out", "err")]
         job_logger().info("Submitted Slurm job %s; what its workers write goes to %s", self._job_id, self._logs[1])
 
     def _request(self, launch: WorkerLaunch) -> SlurmRequest:
@@ -255,7 +255,7 @@ class SlurmJob(ScheduledJob):
         options = [f"--jobid={job}", f"--job-name={self._step}", f"--nodelist={','.join(hosts)}"]
         command = slurm_script.srun(request, None, wanted, options)
         environment = outside_jobs(os.environ) | launch.environment() | {slurm_script.HOSTS: " ".join(hosts)}
-        log = request.errors.replace("%j", f"{job}_{self._step}")
+        log = request.log(f"{job}_{self._step}", "err")
         self._logs = [log]
         process = slurm_commands.run_detached(command, environment, log)
         threading.Thread(target=process.wait, name="monarch-srun", daemon=True).start()

@@ -5,10 +5,14 @@ No secret is in it: that is in the environment with which sbatch is called, and 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 import msgspec
+
+_NOT_PLAIN = re.compile(r"[^\w.+=-]")  # in the name of a log
+_MEANS_MORE = re.compile(r"""[\s"'\\#]""")  # to sbatch, in a directive
 
 WORKER_MODULE = "monarch.job.slurm.worker"
 BATCH_MODULE = "monarch.job.slurm.batch"
@@ -50,14 +54,18 @@ class SlurmRequest(msgspec.Struct, frozen=True):
     container_mounts: tuple[str, ...]
     srun_args: tuple[str, ...]
 
-    @property
-    def output(self) -> str:
-        """The log of stdout; %j is the job's id."""
-        return f"{self.log_dir}/slurm_%j_{self.job_name}.out"
+    def log(self, job: str, stream: str) -> str:
+        """The file of the `out` or `err` of the job with this id."""
+        return f"{self.log_dir}/slurm_{job}_{_NOT_PLAIN.sub('_', self.job_name)}.{stream}"
 
-    @property
-    def errors(self) -> str:
-        return f"{self.log_dir}/slurm_%j_{self.job_name}.err"
+    def log_pattern(self, stream: str) -> str:
+        """Returns what sbatch is given for it, who makes the id of %j and a single one of %%. ValueError for a folder that
+        cannot be said so: with a backslash in it nothing of it means anything else than itself."""
+        if "\\" in self.log_dir:
+            raise ValueError(
+                f"Slurm writes no logs in {self.log_dir!r}, which has a backslash in it: give another log_dir"
+            )
+        return msgspec.structs.replace(self, log_dir=self.log_dir.replace("%", "%%")).log("%j", stream)
 
 
 def script(request: SlurmRequest, client: Sequence[str] | None = None) -> str:
@@ -76,7 +84,7 @@ def script(request: SlurmRequest, client: Sequence[str] | None = None) -> str:
     starts = [srun(request, number if groups else None, component.nodes)
               for number, component in enumerate(request.components)]  # fmt: skip
     if client is not None:
-        words = [request.python_exe, "-u", "-m", BATCH_MODULE]
+        words = [request.python_exe, "-u", "-P", "-m", BATCH_MODULE]
         for start in starts:
             words += ["--workers", shlex.join(start)]
         lines.append("exec " + shlex.join([*words, "--", *client]))
@@ -93,8 +101,8 @@ def _directives(request: SlurmRequest, component: HetJobComponent) -> list[str]:
         f"--job-name={request.job_name}",
         f"--ntasks-per-node={request.ntasks_per_node}",
         f"--nodes={component.nodes}",
-        f"--output={request.output}",
-        f"--error={request.errors}",
+        f"--output={request.log_pattern('out')}",
+        f"--error={request.log_pattern('err')}",
     ]
     if request.time_limit is not None:
         options.append(f"--time={request.time_limit}")
@@ -110,7 +118,16 @@ def _directives(request: SlurmRequest, component: HetJobComponent) -> list[str]:
         if value is not None:
             options.append(f"--{name}={value}")
     # A job that lost a node is neither begun anew, behind its client's back, nor ended: the other hosts go on.
+    options = [_word(option) for option in options]
     return [*options, "--no-requeue", "--no-kill", *request.slurm_args]
+
+
+def _word(option: str) -> str:
+    """Returns the option as one word of a directive."""
+    if "\n" in option or "\r" in option:
+        name, _, value = option.partition("=")
+        raise ValueError(f"sbatch takes no line break in {name}, got {value!r}")
+    return '"' + re.sub(r'(["\\])', r"\\\1", option) + '"' if _MEANS_MORE.search(option) else option
 
 
 def srun(request: SlurmRequest, group: int | None, nodes: int, options: Sequence[str] = ()) -> list[str]:
@@ -129,7 +146,17 @@ def srun(request: SlurmRequest, group: int | None, nodes: int, options: Sequence
 
 def _worker(request: SlurmRequest) -> str:
     """The line that each node runs. The shell stays, to say on which node a worker has failed."""
-    words = [request.python_exe, "-u", "-m", WORKER_MODULE, "--port", str(request.port), "--scheme", request.scheme]
+    words = [
+        request.python_exe,
+        "-u",
+        "-P",
+        "-m",
+        WORKER_MODULE,
+        "--port",
+        str(request.port),
+        "--scheme",
+        request.scheme,
+    ]
     if request.bind_to is not None:
         words += ["--bind-to", request.bind_to]
     return (

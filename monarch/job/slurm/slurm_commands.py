@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 import monarch.job.slurm.text as slurm_text
+from monarch._linux import private_files
 from monarch.job.scheduled import SchedulerError
 from monarch.job.slurm.text import JobRow
 
@@ -90,7 +91,11 @@ def steps(job: str) -> dict[str, str]:
 
 def run_detached(command: Sequence[str], environment: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
     """A command in a session of its own that goes on when this process ends; what it prints goes to the file `log`."""
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+    try:
+        descriptor = private_files.open_log(log)
+    except private_files.UntrustedFileError as exc:
+        raise SchedulerError(f"the workers cannot write their log: {exc}. Give another log_dir") from None
+    with open(descriptor, "wb") as file:
         try:
             return subprocess.Popen(
                 list(command),

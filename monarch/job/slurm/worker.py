@@ -56,7 +56,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except ValueError as exc:
         print(f"monarch worker: {exc}", file=sys.stderr)
         return 1
-    os.execv(sys.executable, [sys.executable, "-u", "-m", "monarch", "worker", "--address", at])
+    os.execv(sys.executable, [sys.executable, "-u", "-P", "-m", "monarch", "worker", "--address", at])
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from monarch.job import sessions
+from monarch.job import detached_sessions
+from monarch.job.detached_sessions import DetachedSession
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
-from monarch.job.sessions import DetachedSession
 from monarch.job.worker_launch import WorkerLaunch
 
 _CONNECT = 10  # seconds for ssh to connect, where the user's configuration says nothing
@@ -161,7 +161,7 @@ class LoginJob(ScheduledJob):
         with open(os.open(self._log(worker.host), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
             process = _popen(words, log)
         self._processes[worker.host] = process
-        worker.login = sessions.session_of(process.pid)
+        worker.login = detached_sessions.session_of(process.pid)
         assert process.stdin is not None
         try:
             process.stdin.write(launch.stdin(outlive=self._outlive))
@@ -225,7 +225,7 @@ class LoginJob(ScheduledJob):
             _held.remove(self)
         unreached = self._end_workers()
         self._wait_for_logins()
-        sessions.end([worker.login for worker in self._workers.values() if worker.login is not None])
+        detached_sessions.end([worker.login for worker in self._workers.values() if worker.login is not None])
         for process in self._processes.values():
             process.wait()
         self._processes = {}
@@ -409,6 +409,8 @@ _held: list[LoginJob] = []
 @atexit.register
 def _program_ends() -> None:
     for job in list(_held):
+        if not job._maker.is_here:
+            continue
         try:
             job._cancel()
         except Exception as exc:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from monarch._text import one_line
+
 _TRACEBACK = b"Traceback (most recent call last):"
 _OF_RANK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before each line of a traceback
 _KEPT = 32 * 1024  # bytes of a rank's stderr that are kept for the report
@@ -65,12 +67,13 @@ def first(failures: Sequence[RankFailure]) -> RankFailure:
 def told(name: str, failures: Sequence[RankFailure], ended: Sequence[int], attempt: int, attempts: int) -> str:
     """Returns what people read at the end: who was first, why, what became of the others."""
     cause = first(failures)
-    lines = [f"{name}: rank {cause.rank} {cause.how} (local rank {cause.local_rank} on {cause.host}, pid {cause.pid})"]
+    where = f"local rank {cause.local_rank} on {cause.host}, pid {cause.pid}"
+    lines = [one_line(f"{name}: rank {cause.rank} {cause.how} ({where})")]
     lines += [f"    {line}" for line in why(cause)]
     if cause.file:
-        lines.append(f"  its stderr: {cause.file} on {cause.host}")
+        lines.append(one_line(f"  its stderr: {cause.file} on {cause.host}"))
     others = sorted((failure for failure in failures if failure is not cause), key=lambda failure: failure.at)
-    lines += [f"  later: rank {failure.rank} {failure.how}" for failure in others[:_OTHERS]]
+    lines += [one_line(f"  later: rank {failure.rank} {failure.how}") for failure in others[:_OTHERS]]
     if len(others) > _OTHERS:
         lines.append(f"  later: {len(others) - _OTHERS} more ranks failed")
     if ended:

@@ -20,14 +20,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from monarch._devices import vendors
-from monarch._text import first_line
+from monarch._text import first_line, visible
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
 from monarch.job.commands.command_actor import CommandActor, CommandEnded
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
-from monarch.job.torchrun import failures, plan
+from monarch.job.torchrun import failures, rank_plan
 from monarch.job.torchrun.arguments import TorchrunOptions
 from monarch.job.torchrun.failures import RankFailure, Tail
 from monarch.spmd.spmd_actor import host_and_port
@@ -88,7 +88,7 @@ class _TorchrunRun:
         hosts = one_by_one(self._given)
         attempts = self._options.max_restarts + 1
         for attempt in range(attempts):
-            taking = hosts[: plan.chosen(self._options.nodes, len(hosts), self._where)]
+            taking = hosts[: rank_plan.chosen(self._options.nodes, len(hosts), self._where)]
             outcome = self._attempt(taking, attempt)
             if isinstance(outcome, int):
                 return outcome
@@ -108,14 +108,16 @@ class _TorchrunRun:
         """The exit status of the run, or who failed and who was ended for it."""
         facts = _look(hosts, _ASK)
         names = [fact[0] for fact in facts]
-        count = plan.count_of(self._options.per_node, facts)
+        count = rank_plan.count_of(self._options.per_node, facts)
         self._per_host = count
         sizes = len(hosts), count
         master, temporary = self._master(hosts)
-        folder = plan.log_folder(self._options, self._run_id, self._unique, temporary)
-        if attempt == 0 and plan.writes_files(self._options):
+        folder = rank_plan.log_folder(self._options, self._run_id, self._unique, temporary)
+        if attempt == 0 and rank_plan.writes_files(self._options):
             self._say(f"output of the ranks is in {folder}/attempt_N/RANK on each host")
-        commands = plan.commands(self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env)
+        commands = rank_plan.commands(
+            self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env
+        )
         meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
         try:
             return _TorchrunAttempt(self, meshes, commands, names).follow()
@@ -154,7 +156,7 @@ class _TorchrunRun:
         return found
 
     def _say(self, text: str) -> None:
-        print(f"monarch run: {text}", file=self._out, flush=True)
+        print(visible(f"monarch run: {text}"), file=self._out, flush=True)
 
 
 class _TorchrunAttempt:
@@ -170,7 +172,7 @@ class _TorchrunAttempt:
         for mesh in meshes:
             self._ranks += one_by_one(mesh.spawn("rank", CommandActor))
         sizes = len(meshes), self._count
-        self._printer = CommandPrinter(plan.prefixes(self._options, sizes))
+        self._printer = CommandPrinter(rank_plan.prefixes(self._options, sizes))
         self._tails = [Tail() for _ in commands]
         self._pids = [0] * len(commands)
         self._ready: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -231,7 +233,7 @@ class _TorchrunAttempt:
             if isinstance(piece, CommandEnded):
                 self._on_end(number, piece)
                 return
-            if piece.stream == plan.STDERR:
+            if piece.stream == rank_plan.STDERR:
                 self._tails[number].add(piece.data)
             self._printer.write(number, piece.stream, piece.data)
         self._read(number)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Channel, Future, Shape, SupervisionError, send
 from monarch.actor.lowlevel import Sealed, follow
-from monarch.tensor import commands
+from monarch.tensor import worker_commands
 from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant, UnsentBatch, _gather
@@ -57,7 +57,7 @@ class TensorEngine:
         self._lock = threading.Lock()  # numbers and the list of what waits
         self._sending = threading.RLock()  # batches leave in order
         self._next = 1
-        self._waiting: list[int | commands.AnyCommand] = []
+        self._waiting: list[int | worker_commands.AnyCommand] = []
         self._payloads: list[object] = []
         self._since = 0.0
         self._unsent: deque[UnsentBatch] = deque()
@@ -102,7 +102,7 @@ class TensorEngine:
             known = self._meshes.get(key)
             if known is None:
                 known = self._meshes[key] = DeviceMesh(self, shape, next(self._numbers))
-                self._put(commands.DefineMesh(known.number, *key))
+                self._put(worker_commands.DefineMesh(known.number, *key))
         return known
 
     def stream_number(self, stream: Stream) -> int:
@@ -112,7 +112,7 @@ class TensorEngine:
             if number is None:
                 number = self._streams[stream] = 0 if stream is MAIN else next(self._numbers)
                 if number:
-                    self._put(commands.DefineStream(number, stream.name))
+                    self._put(worker_commands.DefineStream(number, stream.name))
         return number
 
     def dead_of(self, stream: Stream) -> list[int]:
@@ -164,7 +164,7 @@ class TensorEngine:
                     waiting.append(dead[0])
                     del dead[0]
             self._note_stack((ident, stack if stack is not None else _gather(True, False, False)))
-            waiting.append(commands.Run(signature, ident, inputs, numbers))  # type: ignore[arg-type]  # any sequence encodes
+            waiting.append(worker_commands.Run(signature, ident, inputs, numbers))  # type: ignore[arg-type]  # any sequence encodes
             full = len(waiting)
             first = self._since == 0.0
             if first:
@@ -179,17 +179,17 @@ class TensorEngine:
         """Issues a call that is made once (`signature.WorkerCall`); returns its ident, which is its first result."""
         sealed = Sealed(call)
         return self._issue(
-            place, call, inputs, results, lambda ident: commands.Do(ident, self._carry(sealed), tuple(inputs))
+            place, call, inputs, results, lambda ident: worker_commands.Do(ident, self._carry(sealed), tuple(inputs))
         )
 
     def constant(self, place: StreamPlacement, local: torch.Tensor) -> int:
         """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
         call = RepeatedConstant(local)
-        return self._issue(place, call, (), 1, lambda ident: commands.Constant(ident, self._carry(local)))
+        return self._issue(place, call, (), 1, lambda ident: worker_commands.Constant(ident, self._carry(local)))
 
     def _issue(
         self, place: StreamPlacement, call: WorkerCall, inputs: Sequence[int], results: int,
-        command: Callable[[int], commands.AnyCommand],
+        command: Callable[[int], worker_commands.AnyCommand],
     ) -> int:  # fmt: skip
         """Issues `command(ident)` at `place`, unless a recorder keeps it back as `call`. `run` is the same for what comes by
         the thousand."""
@@ -230,11 +230,11 @@ class TensorEngine:
                     self._move(noted.place)
                 self.issued.note((noted.ident, noted.stack))
                 if noted.signature:
-                    self._put(commands.Run(noted.signature, noted.ident, noted.inputs, noted.numbers))
+                    self._put(worker_commands.Run(noted.signature, noted.ident, noted.inputs, noted.numbers))
                 elif isinstance(noted.call, RepeatedConstant):
-                    self._put(commands.Constant(noted.ident, self._carry(noted.call.value)))
+                    self._put(worker_commands.Constant(noted.ident, self._carry(noted.call.value)))
                 else:
-                    self._put(commands.Do(noted.ident, self._carry(Sealed(noted.call)), noted.inputs))
+                    self._put(worker_commands.Do(noted.ident, self._carry(Sealed(noted.call)), noted.inputs))
         self.flush()
 
     def define(self, key: Hashable, call: WorkerCall) -> int:
@@ -254,7 +254,7 @@ class TensorEngine:
                     self._forget_signatures()
                 self._signatures[key] = number
                 self.calls[number] = call
-            self._put(commands.Define(number, self._carry(sealed)))
+            self._put(worker_commands.Define(number, self._carry(sealed)))
         self._nudge()
         return number
 
@@ -275,14 +275,14 @@ class TensorEngine:
         self.entries.clear()
         for number in self._retired:
             self.calls.pop(number, None)
-            self._put(commands.Forget(number))
+            self._put(worker_commands.Forget(number))
         self._retired = list(self._signatures.values())
         self._signatures.clear()
 
     def _move(self, place: StreamPlacement) -> None:
         if place.engine is not self:
             raise AssertionError("a place of another engine")
-        self._waiting.append(commands.SetPlacement(place.mesh_number, place.stream_number))
+        self._waiting.append(worker_commands.SetPlacement(place.mesh_number, place.stream_number))
         self._place = place
 
     def _bury(self, dead: list[int]) -> None:
@@ -293,7 +293,7 @@ class TensorEngine:
         self._waiting.extend(dead[:count])
         del dead[:count]
 
-    def _put(self, command: commands.AnyCommand) -> None:
+    def _put(self, command: worker_commands.AnyCommand) -> None:
         self._waiting.append(command)
         if self._since == 0.0:
             self._since = time.monotonic()
@@ -332,7 +332,7 @@ class TensorEngine:
         return True
 
     def _gather_batch(
-        self, last: commands.Fetch | commands.Sync | None = None, place: StreamPlacement | None = None
+        self, last: worker_commands.Fetch | worker_commands.Sync | None = None, place: StreamPlacement | None = None
     ) -> Any:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
@@ -349,7 +349,7 @@ class TensorEngine:
                 signature, where = self._forgotten.pop()
                 self.calls.pop(signature, None)
                 self._move(where)
-                self._put(commands.Forget(signature))
+                self._put(worker_commands.Forget(signature))
             if last is not None:
                 assert place is not None
                 self._move(place)
@@ -360,7 +360,7 @@ class TensorEngine:
                 ack = self._next
                 self._next += 1
                 self._move(main)
-                self._put(commands.Sync(ack))
+                self._put(worker_commands.Sync(ack))
             batch = UnsentBatch(number, self._waiting, self._payloads, last if last is not None else ack)
             # Interrupted anywhere here, nothing is lost: the lists leave only once they are in the queue.
             self._unsent.append(batch)
@@ -374,7 +374,7 @@ class TensorEngine:
         unsent = self._unsent
         while unsent:
             number, waiting, payloads, mark = unsent[0]
-            data = commands.encode(waiting)
+            data = worker_commands.encode(waiting)
             if mark is not None:
                 answers = self._workers.execute.call(number, data, tuple(payloads))
                 if mark is not wanted:
@@ -442,7 +442,7 @@ class TensorEngine:
             with self._lock:
                 ident = self._question()
             open_ = unconfirmed(taints)
-            command = commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
+            command = worker_commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
@@ -496,13 +496,15 @@ class TensorEngine:
             with self._lock:
                 ident = self._question()
                 commands_ = [
-                    commands.SetPlacement(place.mesh_number, place.stream_number),
-                    commands.AskRanks(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),
+                    worker_commands.SetPlacement(place.mesh_number, place.stream_number),
+                    worker_commands.AskRanks(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),
                 ]
             workers = self._views.get(asked.number)
             if workers is None:
                 workers = self._views[asked.number] = self._workers._new_with_shape(asked._shape)
-            answers = getattr(workers.execute, adverb)(next(self._batches), commands.encode(commands_), (sealed,))
+            answers = getattr(workers.execute, adverb)(
+                next(self._batches), worker_commands.encode(commands_), (sealed,)
+            )
             return self._unfetched.watched(answers) if adverb == "call" else answers
 
     @property
@@ -539,7 +541,7 @@ class TensorEngine:
         with self._sending:
             with self._lock:
                 self.check_alive()
-                command = commands.Sync(self._next)
+                command = worker_commands.Sync(self._next)
                 self._next += 1
             self._gather_batch(command, self._root.place(stream))
             answers = self._send(command)

@@ -33,8 +33,8 @@ class TensorController(Actor):
     @endpoint
     def start(self, procs: ProcMesh, environments: list[dict[str, str]]) -> Any:
         """Spawns the workers, and the rendezvous where their groups meet; gives references to them."""
-        from monarch.tensor.worker.actor import TensorWorker
         from monarch.tensor.worker.rendezvous import Rendezvous
+        from monarch.tensor.worker.worker_actor import TensorWorker
 
         self._rendezvous = this_proc().spawn("tensor_rendezvous", Rendezvous)
         self._workers = procs.spawn("tensor_worker", TensorWorker, environments, (self._rendezvous, self._key))

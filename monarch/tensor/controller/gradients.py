@@ -168,7 +168,6 @@ class GradientGenerator:
         return self
 
     def __len__(self) -> int:
-        """Returns how many are left."""
         return len(self._wanted) - self._index
 
     def __next__(self) -> torch.Tensor | None:

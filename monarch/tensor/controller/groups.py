@@ -42,7 +42,7 @@ class RemoteProcessGroup:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The DeviceMesh."""
+        """The mesh whose processes are in the group."""
         return self._mesh
 
     @property

@@ -50,7 +50,7 @@ def layout(meta: Meta) -> tuple[object, ...]:
 
 
 def make(record: TensorRecord) -> Tensor:
-    """Returns a tensor for `record`."""
+    """Returns the tensor that the program sees for `record`, and tells recordings of it."""
     meta = record.meta
     made: Tensor = _wrap(Tensor, *layout(meta))
     made._record = record

@@ -14,7 +14,7 @@ import torch
 from monarch.tensor.frames import internal
 
 if TYPE_CHECKING:
-    from monarch.tensor import commands
+    from monarch.tensor import worker_commands
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.signature import Runner, WorkerCall
     from monarch.tensor.worker.executor import Executor
@@ -103,6 +103,6 @@ class UnsentBatch(NamedTuple):
     """A batch that waits to be sent. `mark`: the Fetch, Sync or ident by which its answers are asked for, if they are."""
 
     number: int
-    waiting: list[int | commands.AnyCommand]
+    waiting: list[int | worker_commands.AnyCommand]
     payloads: list[object]
-    mark: commands.Fetch | commands.Sync | int | None
+    mark: worker_commands.Fetch | worker_commands.Sync | int | None

@@ -63,7 +63,7 @@ class Tensor(torch.Tensor):
 
     @property
     def stream(self) -> Stream:
-        """The stream it belongs to."""
+        """The stream on which it may be used."""
         return self._record.place.stream
 
     @property

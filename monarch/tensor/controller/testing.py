@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch.actor import NDSlice, ProcMesh, Promise, Shape, this_host
-from monarch.tensor import commands
+from monarch.tensor import worker_commands
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.mesh import DeviceMesh
@@ -100,13 +100,13 @@ class _MockWorkers:
         return self
 
     def _send(self, args: Args, kwargs: Kwargs, port: object = None, selection: str = "all") -> None:
-        """Dropped."""
+        """Sends nothing: there is nobody."""
 
     def call(self, number: int, data: bytes, payloads: tuple[object, ...]) -> Any:
         """Fails for what asks for values; everything else is done."""
         promise: Promise[dict[int, Any]] = Promise()
-        last = commands.decode(data)[-1]
-        if isinstance(last, commands.Sync):
+        last = worker_commands.decode(data)[-1]
+        if isinstance(last, worker_commands.Sync):
             promise.set({})
         else:
             promise.fail(RuntimeError("a mock mesh has no processes, so nothing can be fetched from it"))

@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.recording.arguments import Arguments, aliased, reshaped
+from monarch.tensor.recording.call_arguments import Arguments, aliased, reshaped
+from monarch.tensor.recording.recorded_trace import RecordedTrace
 from monarch.tensor.recording.recorder import CommandRecorder
-from monarch.tensor.recording.trace import RecordedTrace
 
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree, TreeSpec

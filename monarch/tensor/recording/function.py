@@ -27,7 +27,7 @@ from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
-from monarch.tensor.recording.arguments import Arguments
+from monarch.tensor.recording.call_arguments import Arguments
 from monarch.tensor.recording.calls import (
     TRACES,
     RecordedCall,
@@ -40,8 +40,8 @@ from monarch.tensor.recording.calls import (
 from monarch.tensor.recording.guards import Change, Guards, watched
 from monarch.tensor.recording.observed import ObservedCalls
 from monarch.tensor.recording.rates import confirmed
+from monarch.tensor.recording.recorded_trace import RecordedTrace, Unrecordable, drop_leaked
 from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher, divergence
-from monarch.tensor.recording.trace import RecordedTrace, Unrecordable, drop_leaked
 
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree

@@ -154,7 +154,7 @@ class Guards:
     # --- comparing
 
     def _same(self) -> bool:
-        """Compares by identity alone."""
+        """True if every object is the one that it was: the quick way to know that nothing has changed."""
         try:
             if not self._quick.same():
                 return False
@@ -348,7 +348,7 @@ class _Walk:
             self._object(value, node, loose, label, depth)
 
     def function(self, function: FunctionType, label: str, depth: int) -> None:
-        """Its variables, defaults and globals."""
+        """Guards what a function reads: its variables, defaults and globals."""
         reads = reads_of(function.__code__)
         prefix = f"{label}." if label else ""
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):

@@ -203,7 +203,7 @@ class CommandHolder(CommandWatcher):
         self.made: list[weakref.ref[records.TensorRecord]] = []
 
     def read(self, tensors: Iterable[object]) -> None:
-        """Ignores them."""
+        """Ignores what is read: a block that is only sent later depends on nothing."""
 
     def born(self, record: records.TensorRecord) -> None:
         self.made.append(weakref.ref(record))

@@ -12,12 +12,12 @@ from monarch.tensor.worker import current
 
 
 def record() -> None:
-    """Begins recording, in a worker."""
+    """Has torch record each allocation of this worker from now on."""
     _memory()._record_memory_history()
 
 
 def dump(folder: str) -> None:
-    """Writes this worker's snapshot."""
+    """Writes what was recorded to `snapshot_<rank>.pickle` in a folder, which is made."""
     rank = current.worker().executor.rank
     os.makedirs(folder, exist_ok=True)
     _memory()._dump_snapshot(os.path.join(folder, f"snapshot_{rank}.pickle"))

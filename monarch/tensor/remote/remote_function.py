@@ -27,8 +27,8 @@ from monarch.tensor.controller.taint import Taint, merge
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed
 from monarch.tensor.propagation import PropagatedOutcome
-from monarch.tensor.remote import arguments
-from monarch.tensor.remote.arguments import INT, LEAVES, NUMBERS
+from monarch.tensor.remote import function_arguments
+from monarch.tensor.remote.function_arguments import INT, LEAVES, NUMBERS
 from monarch.tensor.signature import Layout
 from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
@@ -134,8 +134,10 @@ class Remote(Generic[P, R_co]):
         self._once: set[Hashable] = set()  # signatures that calls had once
         self._first: dict[Hashable, _KnownFunctionCall] = {}  # what those gave
         self._label = functions.label(function)
-        self._pure = not callable(propagate) or arguments.captures_nothing(propagate)
-        self._names = arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
+        self._pure = not callable(propagate) or function_arguments.captures_nothing(propagate)
+        self._names = (
+            function_arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
+        )
         if callable(function):
             functools.update_wrapper(self, function, updated=())
 
@@ -177,7 +179,7 @@ class Remote(Generic[P, R_co]):
                 key.append((kind, leaf))
             else:
                 key.append((kind, leaf))
-                loose = loose or not arguments.constant(leaf)
+                loose = loose or not function_arguments.constant(leaf)
         if inputs:
             place = inputs[0]._record.place
             closer = place.stream is not _streams.stream
@@ -192,24 +194,24 @@ class Remote(Generic[P, R_co]):
                     taint = merge(taint, storage.taint)
                 refs.append(record.ref)
             if len(inputs) > 1:
-                key.append(arguments.sharing(inputs))
+                key.append(function_arguments.sharing(inputs))
         else:
             if patterns.propagating() or current.thread.worker is not None:
                 return self._inside(args, kwargs)  # type: ignore[no-any-return]
             mesh = active_mesh()
             if mesh is None:
-                if loose and arguments.has_tensors(leaves):
+                if loose and function_arguments.has_tensors(leaves):
                     raise self._local_tensors(args, kwargs, leaves)
                 raise _needs_mesh(self._label)
             place, closer, taint, refs = mesh.place(_streams.stream), False, None, []
-        if loose and arguments.has_tensors(leaves):
+        if loose and function_arguments.has_tensors(leaves):
             raise self._local_tensors(args, kwargs, leaves)
         engine = place.engine
         if closer:
             place = _check(self._label, args, kwargs, inputs, (), place)
         pure = self._pure
         if not pure:
-            captured = arguments.captured(self._propagate, self._names)
+            captured = function_arguments.captured(self._propagate, self._names)
             pure = captured is not None
             key.append(captured)
         frozen: Hashable = tuple(key)
@@ -258,8 +260,8 @@ class Remote(Generic[P, R_co]):
     ) -> _KnownFunctionCall:  # fmt: skip
         """Finds out what a call gives that was not made before."""
         global _miss
-        tree, numbers = arguments.template(args, kwargs, leaves, shape)
-        between = any(arguments.between_ranks(leaf) for leaf in leaves)
+        tree, numbers = function_arguments.template(args, kwargs, leaves, shape)
+        between = any(function_arguments.between_ranks(leaf) for leaf in leaves)
         if self._propagate == "inspect":
             outcome = patterns.nothing()
         elif self._propagate == "cached":
@@ -268,7 +270,7 @@ class Remote(Generic[P, R_co]):
                     f"an argument of {self._label} cannot be hashed, and shapes of results are kept by argument: pass "
                     f"`propagate=` a function of fake tensors, or 'inspect' when the result is not needed"
                 )
-            if any(arguments.is_group(leaf) for leaf in leaves):
+            if any(function_arguments.is_group(leaf) for leaf in leaves):
                 raise TypeError(
                     f"what {self._label} gives cannot be found by running it on one rank, because it was passed a group of "
                     f"ranks: pass `propagate=` a function of fake tensors, or 'inspect' when the result is not needed"
@@ -287,7 +289,7 @@ class Remote(Generic[P, R_co]):
         # they come again, because programs make many that never do.
         keep = pure and key is not None and (not loose or self._propagate == "cached")
         if not loose:
-            entry.key = arguments.signature_key(leaves, shape, call)
+            entry.key = function_arguments.signature_key(leaves, shape, call)
             if not isinstance(call.function, functions.ByValue) and not any(
                 type(leaf) in (str, bytes) for leaf in leaves
             ):
@@ -305,7 +307,9 @@ class Remote(Generic[P, R_co]):
         self, tree: PyTree, numbers: Sequence[Scalar], inputs: list[Tensor], place: StreamPlacement
     ) -> PropagatedOutcome:
         """Runs it once on the first rank, for what it gives."""
-        call = FunctionCall(self._target(), arguments.with_numbers(tree, numbers), (), (), None, False, self._label)
+        call = FunctionCall(
+            self._target(), function_arguments.with_numbers(tree, numbers), (), (), None, False, self._label
+        )
         mesh = _rank_mesh(place.mesh, 0)
         refs = [tensor._record.ref for tensor in inputs]
         taints = [tensor._record.storage.taint for tensor in inputs]
@@ -416,11 +420,11 @@ class Remote(Generic[P, R_co]):
     def _value_call(self, mesh: DeviceMesh, args: Args, kwargs: Kwargs) -> tuple[DeviceMesh, ValueCall, list[Tensor]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
-        if arguments.has_tensors(leaves):
+        if function_arguments.has_tensors(leaves):
             raise self._local_tensors(args, kwargs, leaves)
         wide = self._wide(mesh, leaves)
         inputs = [leaf for leaf in leaves if type(leaf) is Tensor]
-        tree, numbers = arguments.template(args, kwargs, leaves, shape)
+        tree, numbers = function_arguments.template(args, kwargs, leaves, shape)
         fill = filler(tree)
         mutates: tuple[int, ...] = ()
         if callable(self._propagate):
@@ -428,9 +432,9 @@ class Remote(Generic[P, R_co]):
             mutates = outcome.mutates
         if inputs:
             _check(self._label, args, kwargs, inputs, mutates, wide.place(_streams.stream))
-        between = any(arguments.between_ranks(leaf) for leaf in leaves)
+        between = any(function_arguments.between_ranks(leaf) for leaf in leaves)
         call = FunctionCall(
-            self._target(), arguments.with_numbers(tree, numbers), (), mutates, None, between, self._label
+            self._target(), function_arguments.with_numbers(tree, numbers), (), mutates, None, between, self._label
         )
         return wide, ValueCall(call), inputs
 
@@ -492,7 +496,7 @@ class _KnownFunctionCall(KnownCall):
     def call_with(self, numbers: Sequence[Scalar]) -> FunctionCall:
         """The call with its numbers filled in, to be sent by itself."""
         call = self.call
-        tree = arguments.with_numbers(call.tree, numbers)
+        tree = function_arguments.with_numbers(call.tree, numbers)
         made = FunctionCall(call.function, tree, call.keeps, call.mutates, call.count, call.between_ranks, call.label)
         made.outcome, made.expected = call.outcome, call.expected
         return made

@@ -19,14 +19,14 @@ Everything above `reports` does without I/O.
 from __future__ import annotations
 
 from monarch.tensor.simulator import communication
-from monarch.tensor.simulator.engine import set_meta
 from monarch.tensor.simulator.estimates import RuntimeEstimator, TimingType, by_communication
 from monarch.tensor.simulator.ir import IRGraph
 from monarch.tensor.simulator.patch import patch_tensor_engine
 from monarch.tensor.simulator.reports import SimulateMode
+from monarch.tensor.simulator.simulated_engine import set_meta
 from monarch.tensor.simulator.simulator import Simulator
 from monarch.tensor.simulator.task import Task
-from monarch.tensor.simulator.trace import TraceMode
+from monarch.tensor.simulator.trace_file import TraceMode
 
 __all__ = [
     "IRGraph",

@@ -123,7 +123,7 @@ def _reduction(call: ReduceTensor, inputs: Sequence[Meta | None], peers: int) ->
 
 
 def _numbered(value: Any, numbers: Sequence[Scalar]) -> object:
-    """Replaces the NumberHoles in `value`."""
+    """Returns `value` with numbers in the place of its NumberHoles."""
     kind = type(value)
     if kind is NumberHole:
         return numbers[value]

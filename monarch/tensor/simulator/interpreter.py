@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch.tensor import commands, metadata
+from monarch.tensor import metadata, worker_commands
 from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import OpCall
 from monarch.tensor.simulator.communication import NODE
@@ -132,21 +132,21 @@ class Interpreter:
             kind = type(command)
             if kind is int:
                 self._delete(command)
-            elif kind is commands.SetPlacement:
+            elif kind is worker_commands.SetPlacement:
                 self._place = self.place(command.mesh, command.stream)
-            elif kind is commands.Run:
+            elif kind is worker_commands.Run:
                 self._run(self._calls[command.signature], command.ident, command.inputs, command.scalars)
-            elif kind is commands.Do:
+            elif kind is worker_commands.Do:
                 self._run(payloads[command.payload], command.ident, command.inputs, ())
-            elif kind is commands.Constant:
+            elif kind is worker_commands.Constant:
                 self._constant(command.ident, payloads[command.payload])
-            elif kind is commands.Define:
+            elif kind is worker_commands.Define:
                 self._calls[command.signature] = payloads[command.payload]
-            elif kind is commands.Forget:
+            elif kind is worker_commands.Forget:
                 self._calls.pop(command.signature, None)
-            elif kind is commands.DefineMesh:
+            elif kind is worker_commands.DefineMesh:
                 self._meshes[command.mesh] = WorkerMesh(command.names, command.sizes, command.ranks)
-            elif kind is commands.DefineStream:
+            elif kind is worker_commands.DefineStream:
                 self.streams[command.stream] = command.name
         self._flush_deletes()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monarch._linux import private_files
 from monarch.tensor.simulator.history import tensor
 from monarch.tensor.simulator.task import SimulatedCommand, TaskKind
 
@@ -67,7 +68,7 @@ class IRGraph:
         self._posted: dict[int, int] = {}
 
     def add(self, command: SimulatedCommand) -> None:
-        """Adds the next command."""
+        """Adds the command that was issued next; beyond the limit it is only counted."""
         if len(self.nodes) >= LIMIT:
             self.left_out += 1
             return
@@ -191,15 +192,15 @@ class IRGraph:
 
     def export_command_types(self, path: _PathLike, shapes: bool = False) -> None:
         """`command_types` as a JSON file: fill in nanoseconds in place of the counts, for `import_timing`."""
-        Path(path).write_text(json.dumps(self.command_types(shapes), indent=2) + "\n")
+        private_files.write_output(path, (json.dumps(self.command_types(shapes), indent=2) + "\n").encode())
 
     def export_dag_json(self, path: _PathLike) -> None:
         """Writes `dag()` as a JSON file."""
-        Path(path).write_text(json.dumps(self.dag()) + "\n")
+        private_files.write_output(path, (json.dumps(self.dag()) + "\n").encode())
 
     def export_dag_json_timed(self, path: _PathLike) -> None:
         """Writes `dag(timed=True)` as a JSON file."""
-        Path(path).write_text(json.dumps(self.dag(timed=True)) + "\n")
+        private_files.write_output(path, (json.dumps(self.dag(timed=True)) + "\n").encode())
 
     def export_borrows_csv(self, path: _PathLike) -> None:
         """A row for each borrow: its buffer, between which streams, and the nodes of its life (empty: not there)."""
@@ -217,7 +218,7 @@ class IRGraph:
     def export_memory_viz(self, path: _PathLike) -> None:
         """A snapshot for torch's memory viewer, of one rank that takes part in everything, by `schedule`."""
         from monarch.tensor.simulator.machine import SimulatedDevice
-        from monarch.tensor.simulator.trace import memory_view
+        from monarch.tensor.simulator.trace_file import memory_view
 
         device = SimulatedDevice((0,))
         times = self.schedule()
@@ -228,7 +229,7 @@ class IRGraph:
             for buffer in node.freed:
                 device.ledger.free(times[node.id][1], buffer, node.id)
         named = [[{"filename": node.kind, "line": node.id, "name": node.name}] for node in self.nodes]
-        Path(path).write_bytes(pickle.dumps(memory_view([device], named.__getitem__)))
+        private_files.write_output(path, pickle.dumps(memory_view([device], named.__getitem__)))
 
     def borrows(self) -> list[list[Any]]:
         """Returns the rows of `export_borrows_csv`."""
@@ -297,7 +298,7 @@ def _shape(one: Mapping[str, Any]) -> str:
 
 
 def _write(path: _PathLike, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with open(path, "w", newline="") as file:
+    with open(private_files.open_output(path), "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows(rows)

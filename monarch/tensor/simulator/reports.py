@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from monarch._linux import private_files
 from monarch.tensor.frames import internal
 from monarch.tensor.simulator.history import CommandHistory
 from monarch.tensor.simulator.ir import IRGraph
 from monarch.tensor.simulator.machine import SimulatedMachine
 from monarch.tensor.simulator.task import SimulatedCommand
-from monarch.tensor.simulator.trace import MEGABYTE, TraceMode, memory_view, trace
+from monarch.tensor.simulator.trace_file import MEGABYTE, TraceMode, memory_view, trace
 
 LIMIT = 1 << 19  # commands of one iteration that a trace shows; later ones are only counted
 
@@ -53,7 +54,7 @@ class Reports:
         return self.simulate in (SimulateMode.SIMULATE, SimulateMode.EVERYTHING)
 
     def add(self, command: SimulatedCommand) -> None:
-        """Adds the next command."""
+        """Adds the command that was issued next to each report that is wanted."""
         if self.traces:
             if len(self._commands) < LIMIT:
                 self._commands.append(command)
@@ -78,7 +79,7 @@ class Reports:
         if self.traces:
             self.write(machine, streams)
         if self.simulate in (SimulateMode.COMMAND_HISTORY, SimulateMode.EVERYTHING):
-            self.history_path.write_bytes(pickle.dumps(self._history.contents()))
+            private_files.write_output(self.history_path, pickle.dumps(self._history.contents()))
         self._told(machine, "until the end")
 
     def _told(self, machine: SimulatedMachine, what: str) -> tuple[float, float]:
@@ -97,9 +98,9 @@ class Reports:
             self._grouped, machine.dropped + self._left_out,
         )  # fmt: skip
         path = self.trace_path.with_name(f"{self.trace_path.stem}{suffix}{self.trace_path.suffix}")
-        path.write_text(json.dumps(found))
+        private_files.write_output(path, json.dumps(found).encode())
         view = memory_view(machine.devices, lambda order: frames.get(order, []))
-        path.with_name(f"memory_view{suffix}.pt").write_bytes(pickle.dumps(view))
+        private_files.write_output(path.with_name(f"memory_view{suffix}.pt"), pickle.dumps(view))
         return path
 
 

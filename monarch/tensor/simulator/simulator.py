@@ -10,12 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from monarch._linux import private_files
 from monarch.actor import NDSlice, Shape
 from monarch.tensor.controller.mesh import DeviceMesh
-from monarch.tensor.simulator.engine import SimulatedEngine
 from monarch.tensor.simulator.estimates import RuntimeEstimator
 from monarch.tensor.simulator.reports import Reports, SimulateMode
-from monarch.tensor.simulator.trace import TraceMode
+from monarch.tensor.simulator.simulated_engine import SimulatedEngine
+from monarch.tensor.simulator.trace_file import TraceMode
 
 
 class Simulator:
@@ -87,7 +88,7 @@ class Simulator:
 
     def export_ir(self, path: str | Path) -> None:
         """Writes the pickled IRGraph. RuntimeError without `build_ir`."""
-        Path(path).write_bytes(pickle.dumps(self.ir))
+        private_files.write_output(path, pickle.dumps(self.ir))
 
     def display(self) -> Any:
         """Shows the trace of this iteration in a notebook, made by the program `trace2html` (of Catapult).

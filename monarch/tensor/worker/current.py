@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch.tensor.worker.actor import TensorWorker
+    from monarch.tensor.worker.worker_actor import TensorWorker
 
 
 class _Thread(threading.local):

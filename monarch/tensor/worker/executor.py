@@ -19,8 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch._devices import own_device, statistics
-from monarch.tensor import commands, signature
-from monarch.tensor.commands import (
+from monarch.tensor import signature, worker_commands
+from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
+from monarch.tensor.frames import PACKAGE
+from monarch.tensor.signature import flatten
+from monarch.tensor.worker.current import thread
+from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, report
+from monarch.tensor.worker.worker_mesh import WorkerMesh
+from monarch.tensor.worker_commands import (
     AskRanks,
     Constant,
     Define,
@@ -33,12 +39,6 @@ from monarch.tensor.commands import (
     SetPlacement,
     Sync,
 )
-from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
-from monarch.tensor.frames import PACKAGE
-from monarch.tensor.signature import flatten
-from monarch.tensor.worker.current import thread
-from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, report
-from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 if TYPE_CHECKING:
     from monarch.actor.lowlevel import Sealed
@@ -140,13 +140,19 @@ class Executor:
             answer((failed, self.told(), command.ident))
             return
         value: Any = None
-        if command.rank == self.rank:
-            try:
+        try:
+            if command.rank == self.rank:
                 value = [_to_cpu(self.tensors[ref]) for ref in command.refs]
                 self._confirm()
-            except Exception as exc:
-                value = self.failed(command.ident, "fetch", exc)
-        answer((value, self.told(), command.ident))
+            told = self.told()
+            try:
+                answer((value, told, command.ident))
+            except Exception:
+                self.failures += told
+                raise
+        except Exception as exc:  # of a device, or because the value cannot be sent
+            failed = self.failed(command.ident, "fetch", exc)
+            answer((failed, self.told(), command.ident))
 
     def _ask(self, command: AskRanks, payloads: Payloads, answer: Answer) -> None:
         failed = _first(self._there(ref) for ref in command.inputs)
@@ -317,10 +323,10 @@ class StreamThreads:
         self._last = number
         executor = self.executor
         stream, here = 0, True
-        part: list[int | commands.AnyCommand] = []
+        part: list[int | worker_commands.AnyCommand] = []
         asked = False
         command: Any
-        for command in commands.decode(data):
+        for command in worker_commands.decode(data):
             kind = type(command)
             if kind is Run:
                 if here:
@@ -350,7 +356,9 @@ class StreamThreads:
         if part:
             self._put(stream, part, payloads, answer)
 
-    def _put(self, stream: int, part: list[int | commands.AnyCommand], payloads: Payloads, answer: Answer) -> None:
+    def _put(
+        self, stream: int, part: list[int | worker_commands.AnyCommand], payloads: Payloads, answer: Answer
+    ) -> None:
         waiting = self._queues.get(stream)
         if waiting is None:
             waiting = self._queues[stream] = queue.SimpleQueue()
@@ -366,7 +374,13 @@ class StreamThreads:
                 if item is None:
                     return
                 own_device.enter()  # another thread may have been the first to use it
-                self.executor.run(*item)
+                try:
+                    self.executor.run(*item)
+                except Exception as exc:  # a fault of ours: whoever waits for this stream would wait for ever
+                    self.executor.end(
+                        f"the thread of stream {name!r} failed on rank {self.executor.rank}:\n{_text(exc)}"
+                    )
+                    raise
                 del item  # nothing of a batch outlives it
 
     def close(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DropGroup:
-    """The signature of `drop`."""
+    """The call by which each process leaves a group."""
 
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()

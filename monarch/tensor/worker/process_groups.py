@@ -22,8 +22,8 @@ from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker.rendezvous import MessageStore
 
 if TYPE_CHECKING:
-    from monarch.tensor.worker.actor import TensorWorker
     from monarch.tensor.worker.reductions import Backend
+    from monarch.tensor.worker.worker_actor import TensorWorker
 
 ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
@@ -153,7 +153,7 @@ class ProcessGroups:
             self._close(slot, "the group was dropped")
 
     def close(self) -> None:
-        """Closes all groups."""
+        """Closes all groups; who still waits in one hears that the engine has ended."""
         with self._lock:
             found, self._slots = list(self._slots.values()), {}
         for slot in found:

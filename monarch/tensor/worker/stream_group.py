@@ -15,7 +15,7 @@ from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import groups_of
 
 if TYPE_CHECKING:
-    from monarch.tensor.worker.actor import TensorWorker
+    from monarch.tensor.worker.worker_actor import TensorWorker
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from monarch._linux import terminal
 from monarch.tools.verbs.current_job import current_job, mesh_of
 
 NAME = "apply"
@@ -34,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
     hosts = mesh_of(current_job().state(), None)
     status = exec_command(hosts, ["true"]).get()
     if status == 0:
-        print(f"Job is ready ({time.monotonic() - begun:.0f}s)", flush=True)
+        terminal.show(f"Job is ready ({time.monotonic() - begun:.0f}s)")
     return status

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from monarch._linux.terminal import show
+from monarch._text import one_line
+
 NAME = "context"
 LINE = "keep several jobs in one folder, and say which one is meant"
 TEXT = """\
@@ -42,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "ls":
         active = contexts.active()
         lines = [f"{'* ' if name == active else '  '}{name}" for name in contexts.names()]
-        print("\n".join(lines) or "No contexts.", flush=True)
+        show("\n".join(map(one_line, lines)) or "No contexts.")
         return 0
     act, done = {
         "create": (contexts.create, "Created"),
@@ -50,5 +53,5 @@ def run(options: argparse.Namespace) -> int:
         "rm": (contexts.remove, "Removed"),
     }[options.action]
     act(options.context)
-    print(f"{done} context {options.context!r}", flush=True)
+    show(f"{done} context {options.context!r}")
     return 0

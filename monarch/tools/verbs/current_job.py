@@ -39,28 +39,54 @@ class CurrentJob:
         cache.remove(self.path)
 
 
+def current_place() -> tuple[str, str]:
+    """Returns the file that keeps the job while it runs, and what people call it; imports nothing. FileNotFoundError, which
+    says how to name a job, when there is none."""
+    from monarch.job import DEFAULT_JOB_PATH, contexts
+
+    try:
+        contexts.current_spec()
+    except FileNotFoundError as error:
+        _, path, name = _described(_project(error), os.environ)
+        return path, name
+    return DEFAULT_JOB_PATH, f"the job of context {contexts.active()!r}"
+
+
 def current_job() -> CurrentJob:
     """FileNotFoundError, which says how to name one, when there is none."""
-    from monarch.job import DEFAULT_JOB_PATH, contexts, load_current_job, project_file
+    from monarch.job import DEFAULT_JOB_PATH, contexts
 
-    context = contexts.active()
     try:
-        return CurrentJob(load_current_job(), DEFAULT_JOB_PATH, f"the job of context {context!r}")
+        spec = contexts.current_spec()
     except FileNotFoundError as error:
-        project = project_file.find(Path.cwd())
-        if project is None:
-            raise error from None
-    return of_project(project, os.environ)
+        return of_project(_project(error), os.environ)
+    return CurrentJob(contexts.load(spec), DEFAULT_JOB_PATH, f"the job of context {contexts.active()!r}")
+
+
+def _project(error: FileNotFoundError) -> Any:
+    from monarch.job import project_file
+
+    project = project_file.find(Path.cwd())
+    if project is None:
+        raise error from None
+    return project
 
 
 def of_project(project: Any, environment: Mapping[str, str]) -> CurrentJob:
     """The job that the project's file describes and the environment picks."""
     from monarch.job import project_file
+
+    described, path, name = _described(project, environment)
+    return CurrentJob(project_file.build(described, project.path), path, name)
+
+
+def _described(project: Any, environment: Mapping[str, str]) -> tuple[Any, str, str]:
+    from monarch.job import project_file
     from monarch.job.names import FOLDER
 
     described = project_file.pick(project, environment)
     path = Path(project.path).parent / FOLDER / f"job_{described.name}" / "state.pkl"
-    return CurrentJob(project_file.build(described, project.path), str(path), f"job {described.name} of {project.path}")
+    return described, str(path), f"job {described.name} of {project.path}"
 
 
 def named_job(spec: str) -> CurrentJob:

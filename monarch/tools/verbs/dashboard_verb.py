@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import webbrowser
+
+from monarch._linux import terminal
 
 NAME = "dashboard"
 LINE = "a program that runs, shown in the browser"
@@ -51,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
     answer = json.loads(said)
     if "error" in answer:
         raise ValueError(answer["error"])
-    for note in answer["notes"]:
-        print(note, file=sys.stderr)
-    print(f"Monarch Dashboard: {answer['url']}", flush=True)
+    for text in answer["notes"]:
+        terminal.note(text)
+    terminal.show(f"Monarch Dashboard: {answer['url']}")
     if options.open and not webbrowser.open(answer["url"]):
-        print("no browser could be opened here", file=sys.stderr)
+        terminal.note("no browser could be opened here")
     return 0

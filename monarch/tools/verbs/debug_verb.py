@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import socket
-import sys
 from typing import TYPE_CHECKING, Any
+
+from monarch._linux import terminal
+from monarch._text import one_line
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -33,6 +35,7 @@ examples:
 """
 TOKEN = "MONARCH_DEBUG_TOKEN"
 _DAP_PORT = 5678
+_ANSWERS_WITHIN = 120.0  # seconds; an editor's rank has to import debugpy
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.on_exception is not None:
         _set_on_exception(program, options.on_exception)
     if options.action in ("list", "continue"):
-        print(_ask(program, what=options.action)["text"], end="")
+        terminal.show(_ask(program, what=options.action)["text"], end="")
         return 0
     if options.on_exception is False and not attach:
         return 0
@@ -96,15 +99,22 @@ def _stream(program: Program, **visit: Any) -> tuple[socket.socket, dict[str, An
 
     sock = program.stream(STREAM, msgspec.msgpack.encode(Visit(**visit)))
     try:
+        sock.settimeout(_ANSWERS_WITHIN)
         line = b""
         while not line.endswith(b"\n"):
             data = sock.recv(1)  # no more than the line: what follows is the conversation's
             if not data:
                 raise ConnectionError(f"the program (pid {program.pid}) has closed the connection")
             line += data
+        sock.settimeout(None)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ValueError(answer["error"])
+    except TimeoutError:
+        sock.close()
+        raise TimeoutError(
+            f"the debugger of the program (pid {program.pid}) did not answer within {_ANSWERS_WITHIN:g} s"
+        ) from None
     except BaseException:
         sock.close()
         raise
@@ -119,9 +129,9 @@ def _ask(program: Program, **visit: Any) -> dict[str, Any]:
 
 def _set_on_exception(program: Program, on: bool) -> None:
     answer = _ask(program, what="exceptions", on=on)
-    print(f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes", file=sys.stderr)
+    terminal.note(f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes")
     for address, why in answer["silent"].items():
-        print(f"  {address}: {why}", file=sys.stderr)
+        terminal.note(one_line(f"  {address}: {why}"))
 
 
 # --- a debugger that listens
@@ -146,7 +156,7 @@ def _by_network(options: argparse.Namespace) -> int:
         if token:
             sock.sendall(f"{token}\n".encode())
         if options.action in ("list", "continue"):
-            print(exchange(sock, options.action), end="")
+            terminal.show(exchange(sock, options.action), end="")
             return 0
         return Prompt(sock).run(f"attach {options.actor} {options.rank}" if options.action else "")
 
@@ -165,16 +175,15 @@ def _serve_editor(options: argparse.Namespace) -> int:
     with editor_port.listen(wanted) as listening:
         port = listening.getsockname()[1]
         if wanted not in (0, port):
-            print(f"port {wanted} is taken: it is port {port} instead", file=sys.stderr)
+            terminal.note(f"port {wanted} is taken: it is port {port} instead")
         name = f"rank {options.dap}" + (f" of {options.mesh}" if options.mesh else "")
-        print(
+        terminal.show(
             f"An editor that attaches to 127.0.0.1:{port} debugs {name} (host {facts['host']}, pid {facts['pid']}).\n"
-            f"For VS Code, in .vscode/launch.json:\n\n{editor_port.entry(name, port, facts['folder'])}\n\nCtrl-C ends this.",
-            flush=True,
+            f"For VS Code, in .vscode/launch.json:\n\n{editor_port.entry(name, port, facts['folder'])}\n\nCtrl-C ends this."
         )
         editor_port.serve(
             listening,
             lambda: _stream(program, what="editor", **visit)[0],
-            lambda text: print(f"monarch debug: {text}", file=sys.stderr, flush=True),
+            lambda text: terminal.note(f"monarch debug: {text}"),
         )
     return 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from monarch.tools.verbs.stacks_verb import seconds
+from monarch._linux import terminal
+from monarch._text import one_line
+from monarch.tools.durations import wait
 
 NAME = "doctor"
 LINE = "what keeps a running program from going on: which rank, at which line"
@@ -28,9 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid, where several run")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument(
-        "--timeout", type=seconds, default=2.0, metavar="SECONDS", help="for processes that do not answer (2)"
+        "--timeout", type=wait, default=2.0, metavar="TIME", help="for processes that do not answer (2)"
     )
-    parser.add_argument("--apart", type=seconds, default=1.0, metavar="SECONDS", help="time between the two looks (1)")
+    parser.add_argument("--apart", type=wait, default=1.0, metavar="TIME", help="time between the two looks (1)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     program = choose(options.pid)
     found = examine(program, options.timeout, options.apart)
     if options.json:
-        print(json.dumps(as_plain(found)), flush=True)
+        terminal.show(json.dumps(as_plain(found)))
     else:
-        print(f"{program.pid}: {program.command}\n\n{found}", flush=True)
+        terminal.show(f"{program.pid}: {one_line(program.command)}\n\n{found}")
     return 1 if found.findings else 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.terminal import show
 from monarch.job.commands import command_plan
 from monarch.tools.verbs.current_job import (
     add_environment,
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from monarch.actor import Future, HostMesh
     from monarch.job import JobState
 
+_MOST_SCRIPT = 64 << 20
+
 NAME = "exec"
 LINE = "run a command on the job's hosts"
 TEXT = """\
@@ -32,9 +33,11 @@ Runs a command on hosts of the job and ends with its exit status: the largest, o
 does not run.
 
 By default it runs on the first host, and what it prints is printed here. With --all or --mesh it runs on every host, and each
-process writes stdout.txt and stderr.txt in a folder of its own there (in the job's gather mount, if it has one); --stream
-prints here instead, each line with its place. A command of one word is a line for bash. FILE.py, and -m MODULE, run in a
-process of the job; all else is started there.
+process writes stdout.txt and stderr.txt there, in a folder of its own that only this user can enter and that is removed
+with the job (in the job's gather mount, if it has one: there it stays, as in --output-dir). --stream prints here instead,
+each line with its place; so does a job whose hosts end with the command. A command of one word is a line for bash. FILE.py,
+and -m MODULE, run in a process of the job; all else is started there. Others see the words of a command in the list of
+processes; they do not see a --script.
 Every process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>.
 
 examples:
@@ -55,7 +58,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--point", metavar="DIM=N,...", help="one host of the first mesh")
     parser.add_argument("--per-host", metavar="DIM=N,...", help="so many processes on each host")
     parser.add_argument("--stream", action="store_true", help="print what several hosts write, in place of files there")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the files are (default: a new folder in /tmp there)")
+    parser.add_argument(
+        "--output-dir", metavar="DIR", help="where the files are, which stay (default: a new folder in /tmp there)"
+    )
     parser.add_argument(
         "--python-executable", metavar="PATH", help="the interpreter there, whose folder goes first on PATH"
     )
@@ -67,9 +72,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch.job import exec_command
+    from monarch.job.commands.run_command import CommandRun
 
-    command = command_of(options)
+    command, script = command_of(options)
     env = environment(options.env)
     per_host = point(options.per_host) if options.per_host else None
     place = point(options.point) if options.point else None
@@ -79,14 +84,17 @@ def run(options: argparse.Namespace) -> int:
         meshes = chosen(current.state(), options)
         several = options.all or options.mesh is not None
         folder, told = options.output_dir, f"{options.output_dir}/ on each worker"
+        view = None
         if several and folder is None and not options.stream:
-            folder, told = output_place(gathered(current.job, list(meshes), per_host), secrets.token_hex(4))
+            view = gathered(current.job, list(meshes), per_host)
+            if view is not None or current.job._holder._hosts_outlive_program():
+                folder, told = output_place(view, secrets.token_hex(4))
         futures = []
         for name, mesh in meshes.items():
             python = options.python_executable
             hosts = mesh if python is None else mesh.with_python_executable(python)
             futures.append(
-                exec_command(
+                CommandRun(
                     hosts,
                     command,
                     env=env,
@@ -95,7 +103,9 @@ def run(options: argparse.Namespace) -> int:
                     rank=None if several or place else 0,
                     point=place,
                     per_host=per_host,
-                )
+                    script=script,
+                    passing=options.output_dir is None and view is None,
+                ).begin()
             )
         try:
             status = max(future.get() for future in futures)
@@ -103,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
             end(futures)
             raise
         if folder is not None:
-            print(f"Output → {told}", flush=True)
+            show(f"Output → {told}")
         return status
 
     return killing(current, options.kill, act)
@@ -148,16 +158,19 @@ def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
     return {options.mesh or "": mesh_of(state, options.mesh)}
 
 
-def command_of(options: argparse.Namespace) -> list[str] | str:
-    """Returns what is to run. ValueError when nothing is, or two things are."""
+def command_of(options: argparse.Namespace) -> tuple[list[str], bytes | None]:
+    """Returns what is to run, and the script of which that is the name and the arguments. ValueError when nothing is."""
     words = options.cmd[1:] if options.cmd[:1] == ["--"] else options.cmd
     if options.script is not None:
-        text = sys.stdin.read() if options.script == "-" else Path(options.script).read_text()
-        return ["bash", "-c", text, options.script, *words]
+        with open(0 if options.script == "-" else options.script, "rb", closefd=options.script != "-") as file:
+            text = file.read(_MOST_SCRIPT + 1)
+        if len(text) > _MOST_SCRIPT:
+            raise ValueError(f"--script {options.script} has more than {_MOST_SCRIPT >> 20} MiB")
+        return [options.script, *words], text
     if options.module is not None:
         if not options.module:
             raise ValueError("-m takes the name of a module")
-        return ["-m", *options.module, *words]
+        return ["-m", *options.module, *words], None
     if not words:
         raise ValueError("no command: say what to run, as in `monarch exec hostname`")
-    return list(words)
+    return list(words), None

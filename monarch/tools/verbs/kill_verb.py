@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from monarch._linux import terminal
+
 NAME = "kill"
 LINE = "end a job and give its hosts back"
 TEXT = """\
@@ -35,13 +37,13 @@ def _contexts(**_given: object) -> list[str]:
 def _state(context: str | None) -> str:
     """The file of the job. Without a context it is the job that the other verbs mean."""
     from monarch.job import DEFAULT_JOB_PATH, contexts
-    from monarch.tools.verbs.current_job import current_job
+    from monarch.tools.verbs.current_job import current_place
 
     if context is not None:
         return str(contexts.state_path(context))
     if not Path(DEFAULT_JOB_PATH).exists():
         try:
-            return current_job().path
+            return current_place()[0]
         except FileNotFoundError:
             pass  # the file that is not there is told by the caller
     return DEFAULT_JOB_PATH
@@ -62,5 +64,5 @@ def run(options: argparse.Namespace) -> int:
         ) from None
     job.kill()
     cache.remove(path)
-    print("Killed job" if options.context is None else f"Killed context {options.context!r}", flush=True)
+    terminal.show("Killed job" if options.context is None else f"Killed context {options.context!r}")
     return 0

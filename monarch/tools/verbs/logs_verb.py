@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from monarch._linux import private_files
+from monarch._linux.terminal import note, show, show_coloured
+from monarch._text import one_line
 from monarch.job.log_file import end_of
 from monarch.tools.verbs.status_verb import running_job
 
@@ -102,21 +104,20 @@ def _of_job(options: argparse.Namespace) -> int:
     pattern = log_lines.expression(options.grep or "")
     read = {key: Followed(path) for key, path in files.items()}
     for key, path in files.items():
-        print(f"==> {key}: {path} <==", flush=True)
+        show(f"==> {one_line(key)}: {one_line(path)} <==")
         if not options.paths:
             try:
                 lines = last_lines(path, options.lines).splitlines(keepends=True)
             except OSError as error:
-                print(f"({error.strerror})", flush=True)
+                show(f"({error.strerror})")
             else:
-                sys.stdout.write("".join(line for line in lines if pattern.search(line)))
-    sys.stdout.flush()
+                show_coloured("".join(line for line in lines if pattern.search(line)), end="")
     while options.follow:
         time.sleep(_LOOK)
         for key, file in read.items():
             for line in file.lines():
                 if pattern.search(line):
-                    print(f"[{key}] {line}", flush=True)
+                    show_coloured(f"[{one_line(key)}] {line}")
     return 0
 
 
@@ -141,13 +142,16 @@ class Followed:
         if size == self._place:
             return []
         try:
-            with open(self._path, "rb") as file:
+            with os.fdopen(private_files.open_regular(self._path), "rb") as file:
                 file.seek(self._place)
                 data = file.read(_PIECE)
         except OSError:
             return []
         self._place += len(data)
         *lines, self._rest = (self._rest + data.decode(errors="replace")).split("\n")
+        if len(self._rest) >= _PIECE:  # a line without an end is shown in pieces
+            lines.append(self._rest)
+            self._rest = ""
         return lines
 
 
@@ -176,15 +180,14 @@ def _of_program(options: argparse.Namespace) -> int:
     if not told and not options.follow:
         raise ValueError(_nothing(program, options))
     if options.paths:
-        print("\n".join(f"{one.mesh} {one.rank}: {one.file or '(no file: enable_file_capture)'}" for one in told))
+        files = [f"{one.mesh} {one.rank}: {one.file or '(no file: enable_file_capture)'}" for one in told]
+        show("\n".join(map(one_line, files)))
         return 0
     lines = log_lines.merged(told, pattern)
     if since is None:
         lines = lines[-options.lines :] if options.lines > 0 else []
-    for one, line in lines:
-        print(log_lines.shown(one, line))
+    show_coloured("".join(f"{log_lines.shown(one, line)}\n" for one, line in lines), end="")
     _say_half(told)
-    sys.stdout.flush()
     if options.follow:
         _follow(program, agents, OutputRequest(options.mesh, ranks, log_lines.cursors(told)), pattern)
     return 0
@@ -204,13 +207,12 @@ def _follow(program: Program, agents: list[str], wanted: OutputRequest, pattern:
             agents, told = read(program, wanted, agents if look % _HOSTS_AGAIN else None)
             for one in told:
                 if one.missed:
-                    print(f"[{one.mesh} {one.rank}] ({one.missed} lines came faster than they are read here)")
-            for one, line in log_lines.merged(told, pattern):
-                print(log_lines.shown(one, line))
-            sys.stdout.flush()
+                    show(f"[{one_line(one.mesh)} {one.rank}] ({one.missed} lines came faster than they are read here)")
+            lines = log_lines.merged(told, pattern)
+            show_coloured("".join(f"{log_lines.shown(one, line)}\n" for one, line in lines), end="")
             wanted = replace(wanted, after={**wanted.after, **log_lines.cursors(told)})
     except ProgramGone:
-        print("(the program has ended)", file=sys.stderr)
+        note("(the program has ended)")
 
 
 def _nothing(program: Program, options: argparse.Namespace) -> str:
@@ -221,10 +223,9 @@ def _nothing(program: Program, options: argparse.Namespace) -> str:
 
 def _say_half(told: Iterable[OutputPage]) -> None:
     if any(not one.whole for one in told):
-        print(
+        note(
             "(only what was written to stderr: stdout goes straight to the program's terminal. "
-            "configure(enable_file_capture=True), or HYPERACTOR_MESH_ENABLE_FILE_CAPTURE=1, has both kept)",
-            file=sys.stderr,
+            "configure(enable_file_capture=True), or HYPERACTOR_MESH_ENABLE_FILE_CAPTURE=1, has both kept)"
         )
 
 
@@ -239,6 +240,6 @@ def _set_level(program: Program, options: argparse.Namespace, ranks: list[int] |
         raise ValueError(_nothing(program, options))
     count, silent = set_level(program, addresses, level, options.logger or "")
     for address, why in silent.items():
-        print(f"{address}: {why}", file=sys.stderr)
-    print(f"the level of {options.logger or 'the root logger'} is {text} in {count} processes")
+        note(one_line(f"{address}: {why}"))
+    show(f"the level of {options.logger or 'the root logger'} is {text} in {count} processes")
     return 1 if silent else 0

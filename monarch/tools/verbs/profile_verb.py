@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch._linux import terminal
+from monarch._linux.terminal import note
 from monarch.tools.durations import duration
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.flame and options.torch:
         raise ValueError("--flame and --torch are two kinds of profile: ask for one")
-    print(_flame(options) if options.flame else _trace(options), flush=True)
+    terminal.show(str(_flame(options) if options.flame else _trace(options)))
     return 0
 
 
@@ -62,7 +63,7 @@ def _flame(options: argparse.Namespace) -> Path:
 
     check(options.duration, options.rate)
     program = choose(options.pid)
-    _say(f"Looking at {program.pid} for {options.duration:g}s...")
+    note(f"Looking at {program.pid} for {options.duration:g}s...")
     flame = sample(
         options.duration,
         rate=options.rate,
@@ -72,12 +73,12 @@ def _flame(options: argparse.Namespace) -> Path:
         program=program,
     )
     path = flame.write(options.output or _name(".svg"))
-    _say(f"{flame.total} stacks of {len(flame.processes)} processes; most often:")
+    note(f"{flame.total} stacks of {len(flame.processes)} processes; most often:")
     for name, share, processes in flame.hottest(5):
         which = f": {processes[0]}" if len(processes) == 1 < len(flame.processes) else ""
-        _say(f"  {share:6.1%}  {name}  in {len(processes)} of {len(flame.processes)}{which}")
+        note(f"  {share:6.1%}  {name}  in {len(processes)} of {len(flame.processes)}{which}")
     for address, why in flame.silent.items():
-        _say(f"  no answer from {address}: {why}")
+        note(f"  no answer from {address}: {why}")
     return path
 
 
@@ -89,8 +90,8 @@ def _trace(options: argparse.Namespace) -> Path:
     program = _recorded_at(client.url, options.pid)
     if program is None and options.torch:
         raise ValueError("which program is to run torch.profiler? Say so with --pid")
-    with profile_of(program, lambda: client, torch=options.torch, say=_say) as profile:
-        _say(f"Collecting traces for {options.duration:g}s...")
+    with profile_of(program, lambda: client, torch=options.torch, say=note) as profile:
+        note(f"Collecting traces for {options.duration:g}s...")
         time.sleep(options.duration)
     if options.output and options.output.endswith(".json"):
         return profile.export_chrome_trace(options.output)
@@ -114,7 +115,3 @@ def _recorded_at(url: str, pid: int | None) -> Program | None:
 
 def _name(suffix: str) -> Path:
     return Path(f"monarch-{time.strftime('%Y%m%d-%H%M%S')}{suffix}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from monarch._linux import terminal
 from monarch.tools.durations import duration
 from monarch.tools.query_output import FORMATS, shown
 
@@ -56,9 +57,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"telemetry at {client.url} does not answer: {exc.reason}") from None
     text = shown(reply, options.format)
     if text:
-        print(text, flush=True)
+        terminal.show(text)
+    if reply.get("truncated"):
+        terminal.note(reply.get("note") or "there are more rows: these are the first")
     if reply.get("missing_hosts"):
-        print(f"rows of these hosts are missing: {', '.join(reply['missing_hosts'])}", file=sys.stderr)
+        terminal.note(f"rows of these hosts are missing: {', '.join(reply['missing_hosts'])}")
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from monarch._linux import terminal
+
 NAME = "replay"
 LINE = "runs a recorded actor again, alone and here, under pdb if you like"
 TEXT = """\
@@ -59,14 +61,14 @@ def run(options: argparse.Namespace) -> int:
         trust=options.trust,
         cls=options.cls,
         patience=options.patience,
-        say=lambda line: print(line, flush=True),
+        say=terminal.show,
     )
     for note in outcome.notes:
-        print(f"  note: {note}")
+        terminal.show(f"  note: {note}")
     if outcome.divergence is not None and not options.pdb:
-        print(outcome.divergence)
+        terminal.show(str(outcome.divergence))
     elif outcome.failure and not options.pdb:
-        print(outcome.failure)
+        terminal.show(outcome.failure)
     count = f"{outcome.messages} message{'s' if outcome.messages != 1 else ''} handled"
-    print(f"{count}{'' if outcome.divergence is not None else ' as then'}; {outcome.ended}")
+    terminal.show(f"{count}{'' if outcome.divergence is not None else ' as then'}; {outcome.ended}")
     return outcome.status

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch._linux import terminal
 from monarch.job.torchrun import arguments as torchrun
 from monarch.tools.verbs.current_job import CurrentJob, add_kill, environment, mesh_of, named_job
 
@@ -54,9 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 current.kill()
             elif current.job.active:
                 context = Path(current.path).parent.name
-                print(
-                    f"monarch run: the hosts of {current.name} stay; monarch kill {context} ends them", file=sys.stderr
-                )
+                terminal.note(f"monarch run: the hosts of {current.name} stay; monarch kill {context} ends them")
     if options.mesh is not None or options.kill:
         options.parser.error("--mesh and --kill are for jobs: name one with --job")
     least = 1 if wanted.nodes is None else wanted.nodes[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
+
+from monarch._linux import terminal
+from monarch._text import one_line
+from monarch.tools.durations import wait
 
 NAME = "stacks"
 LINE = "where every rank of a running program is: Python stacks, the same ones shown once"
@@ -40,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every two seconds")
     parser.add_argument(
-        "--timeout", type=seconds, default=2.0, metavar="SECONDS", help="for processes that do not answer (2)"
+        "--timeout", type=wait, default=2.0, metavar="TIME", help="for processes that do not answer (2)"
     )
 
 
@@ -58,9 +61,10 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             text = json.dumps({**as_plain(found), "summary": summaries(found)})
         else:
-            text = f"{program.pid}: {program.command}\n\n{found}"
-        clear = "\033[H\033[2J" if options.watch and sys.stdout.isatty() and not options.json else ""
-        print(f"{clear}{text}", flush=True)
+            text = f"{program.pid}: {one_line(program.command)}\n\n{found}"
+        if options.watch and not options.json:
+            terminal.erase_all()
+        terminal.show(text)
         if not options.watch:
             return 0
         time.sleep(_AGAIN)
@@ -73,15 +77,4 @@ def _ranks(text: str) -> range:
     found = range(int(first), int(last or first) + 1)
     if not found or found[-1] > _MOST:
         raise argparse.ArgumentTypeError(f"there are no such ranks: {text}")
-    return found
-
-
-def seconds(text: str) -> float:
-    """Reads a number of seconds for an option."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 3600:
-        raise argparse.ArgumentTypeError(f"a time is a number of seconds from 0 to 3600; got {text!r}")
     return found

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch.tools.verbs.current_job import current_job
-from monarch.tools.verbs.stacks_verb import seconds
+from monarch._linux import terminal
+from monarch.tools.durations import wait
+from monarch.tools.verbs.current_job import current_place
 
 if TYPE_CHECKING:
     from monarch.admin.status import StatusReport
@@ -34,9 +35,7 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid")
     parser.add_argument("--json", action="store_true", help="everything, as JSON; of a program")
-    parser.add_argument(
-        "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for hosts that do not answer (5)"
-    )
+    parser.add_argument("--timeout", type=wait, default=5.0, metavar="TIME", help="for hosts that do not answer (5)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,7 +64,7 @@ def of_programs(options: argparse.Namespace, no_job: str) -> int:
         if len(programs) > 1:
             if options.json:
                 raise ValueError(f"{len(programs)} programs run; say which with --pid:\n{listed(programs)}")
-            print(f"{len(programs)} programs run; --pid shows one of them:\n{listed(programs)}", flush=True)
+            terminal.show(f"{len(programs)} programs run; --pid shows one of them:\n{listed(programs)}")
             return 0
         if no_job and not programs:
             raise ValueError(
@@ -77,7 +76,7 @@ def of_programs(options: argparse.Namespace, no_job: str) -> int:
 def _shown(status: StatusReport, as_json: bool) -> int:
     from monarch.admin.status import page
 
-    print(json.dumps(status.plain()) if as_json else page(status), flush=True)
+    terminal.show(json.dumps(status.plain()) if as_json else page(status))
     return 1 if status.unreachable or status.waits.silent else 0
 
 
@@ -89,10 +88,9 @@ def running_job() -> tuple[JobTrait, str]:
     name = f"context {contexts.active()!r}"
     if not Path(path).exists():
         try:
-            current = current_job()
+            path, name = current_place()
         except FileNotFoundError:
             raise ValueError(f"no job runs in {name} of {os.getcwd()}") from None
-        path, name = current.path, current.name
     try:
         job = job_load(path)
     except FileNotFoundError:

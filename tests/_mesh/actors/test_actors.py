@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from monarch.actor import (
     get_or_spawn_controller,
 )
 from monarch.testing import InProcessCluster
+from tests.support.threads import where
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
 TIMEOUT = 30
@@ -308,31 +308,18 @@ def test_an_async_method_needs_an_actor_with_a_loop(proc: ProcMesh) -> None:
 # --- threads and loops
 
 
-def _loop_here() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _where() -> tuple[int, bool, bool]:
-    """(thread, whether it is the main one, whether a loop is running in it)"""
-    return threading.get_ident(), threading.current_thread() is threading.main_thread(), _loop_here()
-
-
 class MixedThreads(Actor):
     def __init__(self) -> None:
-        self.seen = [_where()]
+        self.seen = [where()]
 
     @endpoint
     async def awaited(self) -> None:
         await asyncio.sleep(0)
-        self.seen.append(_where())
+        self.seen.append(where())
 
     @endpoint
     def plain(self) -> None:
-        self.seen.append(_where())
+        self.seen.append(where())
 
     @endpoint
     def all(self) -> list[tuple[int, bool, bool]]:

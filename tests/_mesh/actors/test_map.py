@@ -360,6 +360,7 @@ def test_results_that_nobody_reads_are_told_of(
     with caplog.at_level(logging.WARNING, "monarch"):
         mesh.run.map(range(10))
         gc.collect()
+        here.settle()  # what the collector ends leaves the word about it to the I/O thread
         assert log_thread.flush(TIMEOUT)
     assert "nobody read the results of workers.run.map(): only its first 2 items were sent" in caplog.text
 

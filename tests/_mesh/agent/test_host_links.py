@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop
 from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import LinkHello
-from tests.support.threads import in_loop
+from tests.support.loops import RunningLoop
 
 TIMEOUT = 20.0
 SECRET = Credentials(b"a long and random text")
@@ -67,32 +66,14 @@ class Agent:
             link._link.connection.close("killed")
 
 
-class Machine:
-    def __init__(self) -> None:
-        self.loop = Loop("test-io")
-        self.errors: list[BaseException] = []
-        self.loop.on_error = self.errors.append
-        self.loop.start()
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        return in_loop(self.loop, fn)
-
-    def until(self, fn: Callable[[], bool]) -> None:
-        limit = time.monotonic() + TIMEOUT
-        while not self.call(fn):
-            assert time.monotonic() < limit
-
-
 @pytest.fixture
-def machine() -> Iterator[Machine]:
-    machine = Machine()
+def machine() -> Iterator[RunningLoop]:
+    machine = RunningLoop()
     yield machine
-    machine.loop.stop()
-    assert machine.loop.join(TIMEOUT)
-    assert machine.errors == []
+    machine.end()
 
 
-def test_a_dialler_that_is_restarted_at_once_is_noticed_at_once(machine: Machine, tmp_path: Path) -> None:
+def test_a_dialler_that_is_restarted_at_once_is_noticed_at_once(machine: RunningLoop, tmp_path: Path) -> None:
     """Its port answers all the time, so that no refused connection tells; but another agent does."""
     where = f"ipc://{tmp_path}/dialler"
     dialler, worker = machine.call(
@@ -113,7 +94,9 @@ def test_a_dialler_that_is_restarted_at_once_is_noticed_at_once(machine: Machine
         machine.call(agent.links.close)
 
 
-def test_a_dialler_that_lives_is_waited_for(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dialler_that_lives_is_waited_for(
+    machine: RunningLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_links, "_KNOCK_AGAIN", 0.01)
     asked: list[str] = []
     dialler, worker = machine.call(

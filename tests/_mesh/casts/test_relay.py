@@ -656,7 +656,7 @@ class Receiver:
             if not self.reorder.knows(msg.sender):
                 self.reorder.skip(msg.sender)
         else:
-            ready = list(self.reorder.accept(msg.sender, msg.seq, msg))
+            ready = list(self.reorder.accept(msg.sender, msg.seq, msg) or ())
         for call in ready:
             self.handled.append((call.sender, call.seq))
             if call.port:

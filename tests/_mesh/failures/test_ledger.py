@@ -282,6 +282,8 @@ def test_a_message_for_the_one_before_says_that_it_was_not_handled() -> None:
     assert "<root>.<W w> was restarted after this message was sent" in stale.report
     assert "was not handled" in stale.report
     assert stale.stopped and stale.will_restart and stale.ranks == [2]
+    overtaken = ledgers.stale_failure("<root>.<W w>", "k1", "workers", 2, overtaken=True)
+    assert "<root>.<W w> was not handled: a connection broke" in overtaken.report
 
 
 # --- for any events

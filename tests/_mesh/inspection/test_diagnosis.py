@@ -9,12 +9,13 @@ import pytest
 
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection.collectives import GroupState
-from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, ProgramSample, diagnose, mesh_in
+from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Finding, ProgramSample, diagnose, mesh_in
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stack_records import HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
+from tests.support.hostile import NAME, fit
 
 GB = 1 << 30
 STEP = [
@@ -280,3 +281,11 @@ def test_the_mesh_in_an_actors_name(who: str, mesh: str) -> None:
 def test_pages_are_bounded() -> None:
     failures = [FailureNote(f"m{n}", [0], "\n".join("x" * 50 for _ in range(100))) for n in range(50)]
     assert len(str(found([], failures=failures)).splitlines()) < 200
+
+
+def test_names_of_the_program_add_no_line() -> None:
+    def shown(name: str) -> str:
+        return str(Diagnosis([Finding("failed", name, [name, name], name)], [name], 1))
+
+    assert fit(shown(NAME))
+    assert len(shown(NAME).splitlines()) == len(shown("name").splitlines())

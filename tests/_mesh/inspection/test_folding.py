@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from monarch._mesh.inspection import folding
 from monarch._mesh.inspection.stack_records import HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
+from tests.support.hostile import NAME, fit
 
 STEP = [StackFrame("/srv/train.py", 40, "Trainer.train"), StackFrame("/srv/train.py", 88, "Trainer.step")]
 LOAD = [StackFrame("/srv/train.py", 40, "Trainer.train"), StackFrame("/srv/data.py", 31, "load")]
@@ -129,3 +130,17 @@ def test_ranges_that_are_too_many_are_counted() -> None:
     assert folding.ranges([0, 2, 4, 5], most=2) == "0, 2 and 2 more"
     assert folding.called([3]) == "rank 3"
     assert folding.called([3, 4, 5]) == "ranks 3-5"
+
+
+def test_names_of_the_program_add_no_line() -> None:
+    def shown(name: str) -> str:
+        frames = [StackFrame(f"/{name}.py", 3, name, {name: name})]
+        threads = [
+            ThreadStack(name, 7, frames, name, "key", 0, name, 5.0, name),
+            ThreadStack(name, 8, frames, task=name),
+        ]
+        process = ProcessStacks("unix:/run/x/uid.0", name, 100, name, 0, threads, HOW_SIGNAL, name)
+        return folding.page([process], {"unix:/run/x/uid.1": name, "unix:/run/x/uid.2": f"{folding.NO_NATIVE} {name}"})
+
+    assert fit(shown(NAME))
+    assert len(shown(NAME).splitlines()) == len(shown("name").splitlines())

@@ -97,5 +97,13 @@ def test_a_deep_stack_is_cut_in_the_middle() -> None:
     assert " frames)" in stack
 
 
+def test_names_of_threads_are_fit_to_send_and_have_an_end() -> None:
+    stacks = StackCounts()
+    stacks.add("caf\udce9;\n" + "x" * 10**6, None)
+    (stack,) = stacks.counts
+    assert stack.startswith("caf\\udce9, x") and len(stack) <= 210
+    assert sampler.decode(msgspec.msgpack.encode(Samples(stacks.counts, 1))).samples == stacks.counts
+
+
 def test_what_is_wanted_has_defaults() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode({}), type=SamplingOptions).rate_hz == 100.0

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import importlib
+import sys
+import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from monarch._mesh.agent.liveness import Liveness
-from monarch._mesh.inspection import survey
-from monarch._mesh.inspection.thread_stacks import TEXT, VARIABLES, variables
-from monarch.actor import Actor, ActorMesh, Stacks, endpoint, this_host
+from monarch._mesh.inspection import questions, survey
+from monarch._mesh.inspection.local_variables import TEXT, VARIABLES, LocalsLook, LocalsThread
+from monarch.actor import Actor, ActorMesh, Stacks, endpoint, this_host, wait_graph
 from monarch.testing import InProcessCluster, Local
 from tests.support.actors import TIMEOUT, Gate
 
@@ -157,11 +162,155 @@ def test_a_timeout_that_is_none(cluster: InProcessCluster, timeout: float) -> No
         spawn(Plain).stacks(timeout=timeout)
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, question: str, answer: bytes) -> None:
+    """Rank 1 answers that question with this."""
+    known = questions.QUESTIONS[question]
+
+    def function(proc: Any, argument: bytes) -> bytes:
+        made: bytes = getattr(importlib.import_module(f"monarch.{known.module}"), known.function)(proc, argument)
+        return answer if proc.address.endswith(".1") else made
+
+    module: Any = types.ModuleType(f"monarch.answers_of_tests_{question}")
+    module.function = function
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(module, "__spec__", types.SimpleNamespace(_initializing=False))
+    monkeypatch.setitem(
+        questions.QUESTIONS, question, questions.Question(f"answers_of_tests_{question}", "function", quick=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\x00", "cannot be read"),
+        (b"\x91" * 100_000, "cannot be read"),
+        (b"x" * 2_000_000, "2,000,000 bytes, more than"),
+    ],
+    ids=["another kind", "deep", "large"],
+)
+def test_an_answer_that_cannot_be_read_costs_no_other(
+    cluster: InProcessCluster, gate: Gate, monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str
+) -> None:
+    monkeypatch.setattr(survey, "LARGEST_REPLY", 1_000_000)
+    mesh = spawn(Plain, 3)
+    for question in ("stacks", "waits", "failures", "collectives"):
+        answering(monkeypatch, question, answer)
+    found = mesh.stacks(timeout=5.0).get(TIMEOUT)
+    assert [process.rank for process in found.processes] == [0, 2]
+    ((address, reason),) = found.silent.items()
+    assert address.endswith(".1") and why in reason
+    ((address, reason),) = wait_graph(5.0).get(TIMEOUT).silent.items()
+    assert address.endswith(".1") and why in reason
+
+
 def test_an_answer_that_nobody_asks_for_is_refused(cluster: InProcessCluster) -> None:
     spawn(Plain)
     answers = survey.ask("stacks", b"\xc1").get(TIMEOUT)
     assert answers.replies == {}
     assert all("DecodeError" in why for why in answers.silent.values())
+
+
+def framed(**values: object) -> Any:
+    """A frame with these variables."""
+    names = "".join(f" {name} = values[{name!r}]\n" for name in values)
+    namespace: dict[str, Any] = {"values": values, "sys": sys}
+    exec(f"def held():\n{names} return sys._getframe()", namespace)
+    return namespace["held"]()
+
+
+def variables(frame: Any) -> dict[str, str]:
+    look = LocalsLook()
+    found = look.note(frame)
+    look.read()
+    return found
+
+
+class Waits:
+    """Its repr waits for the gate."""
+
+    count = 0
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __repr__(self) -> str:
+        Waits.count += 1
+        self.gate.opened.wait(TIMEOUT)
+        return "returned"
+
+
+def test_a_repr_that_waits_keeps_one_thread_and_later_looks_say_so(no_leaks: None, gate: Gate) -> None:
+    thread = LocalsThread(seconds=0.05)
+
+    def look(**values: object) -> dict[str, str]:
+        made = LocalsLook()
+        found = made.note(framed(**values))
+        thread.fill(made)
+        return found
+
+    Waits.count = 0
+    before = set(threading.enumerate())
+    waits = Waits(gate)
+    first = look(number=1, slow=waits, behind=[2], text="t", secret="hunter2")
+    assert (first["number"], first["text"]) == ("1", "'t'") and "hunter2" not in str(first)
+    named = "before that of slow, of class Waits, in held() returns"
+    for name in ("slow", "behind"):
+        assert f"no repr() is called {named}" in first[name]
+    for _ in range(5):
+        again = look(number=1, other=waits, rude=Rude())
+        assert again["number"] == "1"
+        assert named in again["other"] and again["rude"].startswith("<Rude; ") and named in again["rude"]
+    (left,) = set(threading.enumerate()) - before
+    assert Waits.count == 1
+    gate.open()
+    left.join(TIMEOUT)
+    assert first["slow"].startswith("<Waits; "), "what is found later is left out"
+    assert look(slow=waits, behind=[2]) == {"slow": "returned", "behind": "[2]"}
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+class Meta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise AssertionError("code of the program runs")
+
+
+class Odd(metaclass=Meta):
+    pass
+
+
+class Large(dict[int, int]):
+    def __len__(self) -> int:
+        return 10**9
+
+
+def test_variables_of_any_kind_are_told_in_few_characters_and_from_their_beginning() -> None:
+    class Unordered(set[int]):
+        def __iter__(self) -> Any:
+            yield from range(3)
+            raise AssertionError("all of it is looked at")
+
+        def __len__(self) -> int:
+            return 10**9
+
+    found = variables(
+        framed(
+            rude=Rude(), odd=Odd(), large=Large({1: 2}), many=dict.fromkeys(range(10**5), 0), raw=b"x" * 10**6,
+            counts=collections.Counter("aab"), text="caf\udce9", long=[["x" * 10**6] * 9] * 9, frozen=frozenset([1]),
+            unordered=Unordered(),
+        )
+    )  # fmt: skip
+    assert max(map(len, found.values())) <= TEXT
+    assert found["rude"] == "<its repr raised SystemExit>"
+    assert found["odd"].startswith("<its repr raised AssertionError>")
+    assert (found["large"], found["frozen"]) == ("{1: 2, ...}", "frozenset({1})")
+    assert found["many"] == "{0: 0, 1: 0, 2: 0, 3: 0, ...}"
+    assert found["raw"].startswith("<1,000,000 bytes that begin with b'xxx")
+    assert (found["counts"], found["text"]) == ("Counter({'a': 2, 'b': 1})", "'caf\\udce9'")
+    assert found["unordered"].startswith("<its repr raised AssertionError")
 
 
 def test_variables_of_arrays_are_not_looked_into() -> None:
@@ -171,12 +320,7 @@ def test_variables_of_arrays_are_not_looked_into() -> None:
         def __repr__(self) -> str:
             raise AssertionError("what is in it may be on a device")
 
-    def framed(tensor: object) -> Any:
-        import sys
-
-        return sys._getframe()
-
-    assert variables(framed(Tensor()))["tensor"] == "<Tensor (3, 5) float32 cuda:0>"
+    assert variables(framed(tensor=Tensor()))["tensor"] == "<Tensor (3, 5) float32 cuda:0>"
 
 
 def test_of_many_variables_some_are_shown() -> None:

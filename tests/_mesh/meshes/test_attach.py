@@ -12,7 +12,7 @@ import pytest
 
 from monarch._mesh.meshes import attaching as waiting
 from monarch._mesh.meshes.attach import Attaching, Workers
-from monarch._mesh.start import agent_process, launch
+from monarch._mesh.start import agent_process, launch, launch_spec
 from monarch._runtime.future import Done, Future, Slot, make_future
 from monarch._wire import os_text
 from monarch._wire.address import agent_at
@@ -199,6 +199,25 @@ def test_folders_that_are_not_on_this_host_are_left_out(tmp_path: Path) -> None:
     made = spec(cwd=gone, path=[gone, here])
     launch.adapt_spec(made, {})
     assert made.cwd == made.path[0] == os.getcwd() and made.path[-1] == here
+
+
+def test_processes_import_nothing_from_a_folder_that_others_write_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless their program does: it is a script of another folder, run in this one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/lib"])
+    assert launch_spec.launch_spec("", {}, "", gated=False).path == [str(tmp_path), "/lib"]
+    tmp_path.chmod(0o1777)
+    assert launch_spec.launch_spec("", {}, "", gated=False).path == ["/lib"]
+    made = spec(cwd=str(tmp_path), path=["/lib"])
+    launch.adapt_spec(made, {})
+    assert str(tmp_path) not in made.path
+    made = spec(cwd="/gone", path=["/gone", "/lib"])
+    launch.adapt_spec(made, {})
+    assert str(tmp_path) not in made.path
+    monkeypatch.setattr(sys, "path", ["/lib", ""])
+    assert launch_spec.launch_spec("", {}, "", gated=False).path == [str(tmp_path), "/lib"]
 
 
 # --- starting an agent

@@ -170,11 +170,11 @@ def test_a_failing_bootstrap_is_an_actor_error_of_initialized_and_of_every_call(
 # --- spawn_procs: the command
 
 
-def test_the_default_command_is_this_interpreter_with_nothing_added() -> None:
+def test_the_default_command_is_this_interpreter_and_imports_nothing_from_the_working_directory() -> None:
     command = default_bootstrap_cmd()
     assert command.program == sys.executable
     assert command.env == {} and command.inherit_env is True
-    assert command.args[0] == "-m"
+    assert command.args[:2] == ["-P", "-m"]
 
 
 def test_with_env_makes_a_copy() -> None:

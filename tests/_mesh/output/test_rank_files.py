@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch._linux import private_files
 from monarch._mesh.output import rank_files
 from monarch._mesh.output.rank_files import RankFile, RankFiles, folder_of, path_of
 
@@ -48,7 +49,13 @@ def test_a_full_disk_is_said_once_and_what_is_missing_in_the_file(
 ) -> None:
     said: list[str] = []
     files = RankFiles(said.append)
-    full = RankFile("/dev/full", 1 << 20)
+    full = RankFile(str(tmp_path / "full.log"), 1 << 20)
+    opened = private_files.open_log
+    monkeypatch.setattr(
+        private_files,
+        "open_log",
+        lambda path: os.open("/dev/full", os.O_WRONLY) if path.endswith("full.log") else opened(path),
+    )
     other = RankFile(str(tmp_path / "0.log"), 1 << 20)
     monkeypatch.setattr(rank_files, "AGAIN", 0.0)
     files.write(full, b"first")

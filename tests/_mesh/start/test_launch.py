@@ -41,7 +41,7 @@ def test_a_plain_rank_is_forked() -> None:
 def test_another_interpreter_is_executed(program: str) -> None:
     command = command_for(spec(executable=program), 0)
     assert command is not None
-    assert (command.program, command.args) == (program, ["-m", "monarch._mesh.bootstrap"])
+    assert (command.program, command.args) == (program, ["-P", "-m", "monarch._mesh.bootstrap"])
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED", "MALLOC_ARENA_MAX"])
@@ -64,7 +64,7 @@ def test_membind_goes_through_numactl(program: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: "/bin/numactl" if name == "numactl" else name)
     command = command_for(asked, 0)
     assert command is not None
-    expected = ["--membind=1", "--cpunodebind=0", program, "-m", "monarch._mesh.bootstrap"]
+    expected = ["--membind=1", "--cpunodebind=0", program, "-P", "-m", "monarch._mesh.bootstrap"]
     assert (command.program, command.args) == ("/bin/numactl", expected)
     monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: None if name == "numactl" else name)
     with pytest.raises(CannotLaunch, match="needs the program numactl"):

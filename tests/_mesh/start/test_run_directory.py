@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from monarch._linux import private_files
 from monarch._mesh.start import run_directory
 from monarch._mesh.start.run_directory import RunDirectory, make_directory
 from monarch.config import configured
@@ -53,6 +55,30 @@ def test_the_next_run_removes_what_dead_runs_have_left(base: Path) -> None:
     new.remove()
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_folder_elsewhere_goes_with_the_run(base: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    """Also those above it that are private and empty then; not what another has put there in its place."""
+    directory = make_directory()
+    monkeypatch.setenv("MONARCH_RUN", directory.path)
+    away, kept = base / "away", base / "kept"
+    for name in (away / "one" / "deep", away / "two", kept / "x", base / "never"):
+        run_directory.remove_with_run(str(name))
+        name.mkdir(parents=True)
+        (name / "stdout.txt").write_text("secret")
+    for private in (away, away / "one"):
+        private.chmod(0o700)
+    (kept / "letter").write_text("dear")
+    (base / "never").rename(base / "elsewhere")
+    (base / "never").symlink_to("elsewhere")
+    if killed:
+        abandon(directory)
+        make_directory().remove()
+    else:
+        directory.remove()
+    assert sorted(path.name for path in base.iterdir()) == ["elsewhere", "kept", "never"]
+    assert [path.name for path in kept.iterdir()] == ["letter"] and (base / "elsewhere" / "stdout.txt").exists()
+
+
 def test_a_run_lives_as_long_as_anybody_holds_its_lock(base: Path) -> None:
     directory = make_directory()
     agent = subprocess.Popen([sys.executable, "-c", "input()"], pass_fds=[directory.lock], stdin=subprocess.PIPE)
@@ -87,10 +113,10 @@ def test_a_folder_whose_making_was_broken_off_goes_after_an_hour(base: Path) -> 
 
 
 def test_a_full_disk_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: str, mode: str) -> Any:
+    def full(path: str, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    monkeypatch.setattr(run_directory, "open", full, raising=False)
+    monkeypatch.setattr(private_files, "write", full)
     with pytest.raises(RuntimeError, match=r"No space left on device .*/pid"):
         make_directory()
     assert list(base.iterdir()) == []
@@ -167,6 +193,23 @@ def test_a_base_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(base))
     with pytest.raises(RuntimeError, match=r"caf\\udce9.*is not UTF-8"):
         make_directory()
+
+
+@root
+def test_the_sessions_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`su` keeps XDG_RUNTIME_DIR: who owns it could exchange what another makes there."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert run_directory.base_directory() == str(tmp_path)
+    os.chown(tmp_path, 65534, 65534)
+    assert run_directory.base_directory() == tempfile.gettempdir()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_base_in_which_others_could_exchange_the_folder(base: Path, mode: int) -> None:
+    base.chmod(mode)
+    with pytest.raises(RuntimeError, match=rf"mode {mode:04o}\) and is not sticky.*MONARCH_RUNTIME_DIR"):
+        make_directory()
+    assert os.listdir(base) == []
 
 
 def test_a_folder_that_was_made_again_meanwhile_is_not_a_dead_runs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

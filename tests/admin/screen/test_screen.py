@@ -12,12 +12,15 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from monarch.admin.payloads import ConfigEntry, NodePayload
+from monarch.admin.screen import once
 from monarch.admin.screen.app import MeshAdmin
 from monarch.admin.screen.header import Options
 from monarch.admin.screen.overlay import Overlay
+from monarch.admin.screen.pages import PageText
 from monarch.admin.screen.sources import NoAnswer, SocketSource
 from monarch.admin.screen.tree_view import TreeView
 from tests.support import trees
+from tests.support.hostile import NAME, fit
 from tests.support.tiers import first_of, full
 from tests.support.trees import HOST, NOW, FakeProgram
 
@@ -130,6 +133,42 @@ def test_the_tree_its_header_and_the_details_of_what_is_selected() -> None:
         assert "Address" in screen.text("details") and HOST in screen.text("details").replace("\n", "")
 
     run(test)
+
+
+def test_what_a_program_calls_itself_is_written_out() -> None:
+    """Names and errors reach the terminal, which would obey what is in them."""
+    asked = FakeProgram(
+        trees.agent(["uid.0"]),
+        trees.process("client", [trees.actor("root", status="client", cls="")], command=NAME, user=NAME),
+        trees.process(
+            "uid.0",
+            [trees.busy(NAME, 5.0, waits=NAME)],
+            [trees.failed(f"x{NAME}", f"ValueError: {NAME}")],
+            hostname=NAME,
+        ),
+    )
+    stacks = trees.stacks()
+    asked.bodies = {"config": trees.settings(), "stacks": stacks}
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("h", "j", "tab", "j", "j", "tab")
+        shown = [screen.row(number) for number in range(len(screen.app.state))]
+        assert len(shown) == 6
+        assert any("\\x1b[2J" in row for row in shown), shown
+        for _ in list(shown):
+            await screen.press("k")
+            shown += [screen.text("head"), screen.text("details")]
+        assert fit("".join(shown).replace("\u200b", ""))
+        screen.app._open("x", NAME, lambda overlay: overlay.show(NAME, [PageText(NAME), PageText("plain")]))
+        await screen.pilot.pause()
+        overlay = screen.overlay
+        for id in ("title", "page"):
+            pane = overlay.query_one(f"#{id}", Static)
+            assert fit("".join(strip.text for strip in pane.render_lines(pane.size.region)))
+
+    run(test, asked=asked)
+    assert fit(once.page(SocketSource(asked).nodes()))
 
 
 def test_keys_move_expand_and_collapse() -> None:

@@ -15,6 +15,7 @@ from monarch.tensor import RemoteException, inspect
 from monarch.tensor.controller.stream import Stream
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import reductions
+from tests.tensor.failing import fail_on
 
 TIMEOUT = 30
 RANKS = [(host, gpu) for host in range(2) for gpu in range(2)]
@@ -251,15 +252,6 @@ def test_what_cannot_be_asked_for(mesh: Any) -> None:
             monarch.reduce([local], "gpu")
     with pytest.raises(TypeError, match="LOCAL_TENSOR"):
         monarch.reduce([tensor, local], "gpu")
-
-
-@remote(propagate=lambda tensor, rank: torch.empty_like(tensor))
-def fail_on(tensor: Any, rank: int) -> Any:
-    from monarch.tensor.worker import current
-
-    if current.worker().executor.rank == rank:
-        raise ValueError("not on this rank")
-    return tensor + 1
 
 
 def test_a_failure_on_one_rank_does_not_stop_the_others(mesh: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import monarch
 import monarch.tensor as mt
+from tests.support.devices import every_device
 from tests.tensor.loopback import loopback
 
 OPTIMIZERS = {
@@ -59,7 +60,8 @@ def test_the_bits_are_those_of_one_process(kind: str) -> None:
                     assert torch.equal(value, wanted[0][name])
 
 
-def test_half_precision() -> None:
+@every_device
+def test_half_precision(device: str) -> None:
     """With autocast, as fp16 is trained."""
 
     def cast() -> Any:
@@ -68,10 +70,10 @@ def test_half_precision() -> None:
             for number, weight in enumerate(net.parameters()):
                 weight.copy_(torch.linspace(-1, 1 + number, weight.numel()).reshape(weight.shape))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0)
         for batch in inputs():
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast(device, dtype=torch.float16):
                 result = net(batch)
             assert result.dtype is torch.float16
             scaler.scale(result.float().square().mean()).backward()
@@ -85,7 +87,7 @@ def test_half_precision() -> None:
         assert its == scale < 1024.0
         with mt.no_mesh.activate():
             for name, value in mt.inspect(found, gpus=1).items():
-                assert torch.equal(value, wanted[name])
+                assert torch.equal(value, wanted[name].cpu())
 
 
 def test_an_infinity_in_one_process_keeps_all_from_their_step() -> None:

@@ -15,13 +15,17 @@ from monarch.tensor import RemoteException, inspect
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.moves import routes
 from monarch.tensor.controller.stream import Stream
-from monarch.tensor.remote.remote_function import remote
+from tests.support.devices import every_device, skip_with_fewer_gpus
+from tests.tensor.failing import fail_on
 
+pytestmark = every_device
 TIMEOUT = 30
 
 
 @pytest.fixture
-def mesh(square: ProcMesh) -> Iterator[Any]:
+def mesh(square: ProcMesh, device: str) -> Iterator[Any]:
+    if device == "cuda":
+        skip_with_fewer_gpus(4)
     with square.activate() as active:
         yield active
 
@@ -165,15 +169,6 @@ def test_rings_of_moves_do_not_wait_for_each_other(mesh: Any) -> None:
     for stream in streams:
         with stream.activate():
             assert [first(tensors[place, stream]) for place in range(4)] == order
-
-
-@remote(propagate=lambda tensor, rank: torch.empty_like(tensor))
-def fail_on(tensor: Any, rank: int) -> Any:
-    from monarch.tensor.worker import current
-
-    if current.worker().executor.rank == rank:
-        raise ValueError("not on this rank")
-    return tensor + 1
 
 
 def test_a_failed_tensor_arrives_as_a_failure(mesh: Any) -> None:

@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 import monarch
 import monarch.random
 from monarch.actor import Actor, current_rank, endpoint
+from tests.support.devices import every_device
+
+pytestmark = [every_device, pytest.mark.usefixtures("device")]
 
 
 def everywhere(tensor: Any) -> list[list[float]]:
@@ -23,7 +26,7 @@ def test_processes_begin_with_different_random_numbers(procs: Any) -> None:
     assert first != second
 
 
-def test_a_state_put_back_gives_the_same_numbers_again(procs: Any) -> None:
+def test_a_state_put_back_gives_the_same_numbers_again(procs: Any, device: str) -> None:
     with procs.activate():
         state = monarch.random.get_state()
         first = torch.rand(4)
@@ -33,9 +36,10 @@ def test_a_state_put_back_gives_the_same_numbers_again(procs: Any) -> None:
     assert everywhere(again) == everywhere(first) != everywhere(other)
     assert isinstance(state.cpu, monarch.Tensor) and state.cpu.dtype == torch.uint8
     assert monarch.inspect(state.cpu).shape == state.cpu.shape and monarch.inspect(state.cuda).shape == (16,)
+    assert device == "cpu" or any(monarch.inspect(state.cuda).tolist())
 
 
-def test_a_new_state_changes_nothing_before_it_is_set(procs: Any) -> None:
+def test_a_new_state_changes_nothing_before_it_is_set(procs: Any, device: str) -> None:
     with procs.activate():
         before = monarch.random.get_state()
         fresh = monarch.random.new_state(7)
@@ -43,19 +47,23 @@ def test_a_new_state_changes_nothing_before_it_is_set(procs: Any) -> None:
         monarch.random.set_state(fresh)
         got = torch.rand(4)
     assert everywhere(before.cpu) == everywhere(after.cpu)
-    wanted = torch.rand(4, generator=torch.Generator().manual_seed(7)).tolist()
+    wanted = torch.rand(4, generator=torch.Generator(device).manual_seed(7)).tolist()
     assert everywhere(got) == [wanted, wanted]
 
 
-def test_a_seed_for_each_process(procs: Any) -> None:
+def test_a_seed_for_each_process(procs: Any, device: str) -> None:
+    generators = [torch.Generator(device).manual_seed(40 + rank) for rank in range(2)]
+    wanted = [torch.rand(3, generator=generator).tolist() for generator in generators]
     probes = procs.spawn("probes", Probe)
     with procs.activate():
         seed = probes.rank.rref() + 40
         for _ in range(2):
             monarch.random.set_state(monarch.random.new_state(seed))
-            values = everywhere(torch.rand(3))
-    assert values == [torch.rand(3, generator=torch.Generator().manual_seed(40 + rank)).tolist() for rank in range(2)]
-    assert values[0] != values[1]
+            assert everywhere(torch.rand(3)) == wanted
+        monarch.random.manual_seed_per_rank(40)
+        assert everywhere(torch.rand(3)) == wanted
+        torch.manual_seed(40)
+        assert everywhere(torch.rand(3)) == [wanted[0], wanted[0]] != wanted
     probes.stop().get(timeout=30)
 
 
@@ -80,10 +88,10 @@ def test_misuse(procs: Any) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_with_dropout_in_real_processes(procs: Any, reentrant: bool) -> None:
+def test_checkpoints_with_dropout_in_real_processes(procs: Any, device: str, reentrant: bool) -> None:
     def program() -> list[Any]:
         torch.manual_seed(3)
-        g = torch.Generator().manual_seed(4)
+        g = torch.Generator(device).manual_seed(4)
         x = torch.rand(4, 8, generator=g).requires_grad_()
         for _ in range(2):
             y = checkpoint(torch.nn.functional.dropout, x, use_reentrant=reentrant)

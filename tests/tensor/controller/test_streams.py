@@ -16,7 +16,9 @@ from monarch.tensor.controller import borrows
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import current
 from monarch.tensor.worker.events import Events
+from tests.support.devices import every_device, skip_with_fewer_gpus
 
+pytestmark = [every_device, pytest.mark.usefixtures("device")]
 TIMEOUT = 30
 
 
@@ -230,8 +232,10 @@ def test_the_memory_is_the_same(mesh: Any) -> None:
     assert inspect(tensor, gpus=0).tolist() == [1, 0, 0, 1]
 
 
-def test_a_stream_of_its_own_for_collectives(mesh: Any) -> None:
+def test_a_stream_of_its_own_for_collectives(mesh: Any, device: str) -> None:
     """The gradients of one layer travel while the next is computed."""
+    if device == "cuda":
+        skip_with_fewer_gpus(2)
     side = Stream("collectives")
     total = torch.zeros(3)
     for step in range(20):
@@ -245,7 +249,9 @@ def test_a_stream_of_its_own_for_collectives(mesh: Any) -> None:
     assert inspect(total, gpus=1).tolist() == [2 * sum(range(20)) + 20] * 3
 
 
-def test_borrows_and_moves_between_streams_in_any_order(mesh: Any) -> None:
+def test_borrows_and_moves_between_streams_in_any_order(mesh: Any, device: str) -> None:
+    if device == "cuda":
+        skip_with_fewer_gpus(2)
     second = Stream("second")
     left, right = mesh.slice(gpus=0), mesh.slice(gpus=1)
     tensor = torch.ones(2) + mesh.rank("gpus")

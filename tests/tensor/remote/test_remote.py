@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import monarch
-from monarch.tensor import RemoteException, commands, functions, inspect, no_mesh
-from monarch.tensor.remote import arguments
+from monarch.tensor import RemoteException, functions, inspect, no_mesh, worker_commands
+from monarch.tensor.remote import function_arguments
 from monarch.tensor.remote import remote_function as counters
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch, remote
 from monarch.tensor.worker import current, function_call
@@ -242,7 +242,7 @@ def test_a_function_is_defined_once_for_all_numbers(loop: Any) -> None:
     z = add(torch.ones(3), 4.0)
     assert inspect(y).tolist() == [5, 5] and inspect(z).tolist() == [5, 5, 5]
     sent = [command for batch in loop.client.batches for command in batch]
-    runs = [command for command in sent if type(command) is commands.Run and command.scalars]
+    runs = [command for command in sent if type(command) is worker_commands.Run and command.scalars]
     assert [run.scalars for run in runs] == [(0.0,), (1.0,), (2.0,), (3.0,), (4.0,), (4.0,)]
     assert len({run.signature for run in runs[:-1]}) == 1
     assert runs[-1].signature != runs[0].signature  # it has to give a tensor of another shape
@@ -320,14 +320,14 @@ _trees = st.recursive(
 @given(st.lists(_trees, max_size=4), st.dictionaries(st.text(max_size=4), _trees, max_size=3))
 def test_any_arguments_arrive_as_they_were(args: list[Any], kwargs: dict[str, Any]) -> None:
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
-    tree, numbers = arguments.template(tuple(args), kwargs, leaves, spec)
+    tree, numbers = function_arguments.template(tuple(args), kwargs, leaves, spec)
     shown = repr((tuple(args), kwargs))
     collect = function_call.applier(lambda *args, **kwargs: repr((args, kwargs)), pickle.loads(pickle.dumps(tree)))
     assert collect([], numbers) == shown
-    assert repr(arguments.with_numbers(tree, numbers)) == shown
+    assert repr(function_arguments.with_numbers(tree, numbers)) == shown
     flat = [*args, *kwargs.values()]
-    if all(type(leaf) in arguments.LEAVES for leaf in flat):
-        tree, numbers = arguments.template(tuple(args), kwargs, flat, (len(args), *kwargs))
+    if all(type(leaf) in function_arguments.LEAVES for leaf in flat):
+        tree, numbers = function_arguments.template(tuple(args), kwargs, flat, (len(args), *kwargs))
         assert function_call.applier(lambda *args, **kwargs: repr((args, kwargs)), tree)([], numbers) == shown
 
 

@@ -77,13 +77,6 @@ class Worker(Actor):
     def called(self) -> list[str]:
         return self.calls
 
-    @endpoint(propagate=like)
-    def stops(self, x: Any) -> Any:
-        from monarch.actor import context
-
-        context().actor_instance.abort("as asked")
-        return x
-
     def plain(self, x: Any, y: Any) -> Any:
         return x - y
 

@@ -19,7 +19,7 @@ from monarch.tensor.simulator import machine as machines
 from monarch.tensor.simulator.ir import IRGraph
 from monarch.tensor.simulator.machine import AllocationLedger, SimulatedMachine, Team
 from monarch.tensor.simulator.task import SimulatedCommand, TaskKind, Use
-from monarch.tensor.simulator.trace import device_name, memory_view
+from monarch.tensor.simulator.trace_file import device_name, memory_view
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 

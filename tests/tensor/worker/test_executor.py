@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import monarch.tensor as mt
-from monarch.tensor import commands
+from monarch.tensor import worker_commands
+from monarch.tensor.failures import Tainted
 from monarch.tensor.signature import OpCall, TensorHole
 from monarch.tensor.worker.executor import Executor, StreamThreads
 
@@ -85,6 +88,40 @@ def test_the_failure_issued_first_is_told(loop: Any) -> None:
         mt.inspect(second)
 
 
+def test_a_value_that_cannot_be_sent_is_a_failure_of_the_fetch() -> None:
+    executor = Executor(0)
+    executor.tensors[7] = torch.ones(2)
+    executor.failures.append(Tainted(3))
+    given: list[Any] = []
+
+    def answer(value: Any) -> None:
+        if not given:
+            given.append(None)
+            raise TypeError("t cannot be sent")
+        given.append(value)
+
+    executor.run([worker_commands.Fetch(9, (7,), 0)], (), answer)
+    _, (failed, told, ident) = given
+    assert "t cannot be sent" in failed.text and ident == 9
+    assert Tainted(3) in told  # what the first answer would have told
+
+
+def test_a_stream_whose_thread_fails_ends_the_worker() -> None:
+    """Whoever waits for it would wait for ever."""
+    executor = Executor(0)
+    ended: list[str] = []
+    executor.end = ended.append
+    began: list[Any] = []
+    threads = StreamThreads(
+        executor, lambda *work: began.append(work) or threading.Thread(), lambda name: contextlib.nullcontext()
+    )
+    threads._put(0, [worker_commands.Sync(1)], (), lambda value: 1 / 0)
+    work, _, *rest = began[0]
+    with pytest.raises(ZeroDivisionError):
+        work(*rest)
+    assert "the thread of stream 'main' failed on rank 0" in ended[0] and "ZeroDivisionError" in ended[0]
+
+
 def test_a_failure_nobody_was_told_of_is_raised_at_the_end(loop: Any) -> None:
     _ = broken()
     with pytest.raises(mt.RemoteException, match="index out of range"):
@@ -145,34 +182,34 @@ class Opened:
 @pytest.fixture
 def worker() -> Now:
     made = Now(Executor(0))
-    mesh = commands.DefineMesh(1, ("gpus",), (1,), (0,))
-    take(made, 1, mesh, commands.SetPlacement(1, 0), commands.Constant(1, 0), payloads=[torch.ones(2)])
+    mesh = worker_commands.DefineMesh(1, ("gpus",), (1,), (0,))
+    take(made, 1, mesh, worker_commands.SetPlacement(1, 0), worker_commands.Constant(1, 0), payloads=[torch.ones(2)])
     return made
 
 
 def take(worker: StreamThreads, number: int, *batch: Any, payloads: Any = ()) -> list[Any]:
     answers: list[Any] = []
-    worker.take(number, commands.encode(list(batch)), payloads, answers.append)
+    worker.take(number, worker_commands.encode(list(batch)), payloads, answers.append)
     return answers
 
 
 def test_a_batch_that_comes_twice_is_done_once(worker: Now) -> None:
     add = Opened(OpCall("aten.add_.Tensor", [TensorHole(0), 1], {}, (), (0,)))
-    batch = (commands.Define(2, 0), commands.SetPlacement(1, 0), commands.Run(2, 5, (1,)))
+    batch = (worker_commands.Define(2, 0), worker_commands.SetPlacement(1, 0), worker_commands.Run(2, 5, (1,)))
     assert take(worker, 2, *batch, payloads=[add]) == []
     assert take(worker, 2, *batch, payloads=[add]) == [None]
     assert worker.executor.tensors[1].tolist() == [2.0, 2.0]
 
 
 def test_commands_for_other_ranks_are_passed_over(worker: Now) -> None:
-    elsewhere = commands.DefineMesh(2, ("gpus",), (1,), (3,))
+    elsewhere = worker_commands.DefineMesh(2, ("gpus",), (1,), (3,))
     answers = take(
         worker,
         2,
         elsewhere,
-        commands.SetPlacement(2, 0),
-        commands.Constant(7, 0),
-        commands.Fetch(8, (7,), 3),
+        worker_commands.SetPlacement(2, 0),
+        worker_commands.Constant(7, 0),
+        worker_commands.Fetch(8, (7,), 3),
         payloads=[torch.ones(1)],
     )
     assert answers == [None]
@@ -181,29 +218,36 @@ def test_commands_for_other_ranks_are_passed_over(worker: Now) -> None:
 
 def test_a_call_that_cannot_be_read_fails_alone(worker: Now) -> None:
     unreadable = Opened(ModuleNotFoundError("No module named 'nomod'"))
-    take(worker, 2, commands.SetPlacement(1, 0), commands.Do(3, 0, (1,)), payloads=[unreadable])
-    (answer,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Fetch(9, (1,), 0))
+    take(worker, 2, worker_commands.SetPlacement(1, 0), worker_commands.Do(3, 0, (1,)), payloads=[unreadable])
+    (answer,) = take(worker, 3, worker_commands.SetPlacement(1, 0), worker_commands.Fetch(9, (1,), 0))
     assert answer[0][0].tolist() == [1.0, 1.0]
     assert "nomod" in answer[1][0].text
     add = Opened(OpCall("aten.add.Tensor", [TensorHole(0), TensorHole(1)], {}, None, ()))
-    take(worker, 4, commands.SetPlacement(1, 0), commands.Do(6, 0, (1, 4)), payloads=[add])
+    take(worker, 4, worker_commands.SetPlacement(1, 0), worker_commands.Do(6, 0, (1, 4)), payloads=[add])
     for number, ref in ((5, 4), (6, 6)):  # a result of it, and what depends on one
-        (answer,) = take(worker, number, commands.SetPlacement(1, 0), commands.Fetch(9, (ref,), 0))
+        (answer,) = take(worker, number, worker_commands.SetPlacement(1, 0), worker_commands.Fetch(9, (ref,), 0))
         assert answer[0].ident == 3 and "nomod" in answer[0].text
 
 
 def test_an_unknown_operation_says_how_to_register_it(worker: Now) -> None:
     unknown = Opened(OpCall("mine.twice.default", [TensorHole(0)], {}, None, ()))
-    take(worker, 2, commands.Define(2, 0), commands.SetPlacement(1, 0), commands.Run(2, 3, (1,)), payloads=[unknown])
-    (answer,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Fetch(9, (3,), 0))
+    take(
+        worker,
+        2,
+        worker_commands.Define(2, 0),
+        worker_commands.SetPlacement(1, 0),
+        worker_commands.Run(2, 3, (1,)),
+        payloads=[unknown],
+    )
+    (answer,) = take(worker, 3, worker_commands.SetPlacement(1, 0), worker_commands.Fetch(9, (3,), 0))
     assert "'mine.twice.default' is not registered in this process" in answer[0].text
     assert "bootstrap" in answer[0].text
 
 
 def test_failures_are_told_once_and_bounded(worker: Now) -> None:
     bad = Opened(OpCall("aten.view.default", [TensorHole(0), [5]], {}, None, ()))
-    runs = [commands.Run(2, ident, (1,)) for ident in range(10, 400)]
-    take(worker, 2, commands.Define(2, 0), commands.SetPlacement(1, 0), *runs, payloads=[bad])
-    (first,) = take(worker, 3, commands.SetPlacement(1, 0), commands.Sync(500))
-    (second,) = take(worker, 4, commands.SetPlacement(1, 0), commands.Sync(501))
+    runs = [worker_commands.Run(2, ident, (1,)) for ident in range(10, 400)]
+    take(worker, 2, worker_commands.Define(2, 0), worker_commands.SetPlacement(1, 0), *runs, payloads=[bad])
+    (first,) = take(worker, 3, worker_commands.SetPlacement(1, 0), worker_commands.Sync(500))
+    (second,) = take(worker, 4, worker_commands.SetPlacement(1, 0), worker_commands.Sync(501))
     assert len(first[1]) == 256 and not second[1]

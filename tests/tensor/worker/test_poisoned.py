@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monarch.actor import SupervisionError, this_host
-from monarch.tensor import RemoteException, commands, inspect
+from monarch.tensor import RemoteException, inspect, worker_commands
 from monarch.tensor.failures import Failed, GroupLost
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import poisoned
@@ -72,8 +72,8 @@ class Worker:
         batch: list[Any] = []
         for call in calls:
             self.count += 1
-            self.executor.define(commands.Define(self.count, 0), [call])
-            batch.append(commands.Run(self.count, self.count, ()))
+            self.executor.define(worker_commands.Define(self.count, 0), [call])
+            batch.append(worker_commands.Run(self.count, self.count, ()))
         self.executor.run([*batch, *then], [], self.answers.append)
         return [self.executor._there(one.ident) for one in batch]
 
@@ -110,7 +110,7 @@ def test_it_is_met_by_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
             raise device_error(ASSERTED)
 
     worker.executor.tensors[7] = torch.ones(2).as_subclass(Late)
-    worker.run(then=[commands.Fetch(9, (7,), 3)])
+    worker.run(then=[worker_commands.Fetch(9, (7,), 3)])
     ((failed, _, _),) = worker.answers
     assert "at or before fetch" in failed.text
     assert worker.ended
@@ -171,7 +171,7 @@ def test_values_do_not_leave_behind_a_collective_that_failed() -> None:
     groups.unfinished.add(late, "allreduce of ranks [0, 2]")
     executor.tensors[1] = torch.ones(2)
     answers: list[Any] = []
-    fetch = commands.Fetch(5, (1,), 0)
+    fetch = worker_commands.Fetch(5, (1,), 0)
     good.done = True
     executor.run([fetch], [], answers.append)
     late.done, late.error = True, RuntimeError("timed out after 300000 ms")

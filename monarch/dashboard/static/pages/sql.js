@@ -46,7 +46,7 @@ export function open(root) {
     const clock = setInterval(() => { says.textContent = `running, ${((performance.now() - began) / 1e3).toFixed(1)} s`; }, 100);
     try {
       result = await post("/api/sql", {sql: text, timeout: Number(limit.value)}, mine.signal);
-      says.textContent = `${number(result.rows.length)} row${result.rows.length === 1 ? "" : "s"}${result.truncated ? `, the first of more` : ""} in ${number(result.elapsed_ms, 1)} ms`;
+      says.textContent = `${number(result.rows.length)} row${result.rows.length === 1 ? "" : "s"}${result.truncated ? `, the first of more` : ""} in ${number(result.elapsed_ms, 1)} ms${result.note ? `: ${result.note}` : ""}`;
       csv.disabled = result.rows.length === 0;
       show(output, result.missing_hosts.length ? h("p", {class: "missing"}, `Rows of these hosts are missing: ${result.missing_hosts.join(", ")}`) : null, table(result));
     } catch (problem) {

@@ -1,6 +1,6 @@
 // Where every thread stands, folded over ranks: wide is where many are, marked is where few are that the others are not.
 
-import {h, show} from "../dom.js";
+import {h, plain, show} from "../dom.js";
 import {get} from "../api.js";
 import {clock, number, plural, shortFile} from "../format.js";
 
@@ -25,7 +25,7 @@ export function open(root) {
     } catch (problem) {
       says.textContent = "";
       if (!closed && !taken) show(chart, h("p", {class: "empty missing"}, problem.message));
-      else says.textContent = problem.message;
+      else says.textContent = plain(problem.message);
     }
     again.disabled = false;
     if (follow && !closed) timer = setTimeout(() => document.hidden ? (timer = setTimeout(ask, EVERY)) : ask(), EVERY);
@@ -59,7 +59,7 @@ export function open(root) {
     const label = depth === 0 && !each.file ? (path.length ? each.name : "all") : each.file ? `${each.name}` : each.name;
     const chosen = trail(whole, each);
     return h("button", {type: "button", class: each.straggler ? "straggler" : each.file ? "" : "group", "data-key": chosen.join("/"), style: {left: `${left}%`, width: `${width}%`, top: `${depth * LINE}px`, ...(each.file && !each.straggler ? {"--bar": tint(each.file)} : {})},
-      "aria-label": `${each.name}, ${plural(each.count, "thread")}`, title: words(each), onclick: () => { path = path.join("/") === chosen.join("/") ? chosen.slice(0, -1) : chosen; draw(); }, onfocus: () => { where.textContent = words(each); }, onpointerenter: () => { where.textContent = words(each); }}, label, each.file && width > 14 ? h("span", {class: "faint"}, `  ${each.file.split("/").pop()}:${each.line}`) : null, each.count > 1 && width > 8 ? `  ×${number(each.count)}` : "");
+      "aria-label": `${each.name}, ${plural(each.count, "thread")}`, title: words(each), onclick: () => { path = path.join("/") === chosen.join("/") ? chosen.slice(0, -1) : chosen; draw(); }, onfocus: () => { where.textContent = plain(words(each)); }, onpointerenter: () => { where.textContent = plain(words(each)); }}, label, each.file && width > 14 ? h("span", {class: "faint"}, `  ${each.file.split("/").pop()}:${each.line}`) : null, each.count > 1 && width > 8 ? `  ×${number(each.count)}` : "");
   }
   chart.addEventListener("keydown", event => {
     const steps = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1};

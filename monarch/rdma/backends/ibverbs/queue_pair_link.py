@@ -37,7 +37,7 @@ LONGEST = 60.0  # seconds that the thread waits at a time: deadlines may lie far
 
 
 class LinkGoneError(Exception):
-    """The link has been closed."""
+    """The error of work for a link that was closed meanwhile."""
 
 
 class LinkJob(Protocol):

@@ -102,7 +102,7 @@ class ProbeJob:
             self.over.set_result(fault)
 
     def quiet(self) -> None:
-        """Its deadline comes soon."""
+        """Does nothing: a probe's deadline comes soon."""
 
 
 class ControlWord:

@@ -93,7 +93,7 @@ class ConnectionBrokenError(Exception):
 
 
 class DeadlineExceededError(Exception):
-    """The transfer's time is over."""
+    """The error of a lane when the time of its transfer is over."""
 
 
 class StreamJob(ChunkedTransfer):
@@ -353,7 +353,7 @@ class OwnerLanes:
 
 
 class _Lane:
-    """A thread and its stream."""
+    """A thread that carries chunks over a stream of its own."""
 
     def __init__(self, lanes: OwnerLanes) -> None:
         self.lent = False  # the thread that asks for a transfer uses the stream

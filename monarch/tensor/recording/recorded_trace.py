@@ -99,7 +99,7 @@ class RecordedTrace:
             storage.known, storage.flags = None, storage.flags & ~KNOWN
 
     def _adopt_captures(self, recorder: CommandRecorder) -> dict[int, TensorStorage]:
-        """Returns their storages by id."""
+        """Takes over the tensors that were there before the recording; returns their storages by id."""
         storages: dict[int, TensorStorage] = {}
         for ref in sorted(self.recording.captures):
             met = recorder.met.get(ref)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.actor import Future, Promise, Shape
 from monarch.actor.lowlevel import Sealed, follow
-from monarch.tensor import commands
+from monarch.tensor import worker_commands
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant
 from monarch.tensor.controller.mesh import DeviceMesh
@@ -118,8 +118,8 @@ class SimulatedEngine(TensorEngine):
                 self.end(f"its simulation failed: {type(exc).__name__}: {exc}")
                 raise
             answer: Any = None
-            if isinstance(mark, commands.Fetch):
-                at: Any = next(one for one in reversed(waiting) if isinstance(one, commands.SetPlacement))
+            if isinstance(mark, worker_commands.Fetch):
+                at: Any = next(one for one in reversed(waiting) if isinstance(one, worker_commands.SetPlacement))
                 place = self._interpreter.place(at.mesh, at.stream)
                 metas, ready = self._interpreter.fetch(mark.ident, mark.refs, mark.rank, place)
                 answer = (metas, (), mark.ident, ready)
@@ -267,7 +267,7 @@ class _DueCalls(threading.local):
 
 
 class _Unique:
-    """Equal to nothing else."""
+    """A value that equals nothing else."""
 
 
 class _NoTimer:

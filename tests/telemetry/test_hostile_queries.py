@@ -1,0 +1,253 @@
+"""What a query may do to the tables and to others who ask: nothing. Each attack runs on a real engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from monarch.telemetry.query_places import TURN, TYPED, Places
+from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.store import Store
+from tests.support.tiers import full
+
+SEED = int(os.environ.get("MONARCH_SEED", "20261123"))
+ENDLESS = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = Store()
+    made.insert("snapshots", [("a", 1), ("b", 2)])
+    yield made
+    made.close()
+
+
+def levenshtein(size: int) -> str:
+    """What the engine does not stop when it is asked to."""
+    return f"SELECT levenshtein(repeat('a', {size}), repeat('b', {size}))"
+
+
+def nested(depth: int) -> str:
+    """What is too deep for the engine's stack."""
+    return "SELECT json_transform('" + "[" * depth + "]" * depth + "', '" + "[" * depth + '"INT"' + "]" * depth + "')"
+
+
+def attack(draw: random.Random, folder: Path) -> str:
+    """One of many ways."""
+    size = draw.randrange(100_000, 400_000)
+    return draw.choice(
+        [
+            nested(draw.randrange(5_000, 31_000)),
+            levenshtein(size),
+            ENDLESS,
+            f"SELECT count(*) FROM snapshots a, range({size * 10_000}) b, range({size}) c",
+            "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+            "WITH RECURSIVE t(s) AS (SELECT 'a' UNION ALL SELECT s || s FROM t) SELECT max(length(s)) FROM t",
+            f"SELECT repeat('x', {size * 10_000})",
+            f"SELECT repeat('x', {size}) FROM range(100000)",
+            f"SELECT list_sum(range({size * 10_000}))",
+            f"SELECT string_agg(repeat('x', {size}), ',') FROM range(100000)",
+            f"SELECT * FROM range({size * 1_000}) ORDER BY hash(range)",
+            f"SELECT regexp_matches(repeat('a', {size}), '(a*)*(a*)*b')",
+            "SELECT " + "(" * draw.randrange(1_000, 100_000) + "1",
+            "SELECT " + "-" * 2 + "\n" + "+" * draw.randrange(1_000, 100_000) + "1",
+            "SELECT " + " + ".join(["1"] * draw.randrange(1_000, 60_000)),
+            f"COPY snapshots TO '{folder}/out.csv'",
+            f"COPY (SELECT repeat('x', {size})) TO '{folder}/out.parquet'",
+            f"ATTACH '{folder}/a.db'",
+            f"EXPORT DATABASE '{folder}/all'",
+            f"SELECT * FROM read_text('{folder}/secret')",
+            "SELECT * FROM read_text('/proc/self/environ')",
+            f"SELECT * FROM '{folder}/secret'",
+            f"SELECT * FROM glob('{folder}/*')",
+            "SELECT getenv('HOME')",
+            draw.choice(["INSTALL httpfs", "LOAD httpfs", "PRAGMA database_list", "SET threads = 99"]),
+            "SET enable_external_access = true",
+            "SET memory_limit = '100GB'",
+            draw.choice(["DROP TABLE snapshots", "DELETE FROM snapshots", "UPDATE snapshots SET snapshot_ts = 7"]),
+            "SELECT * FROM duckdb_secrets(), duckdb_settings(), pragma_user_agent()",
+        ]
+    )  # fmt: skip
+
+
+def hammer(store: Store, count: int, folder: Path) -> None:
+    """Sends so many attacks, four at a time; the tables are as before and nothing is left."""
+    print(f"seed {SEED}")
+    (folder / "secret").write_text("the secret")
+    draw = random.Random(SEED)
+    attacks = [attack(draw, folder) for _ in range(count)]
+    open_before = len(os.listdir("/proc/self/fd"))
+    found: list[object] = []
+
+    def send() -> None:
+        while attacks:
+            try:
+                sql = attacks.pop()
+            except IndexError:
+                return
+            try:
+                rows = store.query(sql, timeout=0.5, limit=100).rows
+                found.append((sql, rows))
+            except QueryError:
+                pass
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leaked = [sql[:80] for sql, rows in found if "the secret" in str(rows) or "PATH=" in str(rows)]  # type: ignore[misc]
+    assert leaked == []
+    assert store.query("SELECT * FROM snapshots ORDER BY 1", timeout=60).rows == [("a", 1), ("b", 2)]
+    assert [path.name for path in folder.iterdir()] == ["secret"]
+    assert copies_of(store) == []
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+    peak = memory(store.keeper.process.pid, "VmHWM")
+    print(f"the process with the tables had at most {peak >> 20} MiB")
+    assert peak < 512 << 20
+
+
+def copies_of(store: Store) -> list[str]:
+    """The processes of queries that are there after a while."""
+    pid = store.keeper.process.pid
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    until = time.monotonic() + 30
+    while (found := path.read_text().split()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
+def memory(pid: int, name: str) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
+
+
+def test_twenty_attacks_leave_the_tables_as_they_were(store: Store, tmp_path: Path) -> None:
+    hammer(store, 20, tmp_path)
+
+
+@full
+def test_a_thousand_attacks_leave_the_tables_as_they_were(store: Store, tmp_path: Path) -> None:
+    hammer(store, 1_000, tmp_path)
+
+
+def test_a_query_that_ends_the_engine_ends_its_own_process(store: Store) -> None:
+    for _ in range(2):
+        with pytest.raises(QueryError):
+            store.query(nested(30_000), timeout=60)
+        assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
+
+
+def test_a_query_that_does_not_stop_is_killed_at_its_deadline(store: Store) -> None:
+    with pytest.raises(QueryTimeout, match="longer than 1 s"):
+        store.query(levenshtein(300_000), timeout=1)
+    assert copies_of(store) == []
+
+
+def test_eight_such_at_once_are_all_answered_by_then_and_pages_go_on(store: Store) -> None:
+    answered: list[float] = []
+
+    def ask() -> None:
+        began = time.monotonic()
+        with pytest.raises(QueryTimeout):
+            store.query(levenshtein(300_000), timeout=2)
+        answered.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert store.query("SELECT count(*) FROM snapshots", timeout=60, typed=False).rows == [(2,)]
+    for thread in threads:
+        thread.join(60)
+    assert len(answered) == 8
+    assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
+
+
+def test_a_result_has_a_bound_in_bytes_and_says_how_to_get_less(store: Store) -> None:
+    found = store.query("SELECT repeat('x', 100000) AS text FROM range(2000)", timeout=60)
+    assert found.truncated and 600 <= len(found.rows) <= 680
+    assert "the result is cut at 64 MiB" in found.note and "Select fewer columns" in found.note
+    with pytest.raises(QueryError, match="a row of the result has more than 64 MiB: select fewer columns"):
+        store.query("SELECT repeat('x', 70000000)", timeout=60)
+
+
+def test_a_large_result_passes_in_parts(store: Store) -> None:
+    with store.stream("SELECT range, repeat('x', 100000) FROM range(20000)", timeout=60) as result:
+        sizes = [len(part) for part in result.parts()]
+    assert 256 << 20 >= sum(sizes) > 255 << 20 and max(sizes) < 16 << 20
+    assert "the result is cut at 256 MiB" in result.end.note
+
+
+def test_what_fails_late_is_an_error_and_not_a_short_result(store: Store) -> None:
+    with pytest.raises(QueryError, match="late"):
+        store.query(
+            "SELECT CASE WHEN range = 800000 THEN error('late') ELSE 'a' END FROM range(900000)",
+            timeout=60,
+            limit=10**6,
+        )
+
+
+def test_a_time_with_a_zone_is_refused_in_words_that_help(store: Store) -> None:
+    with pytest.raises(QueryError, match=r"cast it, as in now\(\)::TIMESTAMP"):
+        store.query("SELECT now()", timeout=60)
+    assert len(store.query("SELECT now()::TIMESTAMP", timeout=60).rows) == 1
+
+
+def test_a_query_sees_what_was_written_before(store: Store) -> None:
+    for count in range(3, 6):
+        store.insert("snapshots", [("c", count)])
+        assert store.query("SELECT count(*) FROM snapshots", timeout=60, typed=False).rows == [(count,)]
+
+
+def test_so_many_run_so_many_wait_and_who_runs_for_longest_makes_room() -> None:
+    places = Places(2, 3)
+    assert places.take("first", 0.0, 60.0) and places.take("second", 1.0, 5.0)
+    assert not places.take("third", 2.0, 60.0)
+    assert places.wait("third") and places.wait("third")
+    assert [places.wait(number) for number in range(3)] == [True, True, False]
+    assert places.make_room(4.9) is None
+    assert places.make_room(5.0) == "second", "after its time, though nobody has noticed"
+    assert places.take("third", 5.0, 60.0)
+    assert places.wait("another"), "its place among those who wait is free"
+    assert places.make_room(TURN - 0.1) is None
+    assert places.make_room(TURN) == "first"
+
+
+def test_who_does_not_read_a_result_holds_its_place_no_longer_than_asked(store: Store) -> None:
+    with ExitStack() as opened:
+        for _ in range(TYPED):
+            large = store.stream("SELECT repeat('x', 1000) FROM range(1000000)", timeout=1)
+            opened.enter_context(large)
+        assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
+
+
+@full
+def test_who_waits_gets_a_turn(store: Store) -> None:
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            store.query(ENDLESS, timeout=120)
+        except QueryTimeout as exc:
+            refused.append(str(exc))
+
+    threads = [threading.Thread(target=ask) for _ in range(TYPED)]
+    for thread in threads:
+        thread.start()
+    while len(store._places._typed._taken) < TYPED:
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
+    assert TURN - 5 < time.monotonic() - began < TURN + 20
+    for oldest in list(store._places._typed._taken):
+        oldest.cancel()  # type: ignore[attr-defined]
+    for thread in threads:
+        thread.join(60)
+    assert len(refused) == TYPED
+    assert sum("because others wait" in text for text in refused) == 1

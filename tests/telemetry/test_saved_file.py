@@ -1,0 +1,135 @@
+"""The file that rows are written to as well: private, bounded, and there however the program ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from monarch._linux.private_files import UntrustedFileError
+from monarch.telemetry.retention import Retention
+from monarch.telemetry.store import Store
+from tests.support.scripts import Scripts
+from tests.support.tiers import full
+
+COUNT = "SELECT count(*) FROM snapshots"
+
+
+def rows(path: Path) -> int:
+    saved = Store.open(str(path))
+    try:
+        return int(saved.query(COUNT, timeout=60).rows[0][0])
+    finally:
+        saved.close()
+
+
+def test_what_was_written_is_in_the_file_when_its_writers_are_killed(tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "run.duckdb"
+    for count in (1, 2):  # the second goes on in the file of the first
+        store = Store(path=str(path))
+        try:
+            store.insert("snapshots", [("a", count)])
+            assert store.query(COUNT, timeout=60).rows == [(1,)]
+            assert store.saved is not None
+            with pytest.raises(ValueError, match="is written by a program that runs"):
+                Store.open(str(path))
+            store.saved.process.kill()
+            store.keeper.process.kill()
+        finally:
+            store.close()
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+        assert modes == {0o600} and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert rows(path) == count
+
+
+@full
+def test_one_that_ends_leaves_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.duckdb"
+    for count in range(1, 4):  # which of its two ends the writer sees first is not settled
+        store = Store(path=str(path))
+        store.insert("snapshots", [("a", count)])
+        store.close()
+        assert os.listdir(tmp_path) == ["run.duckdb"]
+        assert rows(path) == count
+
+
+@full
+def test_a_file_that_grows_too_large_keeps_the_newest(tmp_path: Path) -> None:
+    store = Store(path=str(tmp_path / "run.duckdb"))
+    try:
+        assert store.saved is not None
+        line = ["x", "y", "INFO", "{}", 0, None, 1, "t", None, None, None]
+        store.insert("events", [(*line[:4], at, *line[5:]) for at in range(10_000)])
+        store.saved.compact()
+        assert not Retention(store.saved, 0.0, 1 << 30).bound()
+        assert Retention(store.saved, 0.0, 1).bound()
+        first = store.saved.write(["SELECT count(*) FROM events", "SELECT min(timestamp_us) FROM events"])
+        assert first == [8_000, 2_000]
+        assert store.query("SELECT count(*) FROM events", timeout=60).rows == [(10_000,)], "in memory"
+    finally:
+        store.close()
+
+
+@full
+def test_a_file_that_others_may_write_or_that_is_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.duckdb"
+    path.touch()
+    path.chmod(0o666)
+    with pytest.raises(UntrustedFileError, match=r"run.duckdb may be written by others \(mode 0666\)"):
+        Store(path=str(path))
+    path.unlink()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run.duckdb.wal").symlink_to(tmp_path / "secret")
+    with pytest.raises(UntrustedFileError, match=r"run\.duckdb\.wal is a link"):
+        Store(path=str(path))
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="open may be written by others"):
+        Store(path=str(open_to_all / "run.duckdb"))
+    text = tmp_path / "text"
+    text.write_text("hello" * 1000)
+    with pytest.raises(ValueError, match="is no DuckDB file"):
+        Store(path=str(text))
+
+
+@pytest.mark.procs
+@full
+def test_a_program_that_is_killed_leaves_what_it_did(scripts: Scripts, tmp_path: Path) -> None:
+    path = tmp_path / "run.duckdb"
+    scripts.run(
+        f"""
+        import os, signal
+        import monarch.telemetry
+        from monarch.actor import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def work(self):
+                return 1
+
+        def main():
+            telemetry = monarch.telemetry.start(snapshot_interval_secs=0, host_metrics_interval_secs=0, path={str(path)!r})
+            worker = this_host().spawn_procs({{"gpus": 2}}).spawn("worker", Worker)
+            worker.work.call().get()
+            assert telemetry.flush(60)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if __name__ == "__main__":
+            main()
+        """,
+        check=False,
+    )
+    while True:  # the last of its processes sees that it is alone
+        try:
+            saved = Store.open(str(path))
+            break
+        except ValueError as exc:
+            assert "is written by a program that runs" in str(exc)
+    try:
+        found = saved.query("SELECT count(*) FROM messages WHERE endpoint = 'work'", timeout=60).rows
+        assert found == [(2,)]
+    finally:
+        saved.close()
