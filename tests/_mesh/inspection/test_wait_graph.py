@@ -773,7 +773,9 @@ def test_concurrent_endpoints_that_run_long_are_logged_each(
             event.set()
 
     futures = [a.beside.call_one(Local(held)) for _ in range(3)]
-    graph_with(handlers=3)
+    while len(events) < 3:
+        graph_with(handlers=3)
+    a.nothing.call_one().get(TIMEOUT)  # in the same loop, which has gone on: all three wait
     clock.advance(LONG)
     texts = logged()
     assert len(texts) == 3 and all("endpoint beside()" in text and ".held" in text for text in texts)
