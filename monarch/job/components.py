@@ -41,7 +41,8 @@ class TelemetryConfig:
 
     `retention_secs`: how long rows are kept, 0 for ever. `include_dashboard`, `dashboard_port` (0: any free one).
     `snapshot_interval_secs`: how often the tree of actors is recorded, 0 never. `host_metrics_interval_secs`,
-    `gpu_metrics_interval_secs`: how often the machine is measured, 0 never.
+    `gpu_metrics_interval_secs`: how often the machine is measured, 0 never. `path`: of a DuckDB file on the client's machine
+    that the rows are written to as well, as by `monarch.telemetry.start`; of the folder in which this is made.
     """
 
     retention_secs: int = 3600
@@ -50,6 +51,11 @@ class TelemetryConfig:
     snapshot_interval_secs: float = 30.0
     host_metrics_interval_secs: float = 1.0
     gpu_metrics_interval_secs: float = 1.0
+    path: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None:  # a later program, in another folder, goes on with it
+            object.__setattr__(self, "path", os.path.abspath(self.path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +139,7 @@ class ObserverComponent(JobComponent):
             snapshot_interval_secs=telemetry.snapshot_interval_secs,
             host_metrics_interval_secs=telemetry.host_metrics_interval_secs,
             gpu_metrics_interval_secs=telemetry.gpu_metrics_interval_secs,
+            path=str(telemetry.path or ""),
             dashboard=telemetry.include_dashboard,
             dashboard_port=telemetry.dashboard_port,
         )

@@ -259,7 +259,7 @@ class JobTrait(ABC):
             job.enable_telemetry(include_dashboard=True, retention_secs=7200)
 
         `config`, or `options` which are its fields: retention_secs, include_dashboard, dashboard_port,
-        snapshot_interval_secs, host_metrics_interval_secs, gpu_metrics_interval_secs; TypeError for both at once.
+        snapshot_interval_secs, host_metrics_interval_secs, gpu_metrics_interval_secs, path; TypeError for both at once.
         """
         if config is not None and options:
             raise TypeError("give a TelemetryConfig or its fields, not both")

@@ -22,7 +22,8 @@ class QueryEngineClient:
         """`{"rows": [{column: value}, ...], "missing_hosts": [...]}`; ids are whole numbers, times microseconds since 1970.
 
         `urllib.error.HTTPError` 400 with the engine's words as its reason for SQL that fails or would write, 408 when it
-        takes longer than `timeout` seconds. RuntimeError when what answers is no telemetry.
+        takes longer than `timeout` seconds, 503 when too many others run and wait. RuntimeError when what
+        answers is no telemetry.
         """
         seconds = self.timeout if timeout is None else timeout
         reply = self._post("/api/query", {"sql": sql, "timeout": seconds}, seconds + 2.0)

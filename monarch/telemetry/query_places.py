@@ -16,7 +16,7 @@ from monarch._linux import local_socket
 from monarch.telemetry import query_process
 from monarch.telemetry.keeper import Keeper
 from monarch.telemetry.query_process import Asked, End
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 
 TYPED = 4  # queries of people at a time ...
 OWN = 4  # ... and of the pages, which have these places for themselves
@@ -81,7 +81,7 @@ class QueryPlaces:
     @contextmanager
     def asked(self, asked: Asked, running: Callable[[Callable[[], None]], object] | None) -> Iterator[ResultStream]:
         """Gives the result of a query, in parts, each of them before its deadline, also when it had to wait for its place.
-        QueryError; QueryTimeout; KeeperLost."""
+        QueryError; QueryRefused when there is none, and no room to wait; QueryTimeout; KeeperLost."""
         stream = ResultStream(asked)
         if running is not None:
             running(stream.cancel)
@@ -112,7 +112,7 @@ class QueryPlaces:
                 if stream.stopped:
                     raise QueryTimeout(stream.stopped)
                 if not places.wait(stream):
-                    raise QueryError("too many queries run and wait already: ask again later")
+                    raise QueryRefused("too many queries run and wait already: ask again later")
                 gone = places.make_room(now)
                 if isinstance(gone, ResultStream):
                     gone.make_room()

@@ -31,6 +31,10 @@ class QueryError(ValueError):
     """The query was refused or failed; in the engine's words, or ours where it may not run."""
 
 
+class QueryRefused(QueryError):
+    """The query has not begun: as many run and wait as may. Again later it may run."""
+
+
 class QueryTimeout(QueryError, TimeoutError):
     """The query took longer than it may, or was cancelled."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -178,10 +178,10 @@ def _telemetry_of_this() -> QueryClient:
 
 def spans(client: QueryClient, start_us: int, end_us: int) -> Iterator[SpanRow]:
     """Rows of spans that touch the window, page by page."""
-    last = (-1, "", -1)
-    while True:
-        at, process, number = last
-        sql = f"""
+
+    def after(row: Mapping[str, Any] | None) -> str:
+        at, process, number = (-1, "", -1) if row is None else (row["timestamp_us"], row["process_id"], row["id"])
+        return f"""
             SELECT s.timestamp_us, s.process_id, s.id, any_value(s.name) AS name, any_value(s.target) AS target,
                 any_value(s.fields_json) AS fields_json,
                 min(CASE WHEN e.event_type = 'enter' THEN e.timestamp_us END) AS enter_us,
@@ -192,26 +192,49 @@ def spans(client: QueryClient, start_us: int, end_us: int) -> Iterator[SpanRow]:
             GROUP BY s.timestamp_us, s.process_id, s.id
             HAVING exit_us IS NULL OR exit_us >= {start_us}
             ORDER BY s.timestamp_us, s.process_id, s.id LIMIT {_PAGE}"""
-        rows = client.query(sql, timeout=_QUERY)["rows"]
-        for row in rows:
-            yield SpanRow(
-                row["process_id"], row["id"], row["name"], row["target"], row["fields_json"], row["enter_us"],
-                row["exit_us"],
-            )  # fmt: skip
-        if len(rows) < _PAGE:
-            return
-        last = (rows[-1]["timestamp_us"], rows[-1]["process_id"], rows[-1]["id"])
+
+    for row in _rows(client, after):
+        yield SpanRow(
+            row["process_id"],
+            row["id"],
+            row["name"],
+            row["target"],
+            row["fields_json"],
+            row["enter_us"],
+            row["exit_us"],
+        )
 
 
 def actor_names(client: QueryClient) -> dict[str, ActorName]:
     """Returns the names of the actors' tracks, by id."""
-    rows = client.query("SELECT id, full_name, display_name FROM actors", timeout=_QUERY)["rows"]
+
+    def after(row: Mapping[str, Any] | None) -> str:
+        last = -1 if row is None else row["id"]
+        return f"SELECT id, full_name, display_name FROM actors WHERE id > {last} ORDER BY id LIMIT {_PAGE}"
+
     names: dict[str, ActorName] = {}
-    for row in rows:
+    for row in _rows(client, after):
         full = str(row["full_name"])
         root = row["display_name"] == "<root>"
         names[str(row["id"])] = ActorName("<root>" if root else full.partition("@")[0])
     return names
+
+
+def _rows(client: QueryClient, after: Callable[[Mapping[str, Any] | None], str]) -> Iterator[Mapping[str, Any]]:
+    """Yields all rows, _PAGE at a time or as many as a result may have. `after`: the SQL for those after that row.
+    RuntimeError when a result is cut that has none: then the trace would lack what nobody knows of."""
+    last: Mapping[str, Any] | None = None
+    while True:
+        reply = client.query(after(last), timeout=_QUERY)
+        rows, cut = reply["rows"], bool(reply.get("truncated"))
+        yield from rows
+        if cut and not rows:
+            raise RuntimeError(
+                f"telemetry gives no more rows, so the trace would lack some: {reply.get('note') or 'no reason'}"
+            )
+        if not cut and len(rows) < _PAGE:
+            return
+        last = rows[-1]
 
 
 def _quoted(text: str) -> str:

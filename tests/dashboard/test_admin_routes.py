@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from monarch.admin.references import encoded
 from monarch.dashboard.routes.admin_routes import routes
 from monarch.telemetry.query_process import End
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 from tests.support import trees
 from tests.support.trees import HOST, FakeProgram
 
@@ -254,6 +254,8 @@ class Store:
             raise QueryError("there is no such table")
         if sql == "endless":
             raise QueryTimeout("it took longer than 30 s")
+        if sql == "one too many":
+            raise QueryRefused("too many queries run and wait already: ask again later")
         if sql == "broken":
             raise OSError("no space is left")
         parts = [b'[{"n":1,"big":9223372036854775808}]', b"[]"]
@@ -272,6 +274,9 @@ def test_sql_goes_to_the_telemetry() -> None:
     assert (answer["rows"], answer["missing_hosts"]) == ([{"n": 1, "big": 2**63}], ["two"])
     assert server.post("/v1/query", json={"sql": "wrong"}).error == (400, "bad_request", "there is no such table")
     assert server.post("/v1/query", json={"sql": "endless"}).error[:2] == (504, "gateway_timeout")
+    refused = server.post("/v1/query", json={"sql": "one too many"})
+    assert refused.error == (503, "service_unavailable", "too many queries run and wait already: ask again later")
+    assert int(refused.headers["retry-after"]) > 0
     assert server.post("/v1/query", json={"sql": "broken"}).error[:2] == (500, "proxy_error")
 
 

@@ -16,13 +16,15 @@ from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes import page_routes
 from monarch.dashboard.routes.answering import LARGEST_BODY
 from monarch.dashboard.routes.page_routes import PAGES, STATIC, routes_of
+from monarch.dashboard.routes.telemetry_routes import query_routes
+from monarch.telemetry.query_places import Places
 
 
 @pytest.fixture(scope="module")
 def client(recorded: Any) -> Iterator[httpx.Client]:
     server = HttpServer()
     try:
-        url = server.serve(Site(routes_of(recorded.api()))).url
+        url = server.serve(Site([*routes_of(recorded.api()), *query_routes(recorded.store)])).url
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
             yield client
     finally:
@@ -136,11 +138,27 @@ def test_a_query_ends_when_nobody_waits_for_it(client: httpx.Client) -> None:
 
     until(all_are_taken)
     refused = client.post("/api/sql", json={"sql": "SELECT 1"})
-    assert "queries run already" in refused.json()["error"]
+    assert refused.status_code == 503 and "queries run already" in refused.json()["error"]
+    assert int(refused.headers["retry-after"]) > 0
     assert client.get("/api/messages").status_code == 200  # the pages have room
     for each in gone:
         each.close()
     until(lambda: client.post("/api/sql", json={"sql": "SELECT 1"}).status_code == 200)
+
+
+@pytest.mark.parametrize("path", ["messages", "query", "sql"])
+def test_a_query_without_a_place_is_told_to_come_again(
+    client: httpx.Client, recorded: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    places = recorded.store._places
+    monkeypatch.setattr(places, "_typed", Places(0, 0))
+    monkeypatch.setattr(places, "_own", Places(0, 0))
+    body = {"sql": "SELECT 1"}
+    refused = client.get("/api/messages") if path == "messages" else client.post(f"/api/{path}", json=body)
+    assert refused.status_code == 503
+    assert refused.json() == {"error": "too many queries run and wait already: ask again later"}
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.headers["cache-control"] == "no-store"
 
 
 def until(found: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.saved_rows import saved_by_ended_program
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
@@ -78,13 +79,19 @@ def test_a_local_jobs_telemetry_ends_with_the_program(scripts: Scripts) -> None:
         """
         from monarch.job import LocalJob
 
-        job = LocalJob().enable_telemetry(snapshot_interval_secs=0)
+        import monarch.telemetry
+        from monarch.job import LocalJob
+
+        job = LocalJob().enable_telemetry(snapshot_interval_secs=0, path="runs/job.duckdb")
         state = job.state(cached_path=None)
         assert state.query_engine_client.query("SELECT count(*) AS n FROM actors", timeout=60)["rows"]
+        assert monarch.telemetry.running().flush(60)
         print(state.telemetry_url)
         """
     )
     assert done.stdout.splitlines()[-1].startswith("http://localhost:")
+    with saved_by_ended_program(scripts.folder / "runs/job.duckdb") as saved:
+        assert saved.query("SELECT count(*) > 0 FROM actors", timeout=60).rows == [(True,)]
 
 
 def test_an_observer_that_cannot_start_fails_no_job(scripts: Scripts) -> None:

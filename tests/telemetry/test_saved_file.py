@@ -11,6 +11,7 @@ import pytest
 from monarch._linux.private_files import UntrustedFileError
 from monarch.telemetry.retention import Retention
 from monarch.telemetry.store import Store
+from tests.support.saved_rows import saved_by_ended_program
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
@@ -122,14 +123,6 @@ def test_a_program_that_is_killed_leaves_what_it_did(scripts: Scripts, tmp_path:
         """,
         check=False,
     )
-    while True:  # the last of its processes sees that it is alone
-        try:
-            saved = Store.open(str(path))
-            break
-        except ValueError as exc:
-            assert "is written by a program that runs" in str(exc)
-    try:
+    with saved_by_ended_program(path) as saved:
         found = saved.query("SELECT count(*) FROM messages WHERE endpoint = 'work'", timeout=60).rows
         assert found == [(2,)]
-    finally:
-        saved.close()

@@ -14,18 +14,21 @@ from monarch import trace
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch.job import LocalJob
 from monarch.telemetry.store import Store
-from monarch.trace.profiling import Profile, spans
+from monarch.trace.profiling import Profile, actor_names, spans
 from monarch.trace.spans import CALLER
 
 
 class _Telemetry:
-    """A store in this process, asked as the client of one elsewhere."""
+    """A store in this process, asked as the client of one elsewhere. `limit`: rows that a result may have."""
+
+    limit: int | None = None
 
     def __init__(self) -> None:
         self.store = Store()
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
-        return {"rows": self.store.query(sql).dicts(), "missing_hosts": []}
+        found = self.store.query(sql, limit=self.limit)
+        return {"rows": found.dicts(), "missing_hosts": [], "truncated": found.truncated, "note": found.note}
 
     def add(self, number: int, enter: int, leave: int | None, process: str = "p", **fields: Any) -> None:
         target = CALLER if "mesh" in fields else "monarch_hyperactor::telemetry"
@@ -116,3 +119,22 @@ def test_many_rows_come_page_by_page(telemetry: _Telemetry, monkeypatch: pytest.
     rows = list(spans(telemetry, 0, 1000))
     assert sorted((row.process_id, row.id) for row in rows) == sorted((f"it's {n % 2}", n) for n in range(10))
     assert all(row.exit == 200 for row in rows)
+
+
+def test_a_result_that_is_cut_is_gone_on_with(telemetry: _Telemetry) -> None:
+    telemetry.limit = 3
+    for number in range(10):
+        telemetry.add(number, 100 + number, 200, actor_id=number)
+    actors = [(number, 0, 0, 0, f"trainer{number}@u", "trainer") for number in range(7)]
+    telemetry.store.insert("actors", actors)
+    assert [row.id for row in spans(telemetry, 0, 1000)] == list(range(10))
+    assert [name.name for name in actor_names(telemetry).values()] == [f"trainer{number}" for number in range(7)]
+
+
+def test_a_trace_that_would_lack_rows_is_an_error() -> None:
+    class Cuts:
+        def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
+            return {"rows": [], "truncated": True, "note": "it is cut at 256 MiB"}
+
+    with pytest.raises(RuntimeError, match="the trace would lack some: it is cut at 256 MiB"):
+        list(spans(Cuts(), 0, 1000))

@@ -11,7 +11,7 @@ from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.live_data import LiveData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
-from monarch.telemetry.result import Result
+from monarch.telemetry.result import QueryRefused, Result
 from monarch.telemetry.store import Store
 
 T = TypeVar("T")
@@ -239,7 +239,7 @@ class PageData:
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
         if not self._sql_places.acquire(blocking=False):
-            raise Unavailable(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
+            raise QueryRefused(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
         try:
             result = self._store.query(text, timeout=seconds, limit=most, running=running, exact=True)
         finally:

@@ -90,9 +90,7 @@ class _StoreClient:
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
         result = self._store.query(sql, timeout=timeout, typed=False)
-        if result.truncated:
-            raise RuntimeError(f"the trace is too large: {result.note or 'it has too many rows'}")
-        return {"rows": result.dicts()}
+        return {"rows": result.dicts(), "truncated": result.truncated, "note": result.note}
 
 
 def folded(process: ProcessStacks) -> Iterator[RankStack]:

@@ -60,7 +60,7 @@ in its endpoints. A flame graph of ten seconds:
 ## Errors
 
 `{{"error": {{"code", "message"}}}}` with `not_found`, `bad_request`, `gateway_timeout` (the process does not answer),
-`service_unavailable` (the program has ended), `proxy_error`, `profile_failed`, `internal_error`. The message says what to do.
+`service_unavailable` (the program has ended, or too many ask at a time: then `Retry-After` says when to ask again), `proxy_error`, `profile_failed`, `internal_error`. The message says what to do.
 
 Schemas: `{base}/v1/schema`, `{base}/v1/openapi.json`.
 """

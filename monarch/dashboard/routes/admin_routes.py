@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,9 +21,9 @@ from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import BadReference
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
-from monarch.dashboard.routes.answering import BadRequest, answer, body_of, decoded, on_thread, streamed
+from monarch.dashboard.routes.answering import AGAIN_LATER, BadRequest, answer, body_of, decoded, on_thread, streamed
 from monarch.dashboard.shared_answers import SharedAnswers
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 
 FRESH = 0.2  # seconds for which an answer serves those who ask the same
 PROFILES = 2  # flame graphs made at a time; a further one is refused
@@ -198,6 +198,8 @@ class _Api:
             return await streamed(request, self._store, asked.sql)
         except QueryTimeout as exc:
             raise ProgramQueryFailed(504, "gateway_timeout", str(exc)) from None
+        except QueryRefused as exc:
+            return _error(503, "service_unavailable", str(exc), AGAIN_LATER)
         except QueryError as exc:
             raise ProgramQueryFailed(400, "bad_request", str(exc)) from None
         except Exception as exc:
@@ -232,5 +234,5 @@ def _base(request: Any) -> str:
     return f"{scheme if scheme in ('http', 'https') else 'http'}://{request.url.netloc}"
 
 
-def _error(status: int, code: str, text: str) -> Any:
-    return answer(ApiErrorEnvelope(ApiError(code, text)), status)
+def _error(status: int, code: str, text: str, headers: Mapping[str, str] | None = None) -> Any:
+    return answer(ApiErrorEnvelope(ApiError(code, text)), status, headers)

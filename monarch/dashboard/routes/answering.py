@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from monarch.telemetry.result import QueryError
+from monarch.telemetry.result import QueryError, QueryRefused
 
 if TYPE_CHECKING:
     from monarch.telemetry.store import Store
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_BODY = 1 << 20  # bytes
+AGAIN_LATER = {"Cache-Control": "no-store", "Retry-After": "2"}  # seconds; told to who has found no place
 _CANCELS = 0.1  # seconds between two attempts to cancel
 
 # Is given what cancels the work from another thread, which may be called at any time and again.
@@ -139,3 +140,8 @@ def answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = 
 
 def error(status: int, text: str) -> Any:
     return answer({"error": text}, status)
+
+
+def refused(exc: QueryRefused) -> Any:
+    """Returns the answer to a query that has found no place."""
+    return answer({"error": str(exc)}, 503, AGAIN_LATER)

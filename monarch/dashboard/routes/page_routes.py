@@ -15,6 +15,7 @@ from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from monarch.dashboard.routes import answering
 from monarch.dashboard.routes.answering import BadRequest
 from monarch.dashboard.routes.request import PageRequest
+from monarch.telemetry.result import QueryRefused
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -162,6 +163,8 @@ def _answered(answer: Callable[[PageRequest], Any], ask: PageRequest) -> Any:
         return _error(503, str(exc))
     except TimeoutError as exc:
         return _error(408, str(exc) or "it took longer than it may")
+    except QueryRefused as exc:
+        return answering.refused(exc)
     except ValueError as exc:  # bad SQL, or SQL that writes
         return _error(400, str(exc))
     except Exception as exc:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch.dashboard.routes.answering import BadRequest, answer, error, object_of, on_thread, sql_of, streamed
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.dashboard.routes.answering import (
+    BadRequest,
+    answer,
+    error,
+    object_of,
+    on_thread,
+    refused,
+    sql_of,
+    streamed,
+)
+from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 
 if TYPE_CHECKING:
     from monarch.telemetry.store import Store
@@ -34,6 +43,8 @@ def query_routes(store: Store) -> list[Any]:
             return await streamed(request, store, sql, timeout, most)
         except QueryTimeout as exc:
             return error(408, str(exc))
+        except QueryRefused as exc:
+            return refused(exc)
         except QueryError as exc:
             return error(400, str(exc))
 
