@@ -1,29 +1,65 @@
 """The folder of one run, where its sockets live: 0700, removed with the run.
 
-<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of its maker, for people; lock;
+<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of its maker, for people; lock; maker;
                               outside/: links to folders elsewhere that are removed with it
 
 Who made the folder and its host agent hold `lock` locked (flock) as long as they live: a folder whose lock is free is of
-a dead run, and the next one removes it, with the processes of that run that are left. Process ids would not do: containers
-share /tmp, and do not see each other's.
+a dead run, and the next one removes it, with the processes of that run that are left. Process ids alone would not do:
+containers share /tmp, and do not see each other's. Nor would the lock alone: an image of /tmp that is laid over it, or a copy
+of it, has the folder of a run that lives, with a lock that nobody holds, and its processes may be seen from there. So `maker`
+says which process made which lock file.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import fcntl
 import os
 import time
 
-from monarch._linux import locked_folder, private_files
+import msgspec
+
+from monarch._linux import locked_folder, private_files, procfs
 from monarch._mesh.start.leftovers import RUN, kill_run
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
 _LOCK = "lock"
 _OUTSIDE = "outside"
+_MAKER = "maker"
+_LARGEST_MAKER = 4096  # bytes
 _UNFINISHED = 3600.0  # seconds until a folder without a lock counts as one whose making was broken off
 _ATTEMPTS = 10
+
+
+class RunMaker(msgspec.Struct, frozen=True):
+    """The process that made a folder, and the lock file that it made in it."""
+
+    pid: int
+    started: int  # clock ticks after boot
+    boot: str
+    namespace: str  # of pids
+    lock: tuple[int, int]  # device, inode
+
+
+class Found(enum.Enum):
+    """A folder whose lock is free."""
+
+    LIVES = "its maker lives"
+    COPY = "a copy of a folder, whose run may live"
+    OTHER_BOOT = "of a machine that runs no more, or of another one"
+    DEAD = "its run has ended"
+
+
+def judge(maker: RunMaker, here: RunMaker, started: int | None) -> Found:
+    """Returns what a folder is, by what its maker noted and what the one who asks would note about the lock that it found.
+    `started`: when the process that has the maker's pid here was started, if there is one."""
+    if maker.boot != here.boot:
+        return Found.OTHER_BOOT
+    if maker.namespace == here.namespace and maker.started == started:
+        return Found.LIVES
+    return Found.DEAD if maker.lock == here.lock else Found.COPY
 
 
 class RunDirectory:
@@ -113,6 +149,8 @@ def _make(parent: str) -> RunDirectory:
         if not _take(lock) or not os.path.exists(os.path.join(path, _LOCK)):  # swept before it was locked
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         private_files.write(os.path.join(path, "pid"), b"%d" % os.getpid())
+        if (maker := _maker(lock)) is not None:
+            private_files.write(os.path.join(path, _MAKER), msgspec.json.encode(maker))
     except BaseException:
         RunDirectory(path, lock).remove()
         raise
@@ -137,9 +175,43 @@ def _sweep(parent: str) -> None:
     for name in names:
         path = os.path.join(parent, name)
         lock = _lock_of_dead(path)
-        if lock is not None:
-            kill_run(path)
-            RunDirectory(path, lock).remove()
+        if lock is None:
+            continue
+        match _judged(path, lock):
+            case Found.LIVES:
+                if lock >= 0:
+                    os.close(lock)
+                continue
+            case Found.COPY:  # what it links to outside is the original's
+                locked_folder.remove(path)
+            case Found.DEAD:
+                kill_run(path)
+        RunDirectory(path, lock).remove()
+
+
+def _judged(path: str, lock: int) -> Found:
+    """Judges a folder whose lock is free, or is missing (-1). One without a note had no processes yet."""
+    try:
+        maker = msgspec.json.decode(
+            private_files.read(os.path.join(path, _MAKER), _LARGEST_MAKER, root=False), type=RunMaker
+        )
+        here = _maker(lock)
+    except (OSError, msgspec.MsgspecError):
+        return Found.OTHER_BOOT
+    return Found.OTHER_BOOT if here is None else judge(maker, here, procfs.start_of(maker.pid))
+
+
+def _maker(lock: int) -> RunMaker | None:
+    """Returns what this process notes about a lock file of its own; None where there is no /proc, in which nobody could look
+    for processes either."""
+    try:
+        file = os.fstat(lock) if lock >= 0 else None
+        identity = (0, 0) if file is None else (file.st_dev, file.st_ino)
+        return RunMaker(
+            os.getpid(), procfs.start_of(os.getpid()) or 0, procfs.boot_id(), procfs.namespace("pid"), identity
+        )
+    except OSError:
+        return None
 
 
 def _lock_of_dead(path: str) -> int | None:

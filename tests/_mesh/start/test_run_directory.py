@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from monarch._linux import private_files
 from monarch._mesh.start import run_directory
-from monarch._mesh.start.run_directory import RunDirectory, make_directory
+from monarch._mesh.start.run_directory import Found, RunDirectory, RunMaker, judge, make_directory
 from monarch.config import configured
 
 USER = f"monarch-{os.getuid()}"
@@ -31,8 +34,19 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 
 def abandon(directory: RunDirectory) -> None:
-    """As when all processes of a run are killed."""
+    """As when all processes of a run are killed: its maker's pid is another process's now."""
     os.close(directory.lock)
+    note(directory, started=1)
+
+
+def note(directory: RunDirectory, **changes: Any) -> None:
+    """Changes what the maker of a folder has noted."""
+    file = Path(directory.path, "maker")
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(made(directory), **changes)))
+
+
+def made(directory: RunDirectory) -> RunMaker:
+    return msgspec.json.decode(Path(directory.path, "maker").read_bytes(), type=RunMaker)
 
 
 def test_a_folder_is_private_and_removed_with_that_of_the_user(base: Path) -> None:
@@ -88,6 +102,58 @@ def test_a_run_lives_as_long_as_anybody_holds_its_lock(base: Path) -> None:
     agent.communicate(b"\n")
     make_directory().remove()
     assert not os.path.exists(directory.path)
+
+
+def test_a_free_lock_is_not_all_that_is_asked(base: Path) -> None:
+    directory = make_directory()
+    maker = made(directory)
+    elsewhere = msgspec.structs.replace(maker, namespace="another's")
+    other_lock = msgspec.structs.replace(maker, lock=(maker.lock[0] + 1, maker.lock[1]))
+    later = maker.started + 1
+    assert judge(maker, maker, maker.started) == Found.LIVES
+    assert judge(maker, other_lock, maker.started) == Found.LIVES
+    assert judge(maker, maker, later) == judge(maker, maker, None) == Found.DEAD
+    assert judge(maker, elsewhere, maker.started) == Found.DEAD, "its lock is the word of a process that is not seen"
+    assert judge(maker, other_lock, None) == judge(maker, other_lock, later) == Found.COPY
+    assert judge(msgspec.structs.replace(maker, boot="before"), other_lock, maker.started) == Found.OTHER_BOOT
+    directory.remove()
+
+
+def test_a_run_whose_lock_was_lost_stays_while_its_maker_lives(base: Path) -> None:
+    directory = make_directory()
+    os.close(directory.lock)
+    make_directory().remove()
+    assert os.path.exists(directory.path)
+    (Path(directory.path) / "lock").unlink()
+    hours_ago = time.time() - 2 * 3600
+    os.utime(directory.path, (hours_ago, hours_ago))
+    make_directory().remove()
+    assert os.path.exists(directory.path)
+    RunDirectory(directory.path, -1).remove()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_copy_of_a_folder_ends_nobody(base: Path, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
+    """As in an image of /tmp that is laid over it, with the processes in sight: the run may live on at the original."""
+    directory = make_directory()
+    monkeypatch.setenv("MONARCH_RUN", directory.path)
+    (base / "away").mkdir(0o700)
+    run_directory.remove_with_run(str(base / "away"))
+    abandon(directory)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            if copied:
+                shutil.move(directory.path, base / "original")
+                shutil.copytree(base / "original", directory.path, symlinks=True)
+            make_directory().remove()
+            assert not os.path.exists(directory.path)
+            assert (base / "away").exists() is copied
+            if copied:
+                assert process.poll() is None
+                process.kill()
+            assert process.wait(60) == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 def test_the_pid_says_nothing(base: Path) -> None:
