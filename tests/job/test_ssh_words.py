@@ -54,3 +54,8 @@ def test_what_the_configuration_says() -> None:
     assert not ssh_job.has_connect_timeout(shown)
     assert ssh_job.has_connect_timeout("hostname x\nconnecttimeout 3\n")
     assert ssh_job.host_name("") is None
+
+
+def test_workers_stay_unless_it_is_said_otherwise() -> None:
+    assert ssh_job.SSHJob()._hosts_outlive_program()
+    assert not ssh_job.SSHJob(outlive=False)._hosts_outlive_program()

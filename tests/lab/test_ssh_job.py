@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import SupervisionError
+from monarch.config import settings
 from monarch.job import SchedulerError, SSHJob, job_load
 from tests.lab.actors import TIMEOUT, names, spawn
 from tests.lab.site import until
@@ -56,7 +57,7 @@ import sys
 sys.path.insert(0, {root!r})
 from monarch.job import SSHJob
 from tests.lab.actors import names
-job = SSHJob(python_exe=sys.executable, outlive={outlive})
+job = SSHJob(python_exe=sys.executable{how})
 job.add_mesh("nodes", ["s1", "s2"])
 print("names", names(job.state().nodes), flush=True)
 {then}
@@ -64,9 +65,9 @@ print("names", names(job.state().nodes), flush=True)
 
 
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)"], ids=["ends", "is-killed"])
-def test_workers_end_with_the_program(ssh_lab: SshLab, folder: Path, then: str) -> None:
+def test_workers_end_with_the_program_where_that_is_asked_for(ssh_lab: SshLab, folder: Path, then: str) -> None:
     """And its output is not held open by what it has started: this would read for ever."""
-    source = OUTLIVES.format(root=str(ROOT), outlive=False, then=then)
+    source = OUTLIVES.format(root=str(ROOT), how=", outlive=False", then=then)
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert "names ['s1', 's2']" in ran.stdout, ran.stderr
     until(lambda: ssh_lab.processes() == {}, "the end of the workers")
@@ -78,24 +79,49 @@ def test_workers_end_with_the_program(ssh_lab: SshLab, folder: Path, then: str) 
 
 
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)"], ids=["ends", "is-killed"])
-def test_workers_that_outlive_the_program_are_found_by_the_next(
+def test_workers_stay_when_the_program_ends_and_are_found_by_the_next(
     jobs: Any, ssh_lab: SshLab, folder: Path, then: str
 ) -> None:
-    source = OUTLIVES.format(root=str(ROOT), outlive=True, then=then)
+    source = OUTLIVES.format(root=str(ROOT), how="", then=then)
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert "names ['s1', 's2']" in ran.stdout, ran.stderr
     workers = [line for lines in ssh_lab.processes().values() for line in lines if "monarch worker" in line]
     assert len(workers) == 2
-    job = jobs({"nodes": ["s1", "s2"]}, outlive=True)
+    job = jobs({"nodes": ["s1", "s2"]})
     assert names(job.state().nodes) == ["s1", "s2"]
     assert len([line for lines in ssh_lab.processes().values() for line in lines if "monarch worker" in line]) == 2
     job.kill()
     assert ssh_lab.processes() == {}
 
 
+def test_verbs_of_the_command_line_share_the_hosts(ssh_lab: SshLab, folder: Path) -> None:
+    """Each is a program of its own."""
+    Path("cluster.py").write_text(
+        "import sys\nfrom monarch.job import SSHJob\njob = SSHJob(python_exe=sys.executable)\n"
+        "job.add_mesh('nodes', ['s1', 's2'])\n"
+    )
+
+    def monarch(*words: str) -> str:
+        command = [sys.executable, "-m", "monarch", *words]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    monarch("apply", "cluster.job")
+    workers = [line for lines in ssh_lab.processes().values() for line in lines if "monarch worker" in line]
+    assert len(workers) == 2
+    kept = job_load()
+    assert kept._launch.lease == settings.job_lease()  # type: ignore[attr-defined]
+    assert sorted(monarch("exec", "--all", "--stream", "hostname").splitlines()) == ["[hosts=0] s1", "[hosts=1] s2"]
+    monarch("apply")
+    assert job_load().apply_id == kept.apply_id
+    monarch("kill")
+    assert ssh_lab.processes() == {}
+
+
 def test_workers_that_outlive_their_ssh_are_ended_by_kill(jobs: Any, ssh_lab: SshLab, faults: Faults) -> None:
     """The connection broke, and the program holds no mesh of them: kill goes over a new one."""
-    job = jobs({"nodes": ["s1", "s2"]}, outlive=True)
+    job = jobs({"nodes": ["s1", "s2"]})
     assert names(job.state().nodes) == ["s1", "s2"]
     for process in job._processes.values():
         process.kill()
@@ -108,7 +134,8 @@ def test_workers_that_outlive_their_ssh_are_ended_by_kill(jobs: Any, ssh_lab: Ss
 
 
 def test_a_lost_host_is_named_and_the_others_go_on(jobs: Any, ssh_lab: SshLab, folder: Path) -> None:
-    state = jobs({"nodes": ["s1", "s2", "s3"]}).state()
+    job = jobs({"nodes": ["s1", "s2", "s3"]})
+    state = job.state()
     nodes = spawn(state.nodes)
     call = nodes.wait_for_ever.call(str(folder))
     until(lambda: len(list(folder.glob("begun-*"))) == 3, "the call on every host")
@@ -116,6 +143,8 @@ def test_a_lost_host_is_named_and_the_others_go_on(jobs: Any, ssh_lab: SshLab, f
     with pytest.raises(SupervisionError, match=ssh_lab.hosts[1].address):
         call.get(TIMEOUT)
     assert names(state.nodes.slice(hosts=slice(2, 3))) == ["s3"]
+    with pytest.raises(SchedulerError, match="workers may be left on s2, which could not be reached"):
+        job.kill()
 
 
 # --- what people get wrong

@@ -67,9 +67,9 @@ class LoginJob(ScheduledJob):
     """Hosts where one can log in: whatever runs a command on a host and passes stdin on. A kind of login says `_login`, and
     `_address_of` where hosts are reached by other names.
 
-    Everything secret goes over stdin. A worker ends when its stdin does, so all end with this program, however it ends; with
-    `outlive` they stay until `kill` or until nobody has used them for a lease (setting `job_lease`), and the next run of the
-    program finds them.
+    Everything secret goes over stdin. Workers stay until `kill`, or until nobody has used them for a lease (setting
+    `job_lease`), and the next run of the program finds them. With `outlive=False` a worker ends when its stdin does, so all
+    end with this program, however it ends.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LoginJob(ScheduledJob):
         python_exe: str = "python",
         monarch_port: int = 22222,
         *,
-        outlive: bool = False,
+        outlive: bool = True,
         bind_to: str | None = None,
         start_timeout: float = 60.0,
     ) -> None:
@@ -310,7 +310,7 @@ class SSHJob(LoginJob):
         monarch_port: int = 22222,
         transport: str = "tcp",
         *,
-        outlive: bool = False,
+        outlive: bool = True,
         bind_to: str | None = None,
         start_timeout: float = 60.0,
     ) -> None:
@@ -426,7 +426,8 @@ _MOST_QUOTED = 6  # lines that are quoted
 _ADVICE = {
     "no module named": "this package is not installed for {python} there: install pymonarch, or give python_exe the "
     "interpreter that has it",
-    "address already in use": "port {port} is taken there: end what listens at it, or give another monarch_port",
+    "address already in use": "port {port} is taken there: end what listens at it (workers of another job, or of this one "
+    "in another folder, stay until `monarch kill` there), or give another monarch_port",
     "cannot assign requested address": "the host has not that address itself (it may be behind NAT): give "
     "bind_to='0.0.0.0'",
     "permission denied": "the host does not accept the key: see that `ssh {host} true` works without a question",
