@@ -58,7 +58,7 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         return list(self._values)
 
     def item(self, **coordinates: int) -> T_co:
-        """The value at one coordinate; every dimension must be given.
+        """The value at one coordinate; every dimension must be given. Negative numbers count from the end.
 
         KeyError for missing or extra dimensions, IndexError out of range.
         """
@@ -66,15 +66,18 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         for label, size in self.extent.items():
             index = coordinates.pop(label)  # KeyError(label) when missing
             if not 0 <= index < size:
-                raise IndexError(f"index {index} of dimension {label!r} is out of range (size {size})")
+                if not -size <= index < 0:
+                    raise IndexError(f"index {index} of dimension {label!r} is out of range (size {size})")
+                index += size
             rank = rank * size + index
         if coordinates:
             raise KeyError(f"item has extra dimensions: {list(coordinates)}")
         return self._values[rank]
 
     def get(self, rank: int) -> T_co:
-        """The value of rank `rank`, counted in row-major order. ValueError when there is none."""
-        if not 0 <= rank < len(self._values):
+        """The value of rank `rank`, counted in row-major order, from the end when it is negative. ValueError when there is
+        none."""
+        if not -len(self._values) <= rank < len(self._values):
             raise ValueError(f"index {rank} out of range (len={len(self._values)})")
         return self._values[rank]
 

@@ -41,13 +41,14 @@ class MeshTrait(ABC):
         """This mesh in `shape`, whose ranks are some or all of this mesh's."""
 
     def slice(self, /, **selection: _Selector) -> Self:
-        """The part of the mesh at `selection`: an integer drops its dimension, a slice keeps it.
+        """The part of the mesh at `selection`: an integer drops its dimension, a slice keeps it. Negative numbers count from
+        the end, as in arrays: `mesh.slice(gpus=-1)`.
 
         The order of the dimensions stays, whatever the order of the keywords; without keywords this is the
         whole mesh.
 
         TypeError for a label the mesh does not have or a selector that is neither integer nor slice,
-        IndexError for an integer outside [0, size), ValueError for a slice that leaves nothing, goes
+        IndexError for an integer outside [-size, size), ValueError for a slice that leaves nothing, goes
         backwards, or has a step the mesh's layout cannot express.
         """
         shape = _shape_of(self)
@@ -178,8 +179,11 @@ def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict
             raise TypeError(
                 f"{label}={chosen!r}: a dimension is cut with an integer or a slice, not {type(chosen).__name__}"
             ) from None
-        if not 0 <= index < sizes[label]:
-            raise IndexError(f"index out of range: {label}={index}, but dimension {label!r} has size {sizes[label]}")
+        size = sizes[label]
+        if not 0 <= index < size:
+            if not -size <= index < 0:
+                raise IndexError(f"index out of range: {label}={index}, but dimension {label!r} has size {size}")
+            index += size
         checked[label] = index
     return checked
 

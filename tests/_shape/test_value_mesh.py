@@ -32,6 +32,7 @@ def test_iterating_gives_points_and_values_in_rank_order(mesh: ValueMesh[str]) -
 def test_values_by_rank_and_by_coordinates(mesh: ValueMesh[str]) -> None:
     for rank in range(6):
         assert mesh.get(rank) == mesh.item(hosts=rank // 3, gpus=rank % 3) == "abcdef"[rank]
+        assert mesh.get(rank - 6) == mesh.item(hosts=rank // 3 - 2, gpus=rank % 3 - 3) == "abcdef"[rank]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_values_by_rank_and_by_coordinates(mesh: ValueMesh[str]) -> None:
         ({}, KeyError, "hosts"),
         ({"hosts": 0, "gpus": 0, "x": 1}, KeyError, "extra dimensions: .*x"),
         ({"hosts": 2, "gpus": 0}, IndexError, r"index 2 of dimension 'hosts' is out of range \(size 2\)"),
-        ({"hosts": 0, "gpus": -1}, IndexError, "index -1 of dimension 'gpus'"),
+        ({"hosts": 0, "gpus": -4}, IndexError, "index -4 of dimension 'gpus'"),
     ],
 )
 def test_item_needs_every_dimension_and_no_other(
@@ -51,7 +52,7 @@ def test_item_needs_every_dimension_and_no_other(
         mesh.item(**coordinates)
 
 
-@pytest.mark.parametrize("rank", [-1, 6])
+@pytest.mark.parametrize("rank", [-7, 6])
 def test_get_out_of_range(mesh: ValueMesh[str], rank: int) -> None:
     with pytest.raises(ValueError, match=rf"index {rank} out of range \(len=6\)"):
         mesh.get(rank)

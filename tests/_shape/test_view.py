@@ -73,10 +73,11 @@ def selections(draw: st.DrawFn, mesh: Ranks) -> dict[str, Any]:
         size = mesh.size(label)
         kind = draw(st.sampled_from(["whole", "int", "slice"]))
         start = draw(st.integers(0, size - 1))
+        from_end = draw(st.booleans())
         if kind == "int":
-            selection[label] = start
+            selection[label] = start - size * from_end
         elif kind == "slice":
-            selection[label] = slice(start, draw(st.integers(start + 1, size + 2)))
+            selection[label] = slice(start - size * from_end, draw(st.integers(start + 1, size + 2)))
     return selection
 
 
@@ -173,7 +174,7 @@ def test_a_point_slices_out_its_own_rank() -> None:
         ),
         ({"x": slice(1)}, TypeError, "Shape does not have dimension labeled 'x'"),
         ({"gpus": 3}, IndexError, "index out of range: gpus=3"),
-        ({"gpus": -1}, IndexError, "index out of range: gpus=-1"),
+        ({"gpus": -4}, IndexError, "index out of range: gpus=-4, but dimension 'gpus' has size 3"),
         ({"gpus": "a"}, TypeError, "gpus='a': a dimension is cut with an integer or a slice, not str"),
         ({"gpus": [0, 1]}, TypeError, "not list"),
         ({"gpus": 1.0}, TypeError, "not float"),
@@ -187,6 +188,14 @@ def test_a_point_slices_out_its_own_rank() -> None:
 def test_slices_that_are_refused(selection: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         MESH.slice(**selection)
+
+
+def test_negative_numbers_count_from_the_end() -> None:
+    assert MESH.slice(gpus=-1).ranks == [2, 5]
+    assert MESH.slice(hosts=-2, gpus=-3).ranks == [0]
+    assert MESH.slice(gpus=slice(-2, None)).ranks == [1, 2, 4, 5]
+    assert MESH.slice(hosts=-1, gpus=slice(0, -1)).ranks == [3, 4]
+    assert MESH.slice(hosts=slice(-1, None)).slice(gpus=-1).ranks == [5]
 
 
 def test_steps_that_the_layout_can_express() -> None:
