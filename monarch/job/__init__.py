@@ -42,11 +42,14 @@ if TYPE_CHECKING:
     )
     from monarch.job.job_state import JobState
     from monarch.job.job_trait import JobTrait, job_load, job_loads
+    from monarch.job.kubernetes import KubernetesJob as KubernetesJob
     from monarch.job.local import LocalJob
     from monarch.job.names import DEFAULT_JOB_PATH
     from monarch.job.process import ProcessJob
     from monarch.job.project_file import hosts_from_config
+    from monarch.job.ray.job import RayJob as RayJob
     from monarch.job.scheduled import Ended, Ready, ScheduledJob, SchedulerError, Waiting
+    from monarch.job.skypilot import SkyPilotJob as SkyPilotJob
     from monarch.job.slurm.job import SlurmJob
     from monarch.job.ssh.job import LoginJob, SSHJob
     from monarch.job.worker_launch import WorkerLaunch
@@ -58,17 +61,20 @@ _HOMES = {
     "Ended": "scheduled",
     "JobState": "job_state",
     "JobTrait": "job_trait",
+    "KubernetesJob": "kubernetes",
     "LocalJob": "local",
     "LoginJob": "ssh",
     "MeshAdminConfig": "components",
     "PortForwarder": "commands.port_forwarder",
     "ProcessJob": "process",
+    "RayJob": "ray",
     "Ready": "scheduled",
     "SERVICE_PROC_IDS_ENV": "identities",
     "SERVICE_PROC_RANK_ENV": "identities",
     "SSHJob": "ssh",
     "ScheduledJob": "scheduled",
     "SchedulerError": "scheduled",
+    "SkyPilotJob": "skypilot",
     "SlurmJob": "slurm",
     "TelemetryConfig": "components",
     "Waiting": "scheduled",
@@ -88,6 +94,7 @@ _HOMES = {
     "shell": "commands.interactive_shell",
 }
 
+# Without the kinds of jobs that need a package which few have: `import *` must not ask for it.
 __all__ = [
     "DEFAULT_JOB_PATH",
     "SERVICE_PROC_IDS_ENV",

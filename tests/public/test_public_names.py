@@ -363,3 +363,24 @@ def test_dir_shows_public_names_and_nothing_else(module: str) -> None:
         pytest.importorskip("torch")
     found = importlib.import_module(module)
     assert dir(found) == sorted(found.__all__)
+
+
+JOBS = "KubernetesJob LocalJob ProcessJob RayJob SSHJob SkyPilotJob SlurmJob".split()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_kind_of_job_is_imported_from_one_place(name: str) -> None:
+    if name == "KubernetesJob":
+        pytest.importorskip("kubernetes")
+    assert getattr(importlib.import_module("monarch.job"), name).__name__ == name
+
+
+def test_a_kind_of_job_whose_package_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monarch import job
+
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.delitem(sys.modules, "monarch.job.kubernetes", raising=False)
+    monkeypatch.delitem(vars(job), "KubernetesJob", raising=False)
+    with pytest.raises(RuntimeError, match=r"please install kubernetes.*pip install 'pymonarch\[kubernetes\]'"):
+        from monarch.job import KubernetesJob  # noqa: F401
+    exec("from monarch.job import *", {})  # asks for none of them
