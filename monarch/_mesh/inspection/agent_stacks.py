@@ -136,7 +136,7 @@ _decode = msgspec.msgpack.Decoder(StacksByAgent).decode
 def answer_host(agent: Any, argument: bytes) -> bytes:
     """Memory, load and processes of the host, as HostUsage."""
     running = [
-        ProcessUsage.of(start.address, pid, start.name, start.rank, state, why)
+        ProcessUsage.of(start.address, pid, start.name, start.rank, state, why, start.incarnation)
         for start, pid, state, why in agent.roster.overview()
         if pid
     ]

@@ -26,7 +26,8 @@ _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 class GroupState(msgspec.Struct, frozen=True):
     """One process group, as one of its ranks sees it.
 
-    `world`: what tells it from groups of the same name elsewhere; `name` and `label` are torch's, for machines and people.
+    `world`: what tells it from groups of the same name elsewhere, and from those before it: where the store is at which its
+    ranks met; `name` and `label` are torch's, for machines and people.
     `ranks`: all of it, in order, by their numbers in the default group; `rank`: this one. `begun`: how many collectives were
     begun here. Of the last one `operation`, `shape` (of its first input) and whether it is `running` (None: not known).
     """
@@ -65,7 +66,6 @@ def groups() -> Iterator[GroupState]:
     if world is None:
         return
     recorded = last_recorded(*_recordings())
-    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
     own = int(os.environ.get("RANK", "0") or 0)
     for group in list(world.pg_map)[:_GROUPS]:
         places = dict(world.pg_group_ranks.get(group, {}))
@@ -73,7 +73,7 @@ def groups() -> Iterator[GroupState]:
         last = recorded.get(name)
         begun = _begun(group)
         yield GroupState(
-            where,
+            store_of((world.pg_map.get(group) or (None, None))[1]),
             sendable(name, NAME_LIMIT),
             sendable(str(getattr(group, "group_desc", "")) or name, NAME_LIMIT),
             sorted(places, key=lambda rank: places[rank]),
@@ -83,6 +83,16 @@ def groups() -> Iterator[GroupState]:
             [] if last is None else last.shape,
             None if last is None else last.running,
         )
+
+
+def store_of(store: Any) -> str:
+    """Returns where the store of a group is. The environment may name that of a group to come."""
+    while getattr(store, "port", None) is None and getattr(store, "underlying_store", None) is not None:
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if port is None:  # a file, or a store of the program's own
+        host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return f"{host}:{port}"
 
 
 def _begun(group: Any) -> int:

@@ -22,6 +22,7 @@ from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, Th
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch._text import duration, one_line, size
+from monarch._wire.address import name_of, split_proc_name
 
 LONG = 5.0  # seconds from which an endpoint or a wait counts as long
 _MAJORITY = 0.6  # share of a mesh that has to be at one place for the others to be stragglers
@@ -62,7 +63,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 class ProgramSample(NamedTuple):
-    """The program as it was seen at one moment. `groups`: process groups of torch, by the address of the process."""
+    """The program as it was seen at one moment. `groups`: process groups of torch, by the address of every process that has
+    told its own, also where there are none."""
 
     stacks: Stacks
     groups: Mapping[str, Sequence[GroupState]]
@@ -236,27 +238,89 @@ def principal(process: ProcessStacks) -> ThreadStack | None:
     return next((stack for stack in stacks if not stack.idle), stacks[0] if stacks else None)
 
 
+Members = Mapping[int, tuple[str, GroupState]]  # rank in the default group -> its process, what it sees of a group
+
+
 def _collectives(evidence: Evidence) -> Iterator[Finding]:
     before = _by_group(evidence.first)
     processes = {process.address: process for process in evidence.second.stacks.processes}
     for key, members in _by_group(evidence.second).items():
+        dead = _gone(evidence, members)
+        if dead:
+            yield from _dead_group(evidence, dead, members)
+            continue
         most = max(state.begun for _, state in members.values())
         if most == 0 or most != max((state.begun for _, state in before.get(key, {}).values()), default=0):
             continue  # it goes on
-        inside = {rank: each for rank, each in members.items() if each[1].begun == most}
-        if any(_waits_inside(processes.get(address), state) for address, state in inside.values()):
-            found = _missing(most, members, inside, processes) or _mixed(most, inside, processes)
+        begun = {rank: each for rank, each in members.items() if each[1].begun == most}
+        inside = {rank: each for rank, each in begun.items() if _waits_inside(processes.get(each[0]), each[1])}
+        if inside:
+            found = _missing(most, members, begun, inside, processes) or _mixed(most, inside, processes)
             if found is not None:
                 yield found
 
 
-Members = Mapping[int, tuple[str, GroupState]]  # rank in the default group -> its process, what it sees of a group
+def _gone(evidence: Evidence, members: Members) -> dict[int, str]:
+    """The ranks of a group whose process has ended since the group was made: rank -> "was restarted" or "has ended"."""
+    seats = {rank: split_proc_name(name_of(address)) for rank, (address, _) in members.items()}
+    starts = {(seat[0], seat[1] - rank) for rank, seat in seats.items() if seat is not None}
+    if len(starts) != 1 or None in seats.values():
+        return {}  # ranks of the group are no ranks of one mesh: which process is missing is not known
+    ((uid, first),) = starts
+    silent = {split_proc_name(name_of(address)) for address in evidence.second.stacks.silent}
+    answered = {split_proc_name(name_of(address)) for address in evidence.second.groups}
+    restarts = {split_proc_name(name_of(p.address)): p.restarts for host in evidence.hosts for p in host.processes}
+    found = {}
+    for rank in next(iter(members.values()))[1].ranks:
+        seat = uid, first + rank
+        if rank in members or seat in silent:
+            continue
+        if seat in answered and restarts.get(seat):
+            found[rank] = "restarted"
+        elif seat not in restarts and not evidence.unreachable:
+            found[rank] = "ended"
+    return found
 
 
-def _missing(most: int, members: Members, inside: Members, processes: Mapping[str, ProcessStacks]) -> Finding | None:
+def _dead_group(evidence: Evidence, dead: Mapping[int, str], members: Members) -> Iterator[Finding]:
+    """Ranks that wait in a group of which others have died: what they wait for cannot come."""
+    before = {process.address: principal(process) for process in evidence.first.stacks.processes}
+    processes = {process.address: process for process in evidence.second.stacks.processes}
+    waiting: dict[int, str] = {}
+    for rank, (address, _) in members.items():
+        stack = principal(processes[address]) if address in processes else None
+        if stack is not None and _in_torch(stack) and same_place(before.get(address), stack):
+            waiting[rank] = address
+    if not waiting:
+        return
+    parts = []
+    for how, one, several in (("restarted", "was restarted", "were restarted"), ("ended", "has ended", "have ended")):
+        if ranks := [rank for rank, each in dead.items() if each == how]:
+            parts.append(f"{called(ranks)} {_verb(ranks, one, several)}")
+    left = {rank: address for rank, (address, _) in members.items() if rank not in waiting}
+    anyone = processes[next(iter(waiting.values()))]
+    yield Finding(
+        "collective",
+        f"{', '.join(parts)}; {called(list(waiting))} {_verb(waiting, 'waits', 'wait')} in the group that died with "
+        f"{_verb(dead, 'it', 'them')}",
+        [*_places(waiting, processes, True), *_places(left, processes, True)],
+        f"no collective of that group can end any more: restart {called(list(waiting))} (procs.restart(...)), then "
+        f"setup_torch_distributed(procs) makes a new group of all",
+        anyone.mesh,
+        sorted(processes[address].rank for address in waiting.values()),
+    )
+
+
+def _in_torch(stack: ThreadStack) -> bool:
+    return not stack.idle and any("/torch/" in frame.file for frame in stack.frames)
+
+
+def _missing(
+    most: int, members: Members, begun: Members, inside: Members, processes: Mapping[str, ProcessStacks]
+) -> Finding | None:
     """Some wait in a collective that others have not begun, or of which nothing is known."""
     _, state = next(iter(inside.values()))
-    behind = {rank: address for rank, (address, _) in members.items() if rank not in inside}
+    behind = {rank: address for rank, (address, _) in members.items() if rank not in begun}
     unknown = [rank for rank in state.ranks if rank not in members]
     missing = sorted([*behind, *unknown])
     if not missing:
@@ -317,10 +381,12 @@ def _by_group(look: ProgramSample) -> dict[tuple[object, ...], dict[int, tuple[s
 
 
 def _waits_inside(process: ProcessStacks | None, state: GroupState) -> bool:
-    """True if a rank that has begun the last collective is still in it."""
-    if state.running is not None:
-        return state.running
-    return process is not None and any("/torch/distributed/" in f.file for s in process.threads for f in s.frames)
+    """True if a rank that has begun the last collective is still in it. Torch's records do not say that one has failed:
+    then the rank is idle."""
+    if state.running is None:
+        return process is not None and any("/torch/distributed/" in f.file for s in process.threads for f in s.frames)
+    stack = principal(process) if process is not None else None
+    return state.running and (stack is None or not stack.idle)
 
 
 def _places(ranks: Mapping[int, str], processes: Mapping[str, ProcessStacks], named: bool) -> Iterator[str]:

@@ -46,7 +46,7 @@ def collect(ask: AskProgram, seconds: float, apart: float) -> Evidence:
 
 def _groups(ask: AskProgram, seconds: float, awake: Sequence[str]) -> dict[str, Sequence[GroupState]]:
     answers = ask("collectives", b"", timeout=seconds, only=awake, agents=False)
-    return {address: states for address, states in answers.decoded(decode_groups).items() if states}
+    return answers.decoded(decode_groups)
 
 
 def wait_graph_of(answers: SurveyAnswers) -> WaitGraph:

@@ -9,8 +9,9 @@ from monarch._linux import procfs
 
 class ProcessUsage(msgspec.Struct, frozen=True):
     """One process of the program: its address, its mesh and place there; `state`: starting, running, stopping, stopped (by
-    a signal) or suspected, and `why`. From the system: bytes of memory (`resident`), seconds of processor time, threads, and
-    the letter that it has for what the main thread does (`letter`; T: stopped, D: waits in the kernel)."""
+    a signal) or suspected, and `why`; `restarts`: 0, or a number that grows with each process that takes the place of one
+    before. From the system: bytes of memory (`resident`), seconds of processor time, threads, and the letter that it has
+    for what the main thread does (`letter`; T: stopped, D: waits in the kernel)."""
 
     address: str
     pid: int
@@ -22,14 +23,18 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     resident: int = 0
     processor: float = 0.0
     threads: int = 0
+    restarts: int = 0
 
     @classmethod
-    def of(cls, address: str, pid: int, mesh: str, rank: int, state: str, why: str) -> ProcessUsage:
+    def of(cls, address: str, pid: int, mesh: str, rank: int, state: str, why: str, restarts: int) -> ProcessUsage:
         """Returns the usage of a process, with what the system says now."""
         found = procfs.stat(pid)
+        known = cls(address, pid, mesh, rank, state, why, restarts=restarts)
         if found is None:  # it ends just now, or is another one's behind a wrapper
-            return cls(address, pid, mesh, rank, state, why)
-        return cls(address, pid, mesh, rank, state, why, found.state, found.resident, found.processor, found.threads)
+            return known
+        return msgspec.structs.replace(
+            known, letter=found.state, resident=found.resident, processor=found.processor, threads=found.threads
+        )
 
 
 class HostUsage(msgspec.Struct, frozen=True):

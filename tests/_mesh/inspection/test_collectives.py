@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from monarch._mesh.inspection.collectives import RecordedCollective, groups, last_recorded
+from monarch._mesh.inspection.collectives import RecordedCollective, groups, last_recorded, store_of
 
 
 def entry(number: int, name: str = "0", operation: str = "gloo:all_reduce", **more: object) -> dict[str, object]:
@@ -60,3 +61,12 @@ def test_an_input_without_shape() -> None:
 def test_a_process_without_torch_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed.distributed_c10d", None)
     assert list(groups()) == []
+
+
+def test_a_group_is_told_from_the_one_before_by_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "2")  # of a group to come
+    tcp = SimpleNamespace(host="10.0.0.1", port=1)
+    prefixed = SimpleNamespace(underlying_store=SimpleNamespace(underlying_store=tcp))
+    assert [store_of(store) for store in (tcp, prefixed)] == ["10.0.0.1:1", "10.0.0.1:1"]
+    assert [store_of(store) for store in (None, SimpleNamespace())] == ["10.0.0.1:2", "10.0.0.1:2"]

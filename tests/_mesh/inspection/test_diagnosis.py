@@ -45,8 +45,8 @@ def group(
     return GroupState("h:1", "0", "dp", list(range(size)), rank, begun, operation, [1024], running)
 
 
-def usage(rank: int, letter: str = "S", resident: int = GB) -> ProcessUsage:
-    return ProcessUsage(address(rank), 100 + rank, "workers", rank, "running", "", letter, resident, 3.0, 4)
+def usage(rank: int, letter: str = "S", resident: int = GB, restarts: int = 0) -> ProcessUsage:
+    return ProcessUsage(address(rank), 100 + rank, "workers", rank, "running", "", letter, resident, 3.0, 4, restarts)
 
 
 def host(*processes: ProcessUsage, available: int = 50 * GB) -> HostUsage:
@@ -59,6 +59,7 @@ def found(
     before: list[ProcessStacks] | None = None,
     groups: list[GroupState] = [],  # noqa: B006
     groups_before: list[GroupState] | None = None,
+    by_address: dict[str, list[GroupState]] | None = None,
     silent: dict[str, str] | None = None,
     waits: WaitGraph | None = None,
     hosts: list[HostUsage] | None = None,
@@ -70,8 +71,9 @@ def found(
             msgspec.structs.replace(p, threads=[msgspec.structs.replace(s, seconds=s.seconds - 1) for s in p.threads])
             for p in processes
         ]
-    first = ProgramSample(Stacks(before, {}), _by_address(groups if groups_before is None else groups_before))
-    second = ProgramSample(Stacks(processes, silent or {}), _by_address(groups))
+    told = _by_address(groups) if by_address is None else by_address
+    first = ProgramSample(Stacks(before, {}), told if groups_before is None else _by_address(groups_before))
+    second = ProgramSample(Stacks(processes, silent or {}), told)
     if hosts is None:
         hosts = [host(*(usage(p.rank) for p in processes))]
     nothing = WaitGraph([], [], {})
@@ -144,8 +146,81 @@ def test_the_rank_that_has_not_entered_a_collective() -> None:
 
 def test_a_rank_of_which_nothing_is_known_has_not_entered_it_either() -> None:
     processes = [process(rank, STEP) for rank in range(3)]
-    (finding,) = found(processes, groups=[group(rank, 118) for rank in range(3)]).findings
+    hosts = [host(*(usage(rank) for rank in range(4)))]
+    (finding,) = found(processes, groups=[group(rank, 118) for rank in range(3)], hosts=hosts).findings
     assert "rank 3 has not entered it (rank 3: no answer)" in finding.title
+
+
+# --- groups of which a rank has died: rank 2 of four, in the midst of backward()
+
+BACKWARD = [
+    StackFrame("/srv/train.py", 88, "step"),
+    StackFrame("/x/site-packages/torch/autograd/graph.py", 829, "backward"),
+]
+WAITS = "rank 0 waits in the group that died with it"
+
+
+def after_a_death(
+    first: dict[int, list[StackFrame]], told: list[GroupState], restarts: int | None = 1, **more: Any
+) -> list[Finding]:
+    """`first`: where the ranks are that are not idle. `restarts` None: rank 2 was not restarted."""
+    living = [rank for rank in range(4) if rank != 2 or restarts is not None]
+    processes = [process(rank, first.get(rank, [])) for rank in living]
+    usages = [usage(rank, restarts=restarts or 0 if rank == 2 else 0) for rank in living]
+    groups = {address(rank): [state for state in told if state.rank == rank] for rank in living}
+    return found(processes, by_address=groups, hosts=[host(*usages)], **more).findings
+
+
+@pytest.mark.parametrize("begun", [28, 0])  # torch numbers nothing of what DDP begins with gloo
+def test_a_rank_that_waits_in_a_group_whose_rank_was_restarted(begun: int) -> None:
+    old = [group(rank, begun, running=True) for rank in (0, 1, 3)]
+    (finding,) = after_a_death({0: BACKWARD}, old)
+    assert finding.title == f"rank 2 was restarted; {WAITS}"
+    at, left = finding.evidence
+    assert at == "rank 0: at train.py:88 in step(), in backward(), for 41.0 s" and left.startswith("ranks 1, 3: idle")
+    assert (finding.kind, finding.mesh, finding.ranks) == ("collective", "workers", [0])
+    assert "restart rank 0 (procs.restart(...)), then setup_torch_distributed(procs)" in finding.advice
+
+
+def test_the_others_are_in_a_new_group_already() -> None:
+    old = [group(0, 28, running=True)]
+    new = [GroupState("h:2", "0", "dp", [0, 1, 2, 3], rank, 0) for rank in (1, 2, 3)]
+    (finding,) = after_a_death({0: BACKWARD}, [*old, *new])
+    assert finding.title == f"rank 2 was restarted; {WAITS}"
+    assert finding.evidence == ["rank 0: at train.py:88 in step(), in backward(), for 41.0 s"]
+
+
+def test_a_rank_that_has_ended_and_was_not_restarted() -> None:
+    (finding,) = after_a_death({0: STEP}, [group(rank, 28, running=True) for rank in (0, 1, 3)], None)
+    assert finding.title == f"rank 2 has ended; {WAITS}"
+
+
+def test_nobody_waits_in_a_group_that_has_died() -> None:
+    assert after_a_death({}, [group(rank, 28, running=True) for rank in (0, 1, 3)]) == []
+
+
+def test_what_moves_in_a_group_that_has_died_is_on_its_way_out() -> None:
+    before = [process(rank, STEP[1:] if rank == 0 else []) for rank in range(4)]
+    assert after_a_death({0: STEP}, [group(0, 28, running=True)], before=before) == []
+
+
+def test_a_rank_that_was_restarted_before_the_group_was_made_is_in_it() -> None:
+    states = [group(rank, 28, running=True) for rank in range(4)]
+    assert after_a_death(dict.fromkeys(range(4), STEP), states) == []
+
+
+def test_a_rank_that_has_told_nothing_of_its_groups_need_not_have_been_restarted() -> None:
+    states = {address(rank): [group(rank, 118)] for rank in (0, 1, 3)}
+    hosts = [host(*(usage(rank, restarts=int(rank == 2)) for rank in range(4)))]
+    (finding,) = found([process(rank, STEP) for rank in range(4)], by_address=states, hosts=hosts).findings
+    assert "rank 2 has not entered it (rank 2: no answer)" in finding.title
+
+
+def test_ranks_that_a_collective_has_failed_do_not_wait_in_it() -> None:
+    groups = [group(rank, 118, running=True) for rank in range(3)] + [group(3, 117)]
+    processes = [process(0, STEP), process(1, []), process(2, []), process(3, LOAD)]
+    (finding,) = [each for each in found(processes, groups=groups).findings if each.kind == "collective"]
+    assert finding.title.startswith("rank 0 waits in all_reduce #118 of group dp; rank 3 has not entered it")
 
 
 def test_different_collectives_at_the_same_time() -> None:
