@@ -225,7 +225,7 @@ def main() -> None:
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)
     if spec.cwd in spec.path and spec.cwd not in sys.path:
-        sys.path.insert(0, spec.cwd)
+        sys.path.insert(0 if spec.path[0] == spec.cwd else len(sys.path), spec.cwd)
     _take_over(spec, bind, address)
     # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.
     if os.getppid() == int(agent) and settings.mesh_bootstrap_enable_pdeathsig():

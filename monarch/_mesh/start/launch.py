@@ -56,7 +56,7 @@ def adapt_spec(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
     for command in spec.commands or ():
         if command is not None and command.change is not None:
             command.env = command.change.over(spec.env)
-    from_here = spec.cwd in spec.path
+    from_here, first = spec.cwd in spec.path, spec.path[:1] == [spec.cwd]
     if not os.path.isdir(spec.cwd):
         spec.cwd = os.getcwd()
         from_here = from_here and private_files.is_closed(spec.cwd)
@@ -64,7 +64,7 @@ def adapt_spec(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
     theirs = [entry for entry in spec.path if entry not in own and os.path.exists(entry)]
     spec.path = [entry for entry in [*own, *theirs] if entry != spec.cwd]
     if from_here:
-        spec.path.insert(0, spec.cwd)
+        spec.path.insert(0 if first else len(spec.path), spec.cwd)
 
 
 def find_program(program: str, env: Mapping[str, str]) -> str:

@@ -94,8 +94,9 @@ def launch_spec(
     paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
-    # Else others could put modules there, and the program itself imports none of them.
-    if cwd in paths or private_files.is_closed(cwd):
+    # First, as for `python -m`. A folder in which others could put modules stays where the program itself has it, if anywhere:
+    # before Python's own library, a file of theirs with the name of one of its modules would run instead of that.
+    if private_files.is_closed(cwd):
         paths = [cwd, *(path for path in paths if path != cwd)]
     change = _change(env)
     streams = remote and settings.stream_remote_output()

@@ -217,7 +217,15 @@ def test_processes_import_nothing_from_a_folder_that_others_write_in(
     launch.adapt_spec(made, {})
     assert str(tmp_path) not in made.path
     monkeypatch.setattr(sys, "path", ["/lib", ""])
+    assert launch_spec.launch_spec("", {}, "", gated=False).path == ["/lib", str(tmp_path)], "where the program has it"
+    made = spec(cwd=str(tmp_path), path=["/lib", str(tmp_path)])
+    launch.adapt_spec(made, {})
+    assert made.path[0] != str(tmp_path) and made.path[-1] == str(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/lib"])
     assert launch_spec.launch_spec("", {}, "", gated=False).path == [str(tmp_path), "/lib"]
+    made = spec(cwd=str(tmp_path), path=[str(tmp_path), "/lib"])
+    launch.adapt_spec(made, {})
+    assert made.path[0] == str(tmp_path)
 
 
 # --- starting an agent
