@@ -78,6 +78,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "tensor/worker/recorded.py: RecordedSegment.prepare: exec",
     ),
     "bytes of a file that private_files has opened": (
+        "tensor/worker/checkpoint.py: _Into.load_bytes: torch.load",
         "job/cache.py: read: pickle.loads",
         "replay/replaying.py: _Replay._prepared: pickle.loads",
     ),
@@ -147,7 +148,6 @@ PLACES: dict[str, tuple[str, ...]] = {
         "replay/replaying.py: _open: open",
         "spmd/main_program.py: run_main: runpy.run_module",
         "spmd/main_program.py: run_main: runpy.run_path",
-        "tensor/worker/checkpoint.py: _Into.load_bytes: torch.load",
         "tools/verbs/exec_verb.py: command_of: open",
     ),
     "a file that the user names to be read as data: nothing in it is run": (

@@ -94,7 +94,7 @@ def launch_spec(
     paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
-    # First, as for `python -m`. A folder in which others could put modules stays where the program itself has it, if anywhere:
+    # First, as for `python -m`. A folder in which others could put modules stays where the program itself has it, if it has:
     # before Python's own library, a file of theirs with the name of one of its modules would run instead of that.
     if private_files.is_closed(cwd):
         paths = [cwd, *(path for path in paths if path != cwd)]

@@ -3,6 +3,9 @@
 The planning that torch does with collectives is done by the controller, which knows the layout of every tensor. So no process
 group is needed, and a process only writes what it was told to, or reads what overlaps with its own parts. The files are those
 of torch's FileSystemWriter: any program reads them with torch.distributed.checkpoint.
+
+They hold pickles. Files that somebody else may have written are read as data: tensors, and values of plain types. What would
+run code as it is read is an error there.
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import glob
 import io
 import os
+import pickle
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from monarch._linux import private_files
 from monarch.tensor import placements
 from monarch.tensor.placements import Part, Placement
 from monarch.tensor.worker import current
@@ -239,27 +245,31 @@ def look(path: str) -> FoundCheckpoint:
     """Returns what the checkpoint in `path` has. CheckpointError."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    metadata, _ = _opened(path)
+    metadata = _index(path)
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             tensors[name] = (tuple(entry.size), entry.properties.dtype)
-    into = _Into({name: torch.empty((), dtype=dtype) for name, (shape, dtype) in tensors.items() if not shape})
     items = [_value_item(name) for name in metadata.state_dict_metadata if name not in tensors]
+    files = dict.fromkeys(metadata.storage_data[item.storage_index].relative_path for item in items)
+    into = _Into(
+        {name: torch.empty((), dtype=dtype) for name, (shape, dtype) in tensors.items() if not shape},
+        _strangers(path, files),
+    )
     for name in into.tensors:
         items += _part_items(metadata, CheckpointEntry(name, (), ((), ())))
-    _read(path, items, into)
+    _read(path, metadata, items, into)
     paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     return FoundCheckpoint(tensors, into.values, into.tensors, paths)
 
 
 def read(path: str, entries: Sequence[CheckpointEntry], tensors: Sequence[torch.Tensor]) -> None:
     """Fills the parts of this process. Only what overlaps with them is read. CheckpointError."""
-    metadata, _ = _opened(path)
+    metadata = _index(path)
     items = [item for entry in entries for item in _part_items(metadata, entry)]
     into = _Into({entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)})
     with torch.no_grad():
-        _read(path, items, into)
+        _read(path, metadata, items, into)
 
 
 def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
@@ -274,10 +284,12 @@ def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
 
 
 class _Into:
-    """The destination of what was read, as torch's reader asks for it (a LoadPlanner's part)."""
+    """The destination of what was read, as torch's reader asks for it (a LoadPlanner's part). `stranger`: why somebody else
+    may have written it, "" if nobody can have."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], stranger: str = "") -> None:
         self.tensors = tensors
+        self._stranger = stranger
         self.values: dict[str, Any] = {}
 
     def resolve_tensor(self, item: Any) -> torch.Tensor:
@@ -289,7 +301,13 @@ class _Into:
     def commit_tensor(self, item: object, tensor: torch.Tensor) -> None: ...
 
     def load_bytes(self, item: Any, value: io.BytesIO) -> None:
-        self.values[item.dest_index.fqn] = torch.load(value, weights_only=False)
+        name = item.dest_index.fqn
+        try:
+            self.values[name] = torch.load(value, weights_only=bool(self._stranger))
+        except pickle.UnpicklingError:
+            if not self._stranger:
+                raise
+            raise _refused(f"{name!r} is an object that would run code", self._stranger) from None
 
 
 def _value_item(name: str) -> Any:
@@ -301,12 +319,16 @@ def _value_item(name: str) -> Any:
     return ReadItem(LoadItemType.BYTE_IO, index, nowhere, index, nowhere, nowhere)
 
 
-def _opened(path: str) -> tuple[Any, Any]:
+def _index(path: str) -> Any:
+    """Returns torch's Metadata. CheckpointError."""
     from torch.distributed.checkpoint import FileSystemReader
 
-    reader = FileSystemReader(path)
     try:
-        return reader.read_metadata(), reader
+        stranger = _strangers(path, [_INDEX])
+        if not stranger:
+            return FileSystemReader(path).read_metadata()
+        with os.fdopen(private_files.open_regular(os.path.join(path, _INDEX)), "rb") as file:
+            return _IndexReader(file, stranger).load()
     except Exception as exc:
         rank = current.worker().executor.rank
         if isinstance(exc, FileNotFoundError):
@@ -317,12 +339,56 @@ def _opened(path: str) -> tuple[Any, Any]:
         raise failed(exc, "read", path) from exc
 
 
-def _read(path: str, items: Sequence[object], into: _Into) -> None:
+def _strangers(path: str, names: Iterable[str]) -> str:
+    """Returns why somebody else may have written one of these files; "" if only this user or root can have."""
+    try:
+        for name in names:
+            os.close(private_files.open_to_read(os.path.join(path, name)))
+    except private_files.UntrustedFileError as exc:
+        return str(exc)
+    return ""
+
+
+class _IndexReader(pickle.Unpickler):
+    """Reads the index of a checkpoint that somebody else may have written: classes that hold what it says, and no others."""
+
+    def __init__(self, file: Any, stranger: str) -> None:
+        super().__init__(file)
+        self._stranger = stranger
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(sys.modules.get(module), "__dict__", {}).get(name)
+        if module in _INDEX_MODULES:
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+        elif isinstance(found, torch.dtype) or (module, name) in _INDEX_NAMES:
+            return super().find_class(module, name)
+        raise _refused(f"its index names {module}.{name}, which it has no use for", self._stranger)
+
+
+_INDEX_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_INDEX_NAMES = (
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "PurePosixPath")),
+)
+
+
+def _refused(what: str, stranger: str) -> pickle.UnpicklingError:
+    return pickle.UnpicklingError(
+        f"{what}, and {stranger}. What others may write is read as data alone, tensors and plain values; if you trust it, "
+        f"copy the checkpoint into a folder of your own, and read it there"
+    )
+
+
+def _read(path: str, metadata: Any, items: Sequence[object], into: _Into) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.planner import LoadPlan
 
     if not items:
         return
-    metadata, reader = _opened(path)
+    reader = FileSystemReader(path)
     try:
         reader.set_up_storage_reader(metadata, False)
         reader.read_data(LoadPlan(list(items)), into).wait()

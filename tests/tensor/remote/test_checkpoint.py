@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import threading
 import warnings
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ WHOLE = torch.arange(48.0).reshape(6, 8)
 BIAS = torch.arange(5)
 PLAIN = {"net": {"w": WHOLE, "b": BIAS}, "step": 7, "names": ["a", 2]}
 ROWS = {"net.w": {"gpus": 0}}
+REFUSED = "may be written by others .*copy the checkpoint into a folder of your own"
 
 
 def saved(folder: Path, **options: Any) -> str:
@@ -243,6 +246,47 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
             checkpoint.load(state, path, ROWS)
         with pytest.raises(mt.RemoteException):  # it counts as failed: half of it may have been read
             monarch.inspect(state["net"]["w"], gpus=1)
+
+
+class Marker:
+    """An object that leaves a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_that_others_may_write_is_read_as_data(tmp_path: Path) -> None:
+    path = Path(saved(tmp_path))
+    for file in path.iterdir():
+        file.chmod(0o666)
+    with loopback(gpus=3):
+        state = empty()
+        checkpoint.load(state, path, ROWS)
+        same(state, "gpus")
+
+
+def test_code_in_an_index_that_others_may_write_does_not_run(tmp_path: Path) -> None:
+    path, ran = Path(saved(tmp_path)), tmp_path / "ran"
+    (path / ".metadata").write_bytes(pickle.dumps(Marker(ran)))
+    (path / ".metadata").chmod(0o666)
+    with loopback(gpus=1), pytest.raises(checkpoint.CheckpointError, match=REFUSED):
+        checkpoint.load(empty(), path, ROWS)
+    assert not ran.exists()
+
+
+def test_objects_are_read_from_ones_own_files_only(tmp_path: Path) -> None:
+    path = tmp_path / "two"
+    with loopback(gpus=2):
+        checkpoint.save(state_of(WHOLE, BIAS, "gpus", step=Fraction(1, 3), names=[]), path, ROWS)
+    with loopback(gpus=1):
+        assert checkpoint.read(path, ROWS)["step"] == Fraction(1, 3)
+        for file in path.glob("*.distcp"):
+            file.chmod(0o666)
+        with pytest.raises(checkpoint.CheckpointError, match=f"'step' is an object that would run code.*{REFUSED}"):
+            checkpoint.read(path, ROWS)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
