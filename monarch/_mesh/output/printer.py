@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.future import Slot
@@ -17,6 +18,9 @@ from monarch._wire.message import Flush, Flushed, Output, Printed
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
 
+if TYPE_CHECKING:
+    from monarch._linux.terminal import OutputFilter
+
 KEPT = 16 * 2**20  # characters that wait to be printed; at the bound the oldest go, and it is said whose and how much
 
 _TOLD = 2**16  # characters printed until their agents are told so, while more wait
@@ -26,7 +30,7 @@ class Printer:
     """`show(number, text)` prints a piece of output of stream 1 (stdout) or 2 (stderr); notebooks replace it."""
 
     def __init__(self, proc: Proc) -> None:
-        self.show: Callable[[int, str], None] = show
+        self.show: Callable[[int, str], None] = _Streams().show
         self.used = False  # whether anything ever came
         self.far_agents: Callable[[], list[str]] = list  # of other hosts, whose processes' output comes here
         self._proc = proc
@@ -110,8 +114,24 @@ class Printer:
             self._changed.wait_for(lambda: not self._output and not self._printing, timeout)
 
 
-def show(number: int, text: str) -> None:
-    """Prints output of a process: on sys.stdout (1) or sys.stderr (2) as they are now."""
-    stream = sys.stdout if number == 1 else sys.stderr
-    stream.write(text)
-    stream.flush()
+class _Streams:
+    """The sys.stdout (1) and sys.stderr (2) of this process, as they are when something is shown.
+
+    What comes is of processes that do not have our terminal: of other hosts, mostly. There it is made fit for one, so that
+    none of them can ask it, name it, paste from it or write over what others have said.
+    """
+
+    def __init__(self) -> None:
+        self._filters: dict[int, OutputFilter] = {}
+
+    def show(self, number: int, text: str) -> None:
+        """Prints output of a process."""
+        stream = sys.stdout if number == 1 else sys.stderr
+        if getattr(stream, "isatty", bool)():
+            if number not in self._filters:
+                from monarch._linux.terminal import OutputFilter  # only a program at a terminal needs it
+
+                self._filters[number] = OutputFilter(by_line=True)
+            text = self._filters[number].feed(text.encode(errors="backslashreplace")).decode()
+        stream.write(text)
+        stream.flush()
