@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from operator import itemgetter
 
 from monarch._linux import loopback_peer
 from monarch._linux.descriptors import OUT_OF
 from monarch._text import counted
-from monarch.debugger.waiting_room import WaitingRoom
+from monarch._wire.transport.handshake_slots import HandshakeSlots
 
+MOST = 16  # visitors at a time that have not begun as an editor does
 _READ = 1 << 16
 _GREETS_WITHIN = 10.0  # seconds
 _GREETING = 1 << 16  # bytes of the first request, at most
@@ -65,7 +67,7 @@ class _EditorPort:
             lambda count: say(f"refused {counted(count, 'connection')} of other users")
         )
         self._lock = threading.Lock()
-        self._waiting: WaitingRoom[socket.socket] = WaitingRoom()
+        self._waiting: HandshakeSlots[socket.socket] = HandshakeSlots(MOST, itemgetter(0))
         self._editor: socket.socket | None = None  # that has been let in
 
     def serve(self, listening: socket.socket) -> None:
@@ -90,7 +92,7 @@ class _EditorPort:
                 threading.Thread(target=self._visit, args=(visitor,), name="monarch-editor", daemon=True).start()
             except RuntimeError:  # no more threads
                 with self._lock:
-                    self._waiting.leave(visitor)
+                    self._waiting.remove(visitor)
                 visitor.close()
 
     def _visit(self, visitor: socket.socket) -> None:
@@ -100,7 +102,7 @@ class _EditorPort:
             except OSError:
                 said = b""
             with self._lock:
-                if not self._waiting.leave(visitor) or not said:
+                if not self._waiting.remove(visitor) or not said:
                     return
                 before, self._editor = self._editor, visitor
                 if before is not None:

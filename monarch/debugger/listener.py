@@ -2,7 +2,7 @@
 
 On loopback, programs of this user are let in, as the kernel says whose they are. Beyond it, those who say a token first: it
 is printed when the listener starts. It has 192 random bits, and a connection has one try. While somebody says it others may
-come, `waiting_room.MOST` at a time; nobody who is silent keeps others out.
+come, `MOST` at a time; nobody who is silent keeps others out.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from operator import itemgetter
 
 from monarch._linux import loopback_peer
 from monarch._text import counted
+from monarch._wire.transport.handshake_slots import HandshakeSlots, source_of
 from monarch.debugger.conversation import LINE
-from monarch.debugger.waiting_room import WaitingRoom
 
 HOST, PORT, PROTOCOL = "MONARCH_DEBUG_SERVER_HOST", "MONARCH_DEBUG_SERVER_PORT", "MONARCH_DEBUG_SERVER_PROTOCOL"
+MOST = 16  # connections at a time that have not said the token
 _SETTLE = 0.5  # seconds between a connection and the first word of it
 _TOKEN = 24  # bytes of it; as text it is longer
 _TOKEN_WITHIN = 30.0  # seconds to say the token in
@@ -43,7 +45,7 @@ class DebuggerListener:
             self.notes.append(
                 f"the debugger listens on {host}:{port}; the first line of a connection is the token {token}"
             )
-        self._waiting: WaitingRoom[asyncio.StreamWriter] = WaitingRoom()
+        self._waiting: HandshakeSlots[asyncio.StreamWriter] = HandshakeSlots(MOST, itemgetter(0))
         self._door = loopback_peer.Doorkeeper(
             lambda count: say(f"the debugger's port {port} has refused {counted(count, 'connection')} of other users")
         )
@@ -66,7 +68,7 @@ class DebuggerListener:
             writer.write(b"refused: this debugger is another user's\n")
             return False
         if not loopback_peer.is_socket_ours(sock):  # this user's own need not make room for anybody
-            goes = self._waiting.enter(writer, (writer.get_extra_info("peername") or [""])[0])
+            goes = self._waiting.enter(writer, source_of((writer.get_extra_info("peername") or [""])[0]))
             if goes is not None:
                 goes.transport.abort()
         try:
@@ -75,7 +77,7 @@ class DebuggerListener:
         except (TimeoutError, ValueError, OSError):
             return False
         finally:
-            self._waiting.leave(writer)
+            self._waiting.remove(writer)
         if not line:  # it has gone, or had to go
             return False
         if hmac.compare_digest(line.strip(), self.token.encode()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from operator import itemgetter
 from typing import NamedTuple
 
 import pytest
@@ -56,6 +57,30 @@ def test_the_last_one_leaves_nothing() -> None:
     assert (len(places), places.victim(), places._silent, places._spoken) == (0, None, {}, {})
     places.spoke(Peer(0, False))  # late
     assert "0 of 3, from 0 sources" in repr(places)
+
+
+def test_the_oldest_goes() -> None:
+    slots: HandshakeSlots[int] = HandshakeSlots(2, itemgetter(0))
+    assert [slots.enter(number, "10.0.0.1") for number in range(4)] == [None, None, 0, 1]
+    assert not slots.remove(0), "it had to go"
+    assert slots.remove(2)
+    assert not slots.remove(2)
+    assert len(slots) == 1
+
+
+@pytest.mark.parametrize("network", ["10.0.0.66", "fd00:2::{:x}%eth0", "::ffff:10.0.0.66"])
+def test_a_source_that_fills_them_pushes_out_its_own(network: str) -> None:
+    """A machine has many addresses with IPv6."""
+    slots: HandshakeSlots[int] = HandshakeSlots(3, itemgetter(0))
+    slots.enter(-1, source_of("10.0.0.7"))
+    slots.enter(-2, source_of("fd00:1::7"))
+    gone = [slots.enter(number, source_of(network.format(number))) for number in range(1_000)]
+    assert gone == [None, *range(999)]
+
+
+def test_among_many_sources_the_oldest_goes() -> None:
+    slots: HandshakeSlots[int] = HandshakeSlots(3, itemgetter(0))
+    assert [slots.enter(number, source_of(f"10.0.0.{number}")) for number in range(5)] == [None, None, None, 0, 1]
 
 
 @pytest.mark.parametrize(

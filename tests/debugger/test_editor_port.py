@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.debugger import editor_port
-from monarch.debugger.editor_port import greeting
-from monarch.debugger.waiting_room import MOST
+from monarch.debugger.editor_port import MOST, greeting
 from tests.support.users import as_stranger, needs_root
 
 TIMEOUT = 60

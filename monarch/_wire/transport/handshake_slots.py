@@ -46,16 +46,28 @@ class HandshakeSlots(Generic[T]):
         self._source[item] = source
         self._silent.setdefault(source, []).append(item)
 
+    def enter(self, item: T, source: str) -> T | None:
+        """Adds it. Returns the one that has to go for it and is removed already; None where there was a free slot."""
+        self.add(item, source)
+        if len(self._source) <= self.limit:
+            return None
+        goes = self.victim()
+        if goes is not None:
+            self.remove(goes)
+        return goes
+
     def spoke(self, item: T) -> None:
         """It has sent a valid first message."""
         source = self._source.get(item)
         if source is not None and _take(self._silent, source, item):
             self._spoken.setdefault(source, []).append(item)
 
-    def remove(self, item: T) -> None:
+    def remove(self, item: T) -> bool:
+        """Returns False when it was not there: it had to go before."""
         source = self._source.pop(item, None)
-        if source is not None and not _take(self._silent, source, item):
-            _take(self._spoken, source, item)
+        if source is None:
+            return False
+        return _take(self._silent, source, item) or _take(self._spoken, source, item)
 
     def victim(self) -> T | None:
         """Returns the one that has to go; None when nobody is there. It stays until it is removed."""

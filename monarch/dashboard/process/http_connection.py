@@ -99,7 +99,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]  # uvicorn is an option
 
 
 def protocol(
-    config: Any, server: Any, let_in: Callable[[], None], gone: Callable[[HttpConnection], None]
+    config: Any, server: Any, let_in: Callable[[], object], gone: Callable[[HttpConnection], None]
 ) -> HttpConnection:
     """Returns one of a uvicorn server. `let_in` is for the gate, which calls it for a request that it lets in."""
     return HttpConnection(
