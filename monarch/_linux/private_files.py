@@ -257,12 +257,7 @@ def make_folder(path: str | os.PathLike[str], *, mine: bool = True, closed: bool
     """
     folder, name, shown = _resolve(path, make=True)
     try:
-        try:
-            os.mkdir(name, 0o700, dir_fd=folder)
-        except FileExistsError:
-            pass
-        except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, shown) from None
+        _make_one(name, folder, shown)
         inner = _open_folder(name, folder, shown)
     finally:
         os.close(folder)
@@ -286,12 +281,7 @@ def take_folder(path: str | os.PathLike[str]) -> bool:
     folder, name, shown = _resolve(path, follow=False)
     try:
         _check_base(os.fstat(folder), os.path.dirname(shown))
-        try:
-            os.mkdir(name, 0o700, dir_fd=folder)
-        except FileExistsError:
-            pass
-        except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, shown) from None
+        _make_one(name, folder, shown)
         try:
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         except OSError as exc:
@@ -429,12 +419,7 @@ def _resolve(
             if not names:
                 return folder, name, here
             if entry is None and make:
-                try:
-                    os.mkdir(name, 0o700, dir_fd=folder)
-                except FileExistsError:
-                    pass
-                except OSError as exc:
-                    raise OSError(exc.errno, exc.strerror, here) from None
+                _make_one(name, folder, here)
             inner = _open_folder(name, folder, here)
             os.close(folder)
             folder, shown = inner, here
@@ -447,6 +432,16 @@ def _resolve(
 def _names(path: str) -> list[str]:
     """Its parts, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _make_one(name: str, folder: int, shown: str) -> None:
+    """Makes a folder in that one, unless something has the name."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=folder)
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, shown) from None
 
 
 def _open_folder(name: str, folder: int, shown: str) -> int:

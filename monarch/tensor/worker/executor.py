@@ -140,19 +140,16 @@ class Executor:
             answer((failed, self.told(), command.ident))
             return
         value: Any = None
+        told: list[Failed | Tainted] = []
         try:
             if command.rank == self.rank:
                 value = [_to_cpu(self.tensors[ref]) for ref in command.refs]
                 self._confirm()
             told = self.told()
-            try:
-                answer((value, told, command.ident))
-            except Exception:
-                self.failures += told
-                raise
+            answer((value, told, command.ident))
         except Exception as exc:  # of a device, or because the value cannot be sent
             failed = self.failed(command.ident, "fetch", exc)
-            answer((failed, self.told(), command.ident))
+            answer((failed, told + self.told(), command.ident))
 
     def _ask(self, command: AskRanks, payloads: Payloads, answer: Answer) -> None:
         failed = _first(self._there(ref) for ref in command.inputs)
