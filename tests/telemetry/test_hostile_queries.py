@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from monarch.telemetry import query_places
 from monarch.telemetry.query_places import TURN, TYPED, Places
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
+from tests.support.processes import Watch
 from tests.support.tiers import full
 
 SEED = int(os.environ.get("MONARCH_SEED", "20261123"))
@@ -107,21 +109,17 @@ def hammer(store: Store, count: int, folder: Path) -> None:
     assert leaked == []
     assert store.query("SELECT * FROM snapshots ORDER BY 1", timeout=60).rows == [("a", 1), ("b", 2)]
     assert [path.name for path in folder.iterdir()] == ["secret"]
-    assert copies_of(store) == []
+    assert copies_of(store) == {}
     assert len(os.listdir("/proc/self/fd")) <= open_before
     peak = memory(store.keeper.process.pid, "VmHWM")
     print(f"the process with the tables had at most {peak >> 20} MiB")
     assert peak < 512 << 20
 
 
-def copies_of(store: Store) -> list[str]:
-    """The processes of queries that are there after a while."""
+def copies_of(store: Store) -> dict[int, str]:
+    """Returns the processes of queries that do not end."""
     pid = store.keeper.process.pid
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    until = time.monotonic() + 30
-    while (found := path.read_text().split()) and time.monotonic() < until:
-        time.sleep(0.05)
-    return found
+    return Watch([int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]).survivors(30)
 
 
 def memory(pid: int, name: str) -> int:
@@ -147,7 +145,7 @@ def test_a_query_that_ends_the_engine_ends_its_own_process(store: Store) -> None
 def test_a_query_that_does_not_stop_is_killed_at_its_deadline(store: Store) -> None:
     with pytest.raises(QueryTimeout, match="longer than 1 s"):
         store.query(levenshtein(300_000), timeout=1)
-    assert copies_of(store) == []
+    assert copies_of(store) == {}
 
 
 def test_eight_such_at_once_are_all_answered_by_then_and_pages_go_on(store: Store) -> None:
@@ -228,26 +226,14 @@ def test_who_does_not_read_a_result_holds_its_place_no_longer_than_asked(store: 
 
 
 @full
-def test_who_waits_gets_a_turn(store: Store) -> None:
-    refused: list[str] = []
-
-    def ask() -> None:
-        try:
-            store.query(ENDLESS, timeout=120)
-        except QueryTimeout as exc:
-            refused.append(str(exc))
-
-    threads = [threading.Thread(target=ask) for _ in range(TYPED)]
-    for thread in threads:
-        thread.start()
-    while len(store._places._typed._taken) < TYPED:
-        time.sleep(0.01)
+def test_who_waits_gets_a_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_places, "TURN", 0.5)
     began = time.monotonic()
-    assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
-    assert TURN - 5 < time.monotonic() - began < TURN + 20
-    for oldest in list(store._places._typed._taken):
-        oldest.cancel()  # type: ignore[attr-defined]
-    for thread in threads:
-        thread.join(60)
-    assert len(refused) == TYPED
-    assert sum("because others wait" in text for text in refused) == 1
+    with ExitStack() as opened:
+        large = "SELECT repeat('x', 1000) FROM range(1000000)"  # it runs until it is read
+        running = [opened.enter_context(store.stream(large, timeout=600)) for _ in range(TYPED)]
+        assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
+        assert time.monotonic() - began >= 0.5
+        with pytest.raises(QueryTimeout, match=r"had its place for 0\.5 s and was ended, because others wait"):
+            list(running[0].parts())
+        assert [bool(each.stopped) for each in running] == [True, *[False] * (TYPED - 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.live_data import LiveData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
-from monarch.telemetry.result import QueryRefused, Result
+from monarch.telemetry.result import Result
 from monarch.telemetry.store import Store
 
 T = TypeVar("T")
@@ -26,7 +25,6 @@ QUERY_SECONDS = 10.0  # for the dashboard's own queries
 SQL_SECONDS = 30.0  # for those that people type, unless they say less
 SQL_LONGEST = 300.0
 SQL_ROWS = 10_000
-SQL_AT_ONCE = 4  # typed queries; a further one is refused, so that the pages' own have room
 
 
 class NotFound(LookupError):
@@ -46,7 +44,6 @@ class PageData:
         self._now = now
         self._answers = SharedAnswers(FRESH)
         self._profiles = TraceFiles(self._profile)
-        self._sql_places = threading.BoundedSemaphore(SQL_AT_ONCE)
 
     # --- overview
 
@@ -238,12 +235,7 @@ class PageData:
         seconds = min(seconds or SQL_SECONDS, SQL_LONGEST)
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
-        if not self._sql_places.acquire(blocking=False):
-            raise QueryRefused(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
-        try:
-            result = self._store.query(text, timeout=seconds, limit=most, running=running, exact=True)
-        finally:
-            self._sql_places.release()
+        result = self._store.query(text, timeout=seconds, limit=most, running=running, exact=True)
         return {
             "columns": list(result.columns),
             "rows": result.rows,
