@@ -197,3 +197,12 @@ def open_folder() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def shared(open_folder: Path) -> Path:
+    """Makes a folder in which everybody may write, as in /tmp: who has made an entry alone may remove it."""
+    folder = open_folder / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder

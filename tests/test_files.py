@@ -23,15 +23,6 @@ from tests.support.users import STRANGER, as_stranger, needs_root
 
 
 @pytest.fixture
-def shared(open_folder: Path) -> Path:
-    """As /tmp is."""
-    folder = open_folder / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    return folder
-
-
-@pytest.fixture
 def mine(open_folder: Path) -> Path:
     file = open_folder / "mine"
     file.write_bytes(b"mine")

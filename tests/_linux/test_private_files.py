@@ -40,15 +40,6 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-@pytest.fixture
-def shared(open_folder: Path) -> Path:
-    """Where everybody may write, as in /tmp: who has made an entry alone may remove it."""
-    folder = open_folder / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    return folder
-
-
 # --- reading
 
 

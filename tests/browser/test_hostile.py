@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
+from tests.support.web import served
 
 TURNED = "\u202e"  # the text behind it is read from right to left
 MARKUP = "\"'><script>window.taken=1</script><img src=x onerror=window.taken=2></textarea>"
@@ -141,28 +140,14 @@ def test_results_of_sql_are_text(window: Any, attacked: tuple[str, Simulation]) 
     assert page.evaluate(FOUND) == NOTHING
 
 
-@contextmanager
-def another_site() -> Iterator[str]:
-    """An empty page of another port of this machine: its URL."""
+class AnotherSite(BaseHTTPRequestHandler):
+    """An empty page of another port of this machine."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><title>another</title><iframe name=answer></iframe>")
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://localhost:{server.server_address[1]}/"
-        finally:
-            server.shutdown()
-            thread.join()
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>another</title><iframe name=answer></iframe>")
 
 
 FETCHED = """([url, kind]) => fetch(url, {method: "POST", mode: kind === "application/json" ? "cors" : "no-cors",
@@ -193,8 +178,8 @@ def test_a_page_of_another_port_posts_nothing(window: Any) -> None:
     server = HttpServer()
     try:
         url = server.serve(Site([Route("/write", write, methods=["POST"]), Route("/", page_here)])).url
-        with another_site() as other:
-            page = window().open(other)
+        with served(AnotherSite) as other:
+            page = window().open(f"http://{other.replace('127.0.0.1', 'localhost')}/")
             for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json"):
                 assert page.evaluate(FETCHED, [f"{url}/write", kind]) in ("opaque", "refused")
             with page.expect_response(lambda answer: answer.url.endswith("/write")) as answered:

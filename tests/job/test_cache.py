@@ -55,7 +55,7 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shared(open_folder: Path) -> Path:
+def anybodys(open_folder: Path) -> Path:
     """A folder in which everybody may write, also what the kernel does not protect as it does in a sticky one."""
     folder = open_folder / "shared"
     folder.mkdir()
@@ -65,11 +65,11 @@ def shared(open_folder: Path) -> Path:
 
 @needs_root
 @pytest.mark.parametrize("where", ["", ".monarch"])
-def test_what_a_strangers_link_leads_to_is_not_read(shared: Path, where: str) -> None:
+def test_what_a_strangers_link_leads_to_is_not_read(anybodys: Path, where: str) -> None:
     """To /proc/PID/cmdline of a program that he has us run: it is a file of ours, and holds what he wants."""
-    mark = shared.parent / "mark"
+    mark = anybodys.parent / "mark"
     wanted = pickle.dumps(Tripwire(mark), 0)
-    link = shared / where / "state.pkl"
+    link = anybodys / where / "state.pkl"
     with subprocess.Popen([wanted, "1000"], executable="sleep") as ours:
 
         def plant() -> None:
@@ -86,11 +86,11 @@ def test_what_a_strangers_link_leads_to_is_not_read(shared: Path, where: str) ->
 
 
 @needs_root
-def test_what_a_stranger_has_put_where_the_lock_is_stays_as_it_is(shared: Path) -> None:
-    mine = shared.parent / "mine"
+def test_what_a_stranger_has_put_where_the_lock_is_stays_as_it_is(anybodys: Path) -> None:
+    mine = anybodys.parent / "mine"
     mine.write_text("mine")
-    as_stranger(lambda: (shared / "state.pkl.lock").symlink_to(mine))
-    with pytest.raises(PermissionError), cache.locked(shared / "state.pkl", print):
+    as_stranger(lambda: (anybodys / "state.pkl.lock").symlink_to(mine))
+    with pytest.raises(PermissionError), cache.locked(anybodys / "state.pkl", print):
         pass
     assert mine.read_text() == "mine"
 

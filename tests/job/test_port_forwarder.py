@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,20 @@ from monarch.job.commands.port_forwarder import PortForwarder
 from tests.support.hosts import Hosts
 from tests.support.tiers import full
 from tests.support.users import as_stranger, needs_root
+from tests.support.web import served
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 60
 
 
-@contextmanager
-def web(folder: Path) -> Iterator[str]:
-    """A real HTTP server: its address."""
+def web(folder: Path) -> AbstractContextManager[str]:
+    """Serves the files of a folder; gives the address."""
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
+    class Files(SimpleHTTPRequestHandler):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args, directory=str(folder))
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(Files)
 
 
 @contextmanager

@@ -7,10 +7,9 @@ import logging
 import os
 import pickle
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from monarch.job.kubernetes.api import Cluster, ClusterError
 from monarch.job.kubernetes.api_errors import api_words, forward_refused, refusal
 from monarch.job.kubernetes.kube_config import KubeConfigError, access, parse_credential
 from tests.kube.lab import IMAGE, NAMESPACE, Lab
+from tests.support.web import served
 
 POD = {"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {"containers": [{"image": "none", "name": "c"}]}}
 
@@ -248,18 +248,13 @@ def server() -> Iterator[tuple[Cluster, dict[str, bytes]]]:
             except OSError:  # who asked has enough
                 pass
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
+    with served(Answer) as address:
         configuration = kubernetes.client.Configuration()
-        configuration.host = f"http://127.0.0.1:{listening.server_address[1]}"
+        configuration.host = f"http://{address}"
         cluster = Cluster(access(KubeConfig.from_config(configuration)), NAMESPACE)
         yield cluster, said
         cluster.close()
         said.clear()
-        listening.shutdown()
 
 
 @pytest.mark.parametrize(

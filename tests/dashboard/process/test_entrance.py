@@ -7,11 +7,12 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -65,6 +66,11 @@ class Served:
     def entrance(self) -> http_entrance.HttpEntrance:
         return self.server._entrances[0]
 
+    def there(self) -> list[tuple[Phase, bytes]]:
+        """Returns what each connection is at, and what it has said of its next request."""
+        connections = [visitor.connection for visitor in list(self.entrance._visitors)]
+        return [(each.phase, each.conn.trailing_data[0]) for each in connections if each is not None]
+
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), TIMEOUT)
 
@@ -117,10 +123,16 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits are over at once."""
-    monkeypatch.setattr(connection_limits, "_LONGEST", dict.fromkeys(connection_limits._LONGEST, 0.0))
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ends the time for everything; until it is called there is no limit."""
+
+    def limit(seconds: float) -> None:
+        monkeypatch.setattr(connection_limits, "_LONGEST", dict.fromkeys(connection_limits._LONGEST, seconds))
+        monkeypatch.setattr(connection_limits, "SLOW", seconds)
+
+    limit(math.inf)
     monkeypatch.setattr(http_entrance, "_LOOK", 0.01)
+    return lambda: limit(0.0)
 
 
 @full
@@ -192,38 +204,46 @@ def test_a_process_that_is_out_of_descriptors_serves_again_when_it_has_some(
         assert rest(idle) == b""  # it has given way
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("said", "answered"),
+    ("said", "there", "answered"),
     [
-        (b"", b""),
-        (b"GET / HTTP/1.1\r\nhost:", b"send the head of a request at once"),
-        (request("/read", "content-type: application/json", "content-length: 10", method="POST"), b""),
-        (request(last=False) + b"GET /", b"send the head of a request at once"),
+        (b"", (Phase.HEAD, b""), b""),
+        (b"GET / HTTP/1.1\r\nhost:", (Phase.HEAD, b"GET / HTTP/1.1\r\nhost:"), b"send the head of a request at once"),
+        (
+            request("/read", "content-type: application/json", "content-length: 10", method="POST"),
+            (Phase.BODY, b""),
+            b"",
+        ),
+        (request(last=False) + b"GET /", (Phase.HEAD, b"GET /"), b"send the head of a request at once"),
     ],
     ids=["nothing", "a part of the head", "no body", "a part of the next head"],
 )
-def test_who_does_not_say_what_he_wants_is_closed(served: Served, said: bytes, answered: bytes) -> None:
-    answer = served.say(said)
+def test_who_does_not_say_what_he_wants_is_closed(
+    hurry: Callable[[], None], served: Served, said: bytes, there: tuple[Phase, bytes], answered: bytes
+) -> None:
+    with served.connect() as connection:
+        connection.sendall(said)
+        served.until(lambda: served.there() == [there])
+        hurry()
+        answer = rest(connection)
     assert answered in answer and (answered or not answer)
     served.until(lambda: not served.entrance._visitors)
 
 
-def test_who_goes_on_sending_after_the_answer_is_closed(
-    served: Served, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_goes_on_sending_after_the_answer_is_closed(hurry: Callable[[], None], served: Served) -> None:
     with served.connect() as connection:
         connection.sendall(request("/", "transfer-encoding: chunked", last=False))
-        assert rest(connection).endswith(b"here")
+        read_until(connection, b"here")
+        hurry()
+        assert rest(connection) == b""
     served.until(lambda: not served.entrance._visitors)
 
 
-def test_who_does_not_take_his_answer_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "SLOW", 0.0)
-    monkeypatch.setattr(http_entrance, "_LOOK", 0.01)
+def test_who_does_not_take_his_answer_is_closed(hurry: Callable[[], None], served: Served) -> None:
     with served.connect() as connection:
         connection.sendall(request("/large"))
-        served.until(lambda: served.entrance._visitors)
+        served.until(lambda: served.there() == [(Phase.ANSWER, b"")])
+        hurry()
         served.until(lambda: not served.entrance._visitors)
         assert len(rest(connection)) < LARGE
 
