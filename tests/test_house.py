@@ -22,8 +22,8 @@ SAME_NAME = {
     "JobState": "monarch.tools.mesh_spec, which older programs import, has one as well: both are public",
 }
 
-# A docstring is a sentence: of a function with a verb first, of a class with a noun.
-FRAGMENT = re.compile(r"(What|Whether|Of|Where|As|That|Those|Who|Whose|Which|How|Why)\b")
+# A docstring is a sentence: of a function with a verb first, of a class or module with a noun.
+FRAGMENT = re.compile(r"(What|Whatever|Whether|Of|Where|As|That|Those|Who|Whoever|Whose|Which|When|How|Why)\b")
 
 # `_mesh/actors/endpoint.py: Endpoint.call` or `_mesh/actors/endpoint.py`, as the pages name code.
 REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`")
@@ -120,10 +120,11 @@ def test_docstrings_are_sentences() -> None:
     fragments = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if FRAGMENT.match(text):
-                    fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
+                    line = 1 if isinstance(node, ast.Module) else node.lineno
+                    fragments.append(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}")
     assert fragments == []
 
 

@@ -1,4 +1,4 @@
-"""What a forked child has of its parent's devices and must never free."""
+"""The memory of its parent's devices that a forked child has and must never free."""
 
 from __future__ import annotations
 

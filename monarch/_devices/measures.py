@@ -1,4 +1,4 @@
-"""What accelerators tell of themselves: load, memory, temperature, power. NVIDIA's by NVML (the package nvidia-ml-py),
+"""Figures of accelerators: load, memory, temperature, power. NVIDIA's by NVML (the package nvidia-ml-py),
 AMD's by what the amdgpu driver shows in sysfs."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of its host's devices a process uses: decided when the process starts, carried out when torch begins to use devices.
+"""The devices that a process uses: decided when the process starts, carried out when torch begins to use devices.
 
 A process of a mesh uses the device of its place among the mesh's processes on the host, which is its LOCAL_RANK: as torch's
 *current* device, on every thread. All devices stay visible, in the same order for the whole mesh. So `cuda`, `.cuda()`,

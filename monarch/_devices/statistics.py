@@ -1,4 +1,4 @@
-"""What of its device's memory this process uses, as torch counts it."""
+"""The memory of its device that this process uses, as torch counts it."""
 
 from __future__ import annotations
 

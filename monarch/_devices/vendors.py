@@ -1,4 +1,4 @@
-"""What differs between vendors, NVIDIA's CUDA and AMD's HIP (ROCm), beside their lists of cards (`cards`, `visible`).
+"""The differences between vendors, NVIDIA's CUDA and AMD's HIP (ROCm), beside their lists of cards (`cards`, `visible`).
 
 Torch built for ROCm calls its devices `cuda`, its streams, IPC and graphs are those of `torch.cuda`, and its collectives are
 `nccl` (RCCL). So nothing else asks for a vendor; what has to is in these files. Which vendor it is, torch says

@@ -1,4 +1,4 @@
-"""Which cards the visible-devices variables leave a process, read as torch reads them. Pure.
+"""The cards that the visible-devices variables leave a process, read as torch reads them. Pure.
 
 CUDA_VISIBLE_DEVICES lists cards by number, uuid or the beginning of one. Under ROCm there are three: ROCR_VISIBLE_DEVICES
 filters first and renumbers what is left; of that HIP_VISIBLE_DEVICES chooses, or CUDA_VISIBLE_DEVICES where that is not

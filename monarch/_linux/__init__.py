@@ -1,1 +1,1 @@
-"""What Linux offers, for every part: /proc, local sockets, files that nobody else has written, helper processes."""
+"""The means of Linux, for every part: /proc, local sockets, files that nobody else has written, helper processes."""

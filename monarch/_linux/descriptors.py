@@ -1,4 +1,4 @@
-"""What a process does about descriptors, of which it may have so many and no more."""
+"""The bound on descriptors: a process may have so many and no more."""
 
 from __future__ import annotations
 

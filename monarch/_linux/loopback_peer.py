@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a TCP connection within this machine. A Unix socket says so itself (SO_PEERCRED); of
+"""The user at the other end of a TCP connection within this machine. A Unix socket says so itself (SO_PEERCRED); of
 a loopback connection the kernel's own table of sockets knows.
 
 It is asked for the one socket (sock_diag(7)): some microseconds, however many sockets there are. Where that is not to be had,

@@ -1,4 +1,4 @@
-"""Whose a thing is that ends, removes or sends something: a forked child has it as well, and it is not the child's."""
+"""The maker of a thing that ends, removes or sends something: a forked child has it as well, and it is not the child's."""
 
 from __future__ import annotations
 

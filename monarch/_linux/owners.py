@@ -1,4 +1,4 @@
-"""Whose files are: what the number of a user means here, and who serves a file system."""
+"""Owners of files: what the number of a user means here, and who serves a file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line writes: every text that comes from a program goes through here on its way to a terminal, a pipe or a
+"""Output of the command line: every text that comes from a program goes through here on its way to a terminal, a pipe or a
 file, made fit by `_text.visible` and its kin. A file is shown on a terminal later.
 
 What a command's process writes itself (`monarch exec`, `monarch run`) is different: a pipe or file gets its very bytes, and

@@ -1,4 +1,4 @@
-"""What holds for each actor's thread of a process, now and in future: torch has a current device for each thread, for one."""
+"""Settings of each actor's thread of a process, now and in future: torch has a current device for each thread, for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which receivers a process may not send to just now: their mailbox, or the way to them, is full."""
+"""Receivers that a process may not send to just now: their mailbox, or the way to them, is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is running: the actor and the message that the current code works for.
+"""The running actor: the actor and the message that the current code works for.
 
 Kept in a context variable, so asyncio tasks and `contextvars.copy_context()` inherit it. A plain thread does not.
 """

@@ -1,4 +1,4 @@
-"""What has happened in a process lately, for those who look at it later: a ring of its last events.
+"""The latest events of a process, for those who look at it later: a ring of its last events.
 
 Noted is what is rare: actors that come, raise, fail and go, processes that end. Never a message: calls pay nothing for it.
 """

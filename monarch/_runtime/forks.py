@@ -1,4 +1,4 @@
-"""What becomes of a Proc when its program forks: the parent goes on, the child has none."""
+"""The fate of a Proc when its program forks: the parent goes on, the child has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of functions and classes whenever a program begins. The module `inspect` says the same, and takes longer to
+"""Questions about functions and classes for the start of a program. The module `inspect` says the same, and takes longer to
 import than all that is asked."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said to a program that takes a Future for its result: that it forgot `.get()`, or `await`.
+"""Errors for a program that takes a Future for its result: it forgot `.get()`, or `await`.
 
 Only the operators and names are here that results have and a Future has not. There is no `__getattr__`: it would make every
 attribute of a Future slower to read, and each call reads several.

@@ -1,4 +1,4 @@
-"""What the layer above hears of one process, and is asked: one object, given to its Proc."""
+"""Hooks, by which the layer above hears of one process and is asked: one object, given to its Proc."""
 
 from __future__ import annotations
 

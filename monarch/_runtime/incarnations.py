@@ -1,4 +1,4 @@
-"""Which incarnation of an actor or a process is meant: names stay the same over restarts, and messages must not.
+"""Incarnations of actors and processes: names stay the same over restarts, and messages must not.
 
 Every message names the incarnation of its receiver that the sender knew, and one for an earlier incarnation is refused, never
 handed to the one that took its place. A sender that never sent to the earlier one knows of none (0); its messages are for

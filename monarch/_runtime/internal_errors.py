@@ -1,4 +1,4 @@
-"""What the runtime itself did not expect: said on stderr, within bounds, and never at the cost of another error.
+"""Errors that the runtime itself did not expect: said on stderr, within bounds, and never at the cost of another error.
 
 The reporter is in trouble already, and often it is the I/O thread: nothing here raises or waits for a reader of stderr.
 What stderr has no room for is not said.

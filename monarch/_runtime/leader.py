@@ -1,4 +1,4 @@
-"""Who reads the connections of a process: its I/O thread, or a thread that waits.
+"""The leader, which reads the connections of a process: its I/O thread, or a thread that waits.
 
 A thread that waits for the I/O thread costs two wake-ups of sleeping threads a message where one would do: the kernel wakes
 the I/O thread, which wakes the one that waits. So while a process is *hot* (one thread waits again and again, shortly after

@@ -1,4 +1,4 @@
-"""What the I/O thread has to log, on a thread of its own: handlers of logs are the program's code. They may block, raise, or
+"""Log records of the I/O thread, on a thread of its own: handlers of logs are the program's code. They may block, raise, or
 call actors, which needs the I/O thread.
 """
 

@@ -1,4 +1,4 @@
-"""What waits for one actor. Putting never blocks; taking waits on a lock, which costs less than any queue class.
+"""The queue of one actor. Putting never blocks; taking waits on a lock, which costs less than any queue class.
 
 Control items (stop, a failure to supervise) go before messages. A taker is either the actor's thread (`take`) or its event
 loop's selector (`wait`, then what is in `control` and `messages`).

@@ -1,4 +1,4 @@
-"""What a process has measured since it was last taken: a sum, a distribution or a value for each instrument and its
+"""Measurements of a process since they were last taken: a sum, a distribution or a value for each instrument and its
 attributes. Bounded: beyond SERIES of them, what is measured under further attributes is counted and dropped. Of attributes
 the first ATTRIBUTES count, with LONGEST characters of each name and value."""
 

@@ -1,4 +1,4 @@
-"""What a process records of its actors, calls, spans, metrics and log while somebody listens (monarch.telemetry).
+"""The recorder of a process: its actors, calls, spans, metrics and log while somebody listens (monarch.telemetry).
 
 `active` is the Recorder, None while nobody listens: then those who could record pay one test. Otherwise it appends one tuple
 for each event, of what is at hand; rows are made of them elsewhere, in another process. Times are those of `time.monotonic`.

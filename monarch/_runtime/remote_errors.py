@@ -1,4 +1,4 @@
-"""What a call raises: errors of endpoints and failures of actors, on their way from one process to another."""
+"""Errors that a call raises: those of endpoints and failures of actors, on their way from one process to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for answers: the port table of a process, and the ends that wait there.
+"""Waits for answers: the port table of a process, and the ends that wait there.
 
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.

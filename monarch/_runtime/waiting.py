@@ -1,4 +1,4 @@
-"""Who waits for an answer: the threads and tasks of one process that are blocked on one.
+"""Waits of one process: the threads and tasks of one process that are blocked on one.
 
 No list is kept: what wakes a blocked thread or task carries a note of who that is (see `future.Source.wait`), and hangs at
 the port where the answer comes. So a wait costs a fraction of a microsecond, and is found when somebody asks.

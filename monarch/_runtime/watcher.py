@@ -1,4 +1,4 @@
-"""What is told of all that one actor asks of others. Few actors have one: those that are recorded, or replayed."""
+"""An object that is told of all that one actor asks of others. Few actors have one: those that are recorded, or replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks: an offset, and a size and a stride for each dimension.
+"""A set of ranks: an offset, and a size and a stride for each dimension.
 
 Element (i, j, ...) is offset + i * strides[0] + j * strides[1] + ... We call that number the element's value
 and its place in row-major order its index. The constructor admits only strides that nest (see

@@ -1,4 +1,4 @@
-"""Where: the address of a process, from which any holder can reach it with no name server.
+"""The address of a process, from which any holder can reach it with no name server.
 
 An address is a string, cheap to compare and to send:
 

@@ -1,4 +1,4 @@
-"""Who may speak: a mutual challenge on the secret of a job, before anything else of a connection is read. No I/O.
+"""A mutual challenge on the secret of a job, before anything else of a connection is read. No I/O.
 
     dialler  -> acceptor   hello: magic, version, flags, nonce
     acceptor -> dialler    hello of its own, or hello and a status that refuses

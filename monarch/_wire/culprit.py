@@ -1,4 +1,4 @@
-"""Which part of an object cannot be pickled: looked for only after pickling it has failed.
+"""The part of an object that cannot be pickled: looked for only after pickling it has failed.
 
 `find` is pure but for the `fails` it is given, which tries to pickle a part. It is asked at most `MOST` times, and the parts
 are looked at from the outside in, so that a large object costs no more than its few levels.

@@ -1,4 +1,4 @@
-"""Where a host listens and where others reach it, as people write it.
+"""Addresses at which a host listens and others reach it, as people write it.
 
     tcp://host:port           listens at host, and is dialled there; IPv6 in brackets
     tcp://*:port              listens at every address; others dial the one that is found for it

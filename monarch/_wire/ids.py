@@ -1,4 +1,4 @@
-"""Who: names that are unique without asking anybody, and the public identifiers built from them."""
+"""Names that are unique without asking anybody, and the public identifiers built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the wire's code logs. It runs on the I/O thread, and handlers of logs are the program's code, which may block: the
+"""The logger of the wire's code. That runs on the I/O thread, and handlers of logs are the program's, which may block: the
 runtime, which has a thread for that, says how (`log_by`).
 """
 

@@ -1,4 +1,4 @@
-"""Which segment of shared memory carries which payload: a sender's pool of them. No memory and no clock here.
+"""Segments of shared memory and the payloads that they carry: a sender's pool of them. No memory and no clock here.
 
 Memory that was never touched is bound by page faults, a tenth of the speed of a copy, so segments are used again and again,
 by sizes that are powers of two. One payload is in a segment at a time. The first page of a segment holds a byte a receiver:

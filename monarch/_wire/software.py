@@ -1,4 +1,4 @@
-"""What a host runs, told when two hosts greet, and whether the two can work together.
+"""The software of a host, told when two hosts greet, and whether the two can work together.
 
 Functions and classes cross as cloudpickle makes them, with byte code in them: another minor version of Python, or another
 implementation, would run foreign byte code, which ends in nonsense or a crash.

@@ -1,4 +1,4 @@
-"""What packages built on actors need, and programs do not: `monarch.rdma`, `monarch.tensor` and others are made of it."""
+"""Names for packages built on actors, not for programs: `monarch.rdma`, `monarch.tensor` and others are made of it."""
 
 from __future__ import annotations
 

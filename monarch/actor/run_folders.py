@@ -1,4 +1,4 @@
-"""Where programs of one user keep what is theirs alone while they run, for packages that have sockets of their own."""
+"""Folders of running programs, each of which is one user's alone, for packages that have sockets of their own."""
 
 from __future__ import annotations
 

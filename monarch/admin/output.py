@@ -1,4 +1,4 @@
-"""What the processes of a program have written, and the level of their loggers, asked from outside."""
+"""Output of the processes of a program, and the level of their loggers, asked from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the faces ask of a running program, each by one question to its processes: tree, settings, stacks, profiles.
+"""Queries of a running program, each by one question to its processes: tree, settings, stacks, profiles.
 
 The calls here wait; servers run them on threads. ProgramQueryFailed says in which way it did not work.
 """

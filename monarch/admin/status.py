@@ -1,4 +1,4 @@
-"""What a running program or the hosts of a job are doing, on a page: processes, what runs longest, who waits, what failed."""
+"""The state of a running program or of a job's hosts, on a page: processes, what runs longest, who waits, what failed."""
 
 from __future__ import annotations
 

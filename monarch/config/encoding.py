@@ -1,4 +1,4 @@
-"""How message bodies are encoded: a choice programs may make, of which the runtime here takes no notice."""
+"""The encoding of message bodies: a choice programs may make, of which the runtime here takes no notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a setting's value comes from: five layers, a higher one hiding those below it.
+"""Sources of a setting's value: five layers, a higher one hiding those below it.
 
     runtime      what `configure` set in this process
     client       what `configure` set in the client that started this process

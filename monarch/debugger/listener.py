@@ -1,4 +1,4 @@
-"""Where the debugger listens for plain connections (`nc localhost 27000`); `monarch debug` needs none of it.
+"""The debugger's port for plain connections (`nc localhost 27000`); `monarch debug` needs none of it.
 
 On loopback, programs of this user are let in, as the kernel says whose they are. Beyond it, those who say a token first: it
 is printed when the listener starts. It has 192 random bits, and a connection has one try. While somebody says it others may

@@ -1,4 +1,4 @@
-"""What is typed at the prompt of the debugger, as commands. Pure.
+"""Commands that are typed at the prompt of the debugger. Pure.
 
     help | h
     list | l

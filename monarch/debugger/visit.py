@@ -1,4 +1,4 @@
-"""What comes through the admin socket of a program for its debugger: the stream `debug` of `monarch debug`. In the client,
+"""Visits to the debugger through the admin socket of a program: the stream `debug` of `monarch debug`. In the client,
 on a thread of its own.
 
 The argument says what is wanted; the first line of the answer is JSON, {"error": why} if it cannot be had. What follows is

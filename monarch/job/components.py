@@ -1,4 +1,4 @@
-"""What a job may have beside its hosts: mounts, telemetry, an admin server."""
+"""Parts that a job may have beside its hosts: mounts, telemetry, an admin server."""
 
 from __future__ import annotations
 

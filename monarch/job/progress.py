@@ -1,4 +1,4 @@
-"""What people see of a job that begins: log lines for what changes, and one live line while something is awaited."""
+"""The progress of a job that begins, for people: log lines for what changes, and one live line while something is awaited."""
 
 from __future__ import annotations
 

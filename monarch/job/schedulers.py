@@ -1,4 +1,4 @@
-"""Which class of jobs a name means: its own, as in a project's file, or that of a scheduler, as in older launch scripts."""
+"""Classes of jobs by their names: its own, as in a project's file, or that of a scheduler, as in older launch scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host of a job has to run, and what it has to be told in secret."""
+"""The command that a host of a job has to run, and what it has to be told in secret."""
 
 from __future__ import annotations
 

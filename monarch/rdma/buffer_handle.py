@@ -1,4 +1,4 @@
-"""What travels: everything another process needs to know of a buffer, and nothing it needs the owner's help for."""
+"""A handle that travels: everything another process needs to know of a buffer, and nothing it needs the owner's help for."""
 
 from __future__ import annotations
 

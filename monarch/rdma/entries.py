@@ -1,4 +1,4 @@
-"""What a model or a dict consists of: named tensors (memory), and values. Torch and numpy are never imported here.
+"""Entries of a model or a dict: named tensors (memory), and values. Torch and numpy are never imported here.
 
 Names are those of `state_dict()`; nested dicts are joined by dots: {"optimizer": {"step": t}} has "optimizer.step".
 """

@@ -1,4 +1,4 @@
-"""Where the bytes of a part of a tensor come from, when several owners hold parts of it. Pure.
+"""Sources of the bytes of a part of a tensor, when several owners hold parts of it. Pure.
 
 Everything is a box of the whole tensor: the owners' parts, the part that a reader wants, and the boxes that they have in
 common. `assign` gives each element of what is wanted to exactly one owner; `Block` says which bytes that is on either side.

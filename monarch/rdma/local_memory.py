@@ -1,4 +1,4 @@
-"""What counts as memory: an address, a size, whether it may be written to, and whom it belongs to.
+"""Memory as it is described here: an address, a size, whether it may be written to, and whom it belongs to.
 
 Torch and numpy are never imported here; their objects are known by what they say of themselves. Knows nothing of
 processes.

@@ -1,4 +1,4 @@
-"""What a process makes once, when it is first used. A forked child has none of its parent's: it makes its own, and never
+"""Things made once in a process, when first used. A forked child has none of its parent's: it makes its own, and never
 closes its parent's, whose descriptors and registrations both share.
 """
 

@@ -1,4 +1,4 @@
-"""Which way bytes take between this process and a buffer's owner: the first of BACKENDS that nothing stands in the way
+"""The path of bytes between this process and a buffer's owner: the first of BACKENDS that nothing stands in the way
 of.
 """
 

@@ -1,4 +1,4 @@
-"""How a transfer begins, how one that its path cannot do takes another, and with whom a path is not tried for a while."""
+"""The beginning of a transfer, its change of path when one cannot do it, and paths that are not tried for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes of a tensor a part of it is. Pure: shapes and offsets in, runs of bytes out."""
+"""The bytes of a part of a tensor. Pure: shapes and offsets in, runs of bytes out."""
 
 from __future__ import annotations
 

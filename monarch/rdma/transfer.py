@@ -30,7 +30,7 @@ def check_timeout(timeout: Any) -> float:
 
 
 def _nobody(error: BaseException | None) -> None:
-    """Whoever begins a transfer says who hears of it."""
+    """Does nothing: the caller who begins a transfer says who hears of it."""
 
 
 class Transfer:

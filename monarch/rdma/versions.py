@@ -1,4 +1,4 @@
-"""When weights that were read are whole. Pure: the owner's two counters in, a verdict out.
+"""The check that weights that were read are whole. Pure: the owner's two counters in, a verdict out.
 
 The owner keeps two counters beside the weights, and `copies` places for them (1 or 2). Version v lies in place
 v % copies. To make v: `begun` becomes v, then place v % copies is written to, then `published` becomes v. A reader reads

@@ -1,4 +1,4 @@
-"""What a process that serves a FUSE mount and its owner say to each other, over a socket that only they have."""
+"""Messages between a process that serves a FUSE mount and its owner, over a socket that only they have."""
 
 from __future__ import annotations
 

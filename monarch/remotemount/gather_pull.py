@@ -1,4 +1,4 @@
-"""What one host has, brought into a local folder: only what differs."""
+"""The files of one host, brought into a local folder: only what differs."""
 
 from __future__ import annotations
 

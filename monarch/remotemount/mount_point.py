@@ -1,4 +1,4 @@
-"""Where a mount goes on a host, and whether it may go there."""
+"""The place of a mount on a host, and whether it may go there."""
 
 from __future__ import annotations
 

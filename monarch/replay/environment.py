@@ -1,4 +1,4 @@
-"""What is around an actor and matters to it: versions, folders, the environment, states of random generators."""
+"""The environment that matters to an actor: versions, folders, the environment, states of random generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording is made of: one event after another, each a small struct and the bytes that came with it. Pure.
+"""Events of a recording: one event after another, each a small struct and the bytes that came with it. Pure.
 
     b"MONARCHREC1\\n"  then for each event:  length u32, CRC-32 u32 (of what follows), size of the head u32, head, payload
 

@@ -1,4 +1,4 @@
-"""What comes next in a replay: pure. Events of a recording in, those that are done to the actor out, and what the actor does
+"""The player of a recording: pure. Events of a recording in, those that are done to the actor out, and what the actor does
 is compared with what it did then.
 
 What was done to the actor is given to it once it has done all that it had done before. So a message begins, and an answer

@@ -1,4 +1,4 @@
-"""Which actors are to be recorded, and where: the setting `record`, asked at each spawn by the spawning process."""
+"""The selection of actors to be recorded, and where: the setting `record`, asked at each spawn by the spawning process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code uses that a replay cannot give it again, as far as its names show."""
+"""Names in code that a replay cannot give again, as far as its names show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is which rank of what, as torchrun's environment variables say it. Pure."""
+"""The ranks of processes, as torchrun's environment variables say it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What setting up torch.distributed does in the process of a rank.
+"""The part of setting up torch.distributed that runs in the process of a rank.
 
 torch waits in C++ for ranks that have died, some of it without any limit. So each attempt has a thread of its own, which is
 left behind when the attempt is given up; most end at once then, because the store at which the ranks meet is closed.

@@ -1,4 +1,4 @@
-"""What a program does, as tables for SQL: `monarch.telemetry.start()` records it. See docs/telemetry.md."""
+"""Tables for SQL of all that a program does: `monarch.telemetry.start()` records it. See docs/telemetry.md."""
 
 from __future__ import annotations
 

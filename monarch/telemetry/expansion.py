@@ -1,4 +1,4 @@
-"""How events become rows: SQL that the engine runs over the columns of `batches`, which it sees as the tables `in_<kind>`.
+"""Expansion of events: SQL that the engine runs over the columns of `batches`, which it sees as the tables `in_<kind>`.
 
 An id is a hash of what names a thing everywhere: of an actor its unique name, of a message its sender, receiver and number.
 The upper 16 bits of the ids of messages, spans and events say which process recorded them, so that the rows of one that

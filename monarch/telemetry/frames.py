@@ -1,4 +1,4 @@
-"""What goes through an observer's socket: frames of a length, a kind and a body. Both ends are of one user, which each end
+"""Frames of an observer's socket: each of a length, a kind and a body. Both ends are of one user, which each end
 checks before it reads (`local_socket.check_peer`)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a machine does: processors, memory, network, disks and accelerators, measured by one process of each host."""
+"""Measurements of a machine: processors, memory, network, disks and accelerators, measured by one process of each host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the tables at a time, and for how long: each query has a process of its own, killed at its deadline."""
+"""Places for queries of the tables, and for how long: each query has a process of its own, killed at its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process does that answers queries: a copy of the keeper of the tables as it was (fork), which nothing waits for when
+"""The process that answers queries: a copy of the keeper of the tables as it was (fork), which nothing waits for when
 it ends.
 
 The kernel holds its bounds: its address space, no file can be opened or written, an alarm ends it soon after the deadline of

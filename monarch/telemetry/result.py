@@ -1,4 +1,4 @@
-"""What a query gives, and the same as JSON."""
+"""The result of a query, and the same as JSON."""
 
 from __future__ import annotations
 

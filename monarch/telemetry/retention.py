@@ -1,4 +1,4 @@
-"""How long rows stay: what is older than the retention goes, and of tables over their bound what is oldest, fairly.
+"""The retention of rows: what is older than the retention goes, and of tables over their bound what is oldest, fairly.
 
 Of tables with ids that say which process recorded a row, the processes with most rows lose theirs first: one that floods
 pushes nobody else's out. Queries are never delayed by a sweep for longer than one of its statements.

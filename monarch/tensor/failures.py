@@ -1,4 +1,4 @@
-"""What failed in a worker, as the controller raises it: which rank, the line that issued it, the worker's traceback."""
+"""Failures of workers, as the controller raises them: which rank, the line that issued it, the worker's traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frames of a stack are a program's own: neither torch's nor this package's."""
+"""The frames of a stack that are a program's own: neither torch's nor this package's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a function gets to the workers: by name where they can import it, else by value.
+"""The way of a function to the workers: by name where they can import it, else by value.
 
 `function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an object
 with `resolve()`, which is called in the worker (so it has to be picklable), or None when it does not know. The first

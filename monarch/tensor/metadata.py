@@ -1,4 +1,4 @@
-"""What the controller knows of a local tensor it never sees: shape, strides, offset, dtype, device, size of its storage, and
+"""Metadata of a local tensor that the controller never sees: shape, strides, offset, dtype, device, size of its storage, and
 whether it stands for the conjugate or the negative of what lies there.
 
 A Meta is interned: two tensors of the same metadata have the same object, so that a key of several hashes and compares by

@@ -1,4 +1,4 @@
-"""What a remote function gives: which tensors come out, which of them share memory with what went in, what it changes.
+"""The results of a remote function: which tensors come out, which of them share memory with what went in, what it changes.
 
 A pattern is found by running something on stand-ins for the inputs (fakes here, copies in a worker) and looking at what came
 out. Tensors that are inputs count as views of them: each result is a reference of its own to what the worker returned.

@@ -1,4 +1,4 @@
-"""Which part of a whole tensor each process of a mesh has: pure arithmetic on shapes.
+"""The part of a whole tensor that each process of a mesh has: pure arithmetic on shapes.
 
 A placement says which dimension of the tensor each dimension of the mesh divides, as `{"tp": 0}`; along dimensions of the
 mesh that it does not name, each process has the same. All parts are of one size, as the local tensors of a distributed

@@ -1,4 +1,4 @@
-"""What an operation will give, worked out without running it: on fake tensors, once for each metadata of its inputs.
+"""The result of an operation, worked out without running it: on fake tensors, once for each metadata of its inputs.
 
 A PropagatedOutcome says, for each leaf of the result, whether it is one of the inputs, a view of one, or new; which inputs
 the operation changes; and which of them have other metadata or other memory afterwards (`transpose_`, `resize_`, `set_`).

@@ -1,4 +1,4 @@
-"""What a Run command means: an operation and its arguments, with holes where tensors and numbers go.
+"""The meaning of a Run command: an operation and its arguments, with holes where tensors and numbers go.
 
 Defined once on each worker, then run by number. A Call is pickled by the controller, `prepare`d once by the worker and then
 called with the local tensors (and numbers) of each Run.

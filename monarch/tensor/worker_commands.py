@@ -1,4 +1,4 @@
-"""What the controller tells the workers: one struct a command, encoded by msgspec, many in one message.
+"""Commands of the controller to the workers: one struct a command, encoded by msgspec, many in one message.
 
 A number in place of a struct deletes the tensor of that reference. References are numbers the controller gives out; each
 worker has its own tensor for one. What only pickle can carry (functions, arguments) travels beside the commands in the same

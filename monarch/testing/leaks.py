@@ -1,4 +1,4 @@
-"""What a piece of code leaves behind: descriptors, threads, child processes, shared memory, sockets on disk.
+"""Leaks of a piece of code: descriptors, threads, child processes, shared memory, sockets on disk.
 
 Compares the state of this operating-system process before and after. Knows of the client of this process,
 whose agent, threads and folder live until the program ends and are no leak, whenever it was started.

@@ -1,4 +1,4 @@
-"""What an InProcessCluster puts in place of operating-system processes and of the agent that reaps them.
+"""The parts that an InProcessCluster puts in place of operating-system processes and of the agent that reaps them.
 
 A SimulatedProc is a Proc whose end can be staged; the SimulatedAgent speaks the host agent's part of the
 protocol, one for each host. All work on the cluster's I/O loop, and every method here is called there.

@@ -1,1 +1,1 @@
-"""What is used around a program: the command `monarch`, certificates. Imported by nothing else in the package."""
+"""Tools around a program: the command `monarch`, certificates. Imported by nothing else in the package."""

@@ -1,4 +1,4 @@
-"""Where a program's debugger can be reached, as the environment says."""
+"""The address of a program's debugger, as the environment says."""
 
 from __future__ import annotations
 

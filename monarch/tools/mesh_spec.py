@@ -1,4 +1,4 @@
-"""What is asked for, and what is known, of the hosts of a server: what older launch scripts pass around."""
+"""The hosts of a server, as asked for and as known: what older launch scripts pass around."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time goes: profiles of a running program as Perfetto files, Chrome traces and flame graphs.
+"""Profiles of a running program as Perfetto files, Chrome traces and flame graphs.
 
     import monarch.trace
 

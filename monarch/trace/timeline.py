@@ -1,4 +1,4 @@
-"""What a trace file shows, whatever its format: processes, their tracks, what happened on each, and arrows between. Pure."""
+"""The contents of a trace file in any format: processes, their tracks, what happened on each, and arrows between. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where an adverb is used and there is no mesh to send to, or an endpoint is used without one."""
+"""Errors where an adverb is used and there is no mesh to send to, or an endpoint is used without one."""
 
 from __future__ import annotations
 

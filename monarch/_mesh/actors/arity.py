@@ -1,4 +1,4 @@
-"""Whether arguments fit a method, found out before anything is sent."""
+"""The check that arguments fit a method, found out before anything is sent."""
 
 from __future__ import annotations
 

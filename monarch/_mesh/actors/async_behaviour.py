@@ -1,4 +1,4 @@
-"""How an actor with an event loop handles its messages. Loaded with the first such actor of a process."""
+"""The behaviour of an actor with an event loop. Loaded with the first such actor of a process."""
 
 from __future__ import annotations
 

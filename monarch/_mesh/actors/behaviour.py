@@ -1,4 +1,4 @@
-"""How a running actor handles its messages: the actor's half of `_runtime.instance`.
+"""The behaviour of a running actor, which handles its messages: the actor's half of `_runtime.instance`.
 
 It decodes a message on the actor's own thread, finds the method, runs it and answers. Actors with an event loop have the
 twin of this in `async_behaviour`.

@@ -1,4 +1,4 @@
-"""Where `breakpoint()` and `pdb.set_trace()` go: in code that an actor runs to the program's debugger (`monarch.debugger`),
+"""Ways of `breakpoint()` and `pdb.set_trace()`: in code that an actor runs to the program's debugger (`monarch.debugger`),
 elsewhere to Python's own.
 
 Nothing of the debugger is loaded before the first of them is reached.

@@ -1,4 +1,4 @@
-"""What endpoints need of the mesh of actors that they are found on."""
+"""The interface that endpoints need of the mesh of actors that they are found on."""
 
 from __future__ import annotations
 

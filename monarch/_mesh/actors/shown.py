@@ -1,4 +1,4 @@
-"""What `?`, help() and repr() show of an actor mesh and of its endpoints: what the program's class says of them."""
+"""Texts that `?`, help() and repr() show of an actor mesh and of its endpoints: what the program's class says of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every host agent does: gives messages, timers and ends to the Roster, and carries out what it wants done; passes on
+"""The base of host agents: gives messages, timers and ends to the Roster, and carries out what it wants done; passes on
 what goes to other hosts.
 
 How a process starts, is signalled and cleaned up after is left to the agent: of real processes in `host_agent`, of simulated

@@ -1,4 +1,4 @@
-"""What a Roster wants done, and what it wants done it with. Carried out by a host agent, in the order given."""
+"""Effects that a Roster wants, and their arguments. Carried out by a host agent, in the order given."""
 
 from __future__ import annotations
 

@@ -478,7 +478,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Whatever a process that ended has left in its process group."""
+    """Kills all that a process that ended has left in its process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Whether one process gives signs of life. Pure: what is seen of it in, with the time as an argument; suspicion out.
+"""The signs of life of one process. Pure: what is seen of it in, with the time as an argument; suspicion out.
 
 A sign is any frame it sends. When there was none for half of `after` it is asked for one; when it has not answered in the
 other half it is suspected. One that the kernel has stopped is suspected at once, and until it is continued.

@@ -1,4 +1,4 @@
-"""How a host agent begins, in a fresh interpreter.
+"""The beginning of a host agent, in a fresh interpreter.
 
 A fork server for what the first processes will need begins before the rest of the agent is even imported: torch takes a
 second or two, and they wait for it.

@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process for memory: SIGKILL alone does not say so.
+"""The proof that the kernel killed a process for memory: SIGKILL alone does not say so.
 
 Two witnesses, whichever is there. The kernel's log names the process, but only root may read it, and it speaks of pids as
 the outermost namespace counts them. The control group counts its members that were killed, without names; the count is

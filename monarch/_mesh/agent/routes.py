@@ -1,4 +1,4 @@
-"""Which way frames go that cross from host to host. One a host agent, on its loop.
+"""Routes of frames that cross from host to host. One a host agent, on its loop.
 
     process ──► its agent ──link──► the other agent ──► process
 

@@ -1,4 +1,4 @@
-"""What an agent knows of casts: their plans, who sent them, which children have them. What to do `relay` decides."""
+"""State of the casts at an agent: their plans, who sent them, which children have them. What to do `relay` decides."""
 
 from __future__ import annotations
 

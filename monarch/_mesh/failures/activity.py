@@ -1,4 +1,4 @@
-"""What the actors of one process do now: what they handle, whom they wait for, at which line of the program.
+"""The present work of the actors of one process: what they handle, whom they wait for, at which line of the program.
 
 Found from outside, on the I/O thread, while the actors go on or are stuck; nothing is prepared for it but the notes of
 `_runtime.waiting`.

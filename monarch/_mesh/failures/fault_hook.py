@@ -1,4 +1,4 @@
-"""What becomes of a failure that reached the root and that nobody supervised: a hook that programs replace."""
+"""The end of a failure that reached the root and that nobody supervised: a hook that programs replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of a failure, and what then. Pure: events in, effects out, nothing is sent from here.
+"""The ledger of failures: who is told of each, and what then. Pure: events in, effects out, nothing is sent from here.
 
 A Ledger keeps, for one process, the actor meshes that actors of this process own and what has become of their ranks.
 Failures reach an owner at most once for each (mesh, rank); ordinary ends reach nobody but are remembered, so that later

@@ -1,4 +1,4 @@
-"""Which failures the calls of their owner tell, so that nobody else is asked. Pure: events in, effects out.
+"""Failures that the calls of their owner tell, so that nobody else is asked. Pure: events in, effects out.
 
 A failure behaves like an exception. What a call of the owner raises, its owner has been told; whether it caught it is its own
 affair. What no call tells goes to the owner as a fault: `__supervise__`, `unhandled_fault_hook`. In between are calls that

@@ -1,4 +1,4 @@
-"""How often the hosts of a mesh are replaced by themselves, and how soon."""
+"""The policy for replacing hosts of a mesh: how often, and how soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is restarted when an actor fails, how often and how soon: RestartPolicy, and the pure bookkeeping behind it.
+"""RestartPolicy (who is restarted when an actor fails, how often and how soon), and the pure bookkeeping behind it.
 
 The strategies are those of Erlang's supervisors (Erlang/OTP Design Principles, "Supervisor Behaviour"): the children are the
 ranks of all meshes spawned under one policy, in the order of their spawning, ranks ascending.

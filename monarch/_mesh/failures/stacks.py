@@ -1,4 +1,4 @@
-"""Where a blocked thread or task stands in the program: found from outside, when somebody asks.
+"""The line of the program at which a blocked thread or task stands: found from outside, when somebody asks.
 
 A line is (file, line number, function). Lines of the runtime itself and of the standard library's machinery for threads,
 tasks and debuggers are left out: they are the same for everybody.

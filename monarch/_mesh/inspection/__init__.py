@@ -1,1 +1,1 @@
-"""What a running program tells of itself: the questions that every process answers, also while user code is stuck."""
+"""Questions to a running program: those that every process answers, also while user code is stuck."""

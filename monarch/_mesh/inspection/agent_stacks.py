@@ -1,4 +1,4 @@
-"""What a host agent says of the processes of its host that they do not say themselves: stacks by a signal or by py-spy, and
+"""Answers of a host agent for processes that do not answer themselves: stacks by a signal or by py-spy, and
 what the system knows of each. Answered on threads of the agent, which goes on meanwhile."""
 
 from __future__ import annotations

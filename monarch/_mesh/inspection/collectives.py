@@ -1,4 +1,4 @@
-"""What the process groups of torch.distributed in this process have begun: the question "collectives".
+"""Collectives that the process groups of torch.distributed in this process have begun: the question "collectives".
 
 Nothing is noted for it while the program runs: torch numbers the collectives of each group and records the last ones (its
 flight recorder: gloo and others since torch 2.9, NCCL for long), and both are read when somebody asks. Where a torch

@@ -1,4 +1,4 @@
-"""What is wrong with a program that does not go on: what its processes answered in, findings out. Pure.
+"""The diagnosis of a program that does not go on: what its processes answered in, findings out. Pure.
 
 Processes are looked at twice. What has moved between the two looks is at work, and no finding; so a program that is well
 has none. Findings are what is wrong; notes say what a program is doing that takes long, which may be as it should be.

@@ -1,4 +1,4 @@
-"""What the system knows of a host and of the processes on it: memory, load, processor time."""
+"""Usage of a host and of the processes on it, as the system knows it: memory, load, processor time."""
 
 from __future__ import annotations
 

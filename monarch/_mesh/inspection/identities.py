@@ -1,4 +1,4 @@
-"""How actors and processes are named to people and tools: one text each, the same in every answer, table and report."""
+"""Names of actors and processes for people and tools: one text each, the same in every answer, table and report."""
 
 from __future__ import annotations
 

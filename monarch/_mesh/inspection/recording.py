@@ -1,4 +1,4 @@
-"""How a process records while telemetry runs (`_runtime.recorder`), and how that travels: in batches, about each second, over
+"""The recording of a process while telemetry runs (`_runtime.recorder`), and its way: in batches, about each second, over
 the connection to the client, which passes them on to the observer. Questions "telemetry.record" and "telemetry.flush".
 
 A process that is spawned later begins by itself: the client's setting `telemetry_recording` says so. Bounds: the recorder's,

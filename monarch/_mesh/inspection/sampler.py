@@ -1,4 +1,4 @@
-"""Where the time of this process goes: its Python stacks, looked at many times a second (question "samples").
+"""A profile of this process: its Python stacks, looked at many times a second (question "samples").
 
 It needs neither ptrace nor another program. It runs on a thread of its own beside the program, and sees every thread that
 the interpreter knows; a thread that is inside native code shows the Python line that called it. It needs the GIL for each

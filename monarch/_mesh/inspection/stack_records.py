@@ -1,4 +1,4 @@
-"""What stacks look like when they are told: frames, threads, processes. They travel as msgpack."""
+"""Stacks as they are told: frames, threads, processes. They travel as msgpack."""
 
 from __future__ import annotations
 

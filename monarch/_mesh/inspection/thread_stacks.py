@@ -1,4 +1,4 @@
-"""Where every thread of this process is, and every suspended task of its actors: the questions "stacks" and "locals".
+"""Stacks of every thread of this process and of every suspended task of its actors: the questions "stacks" and "locals".
 
 "stacks" is answered on the I/O thread, so also while user code is stuck; it runs no user code and takes no lock that user
 code could hold. "locals" adds the variables of each frame as text (`local_variables`).

@@ -1,4 +1,4 @@
-"""What HostMesh, ProcMesh and ActorMesh have in common: they stand for something that is elsewhere."""
+"""The common part of HostMesh, ProcMesh and ActorMesh: they stand for something that is elsewhere."""
 
 from __future__ import annotations
 

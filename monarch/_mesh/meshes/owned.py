@@ -1,4 +1,4 @@
-"""What an actor owns, as its process keeps it: meshes of actors and of processes, to be stopped and restarted."""
+"""Possessions of an actor, as its process keeps them: meshes of actors and of processes, to be stopped and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which actor classes stand in for others when actors are spawned (monarch.testing.patch_actor).
+"""Actor classes that stand in for others when actors are spawned (monarch.testing.patch_actor).
 
 What a program replaces itself holds for what it spawns, until it takes it back. The processes it spawns
 meanwhile inherit it for their whole lives: the pairs travel as arguments of the mesh's setup actor, ahead of

@@ -1,4 +1,4 @@
-"""What all views of one mesh share: of processes a ProcSpec, of actors an ActorSpec."""
+"""The common part of all views of one mesh: of processes a ProcSpec, of actors an ActorSpec."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What processes write, on its way to people."""
+"""Output of processes, on its way to people."""

@@ -1,4 +1,4 @@
-"""What the processes of a host write: read by their agent, kept for reports, shown on the client's terminal or sent to it."""
+"""Output of the processes of a host: read by their agent, kept for reports, shown on the client's terminal or sent to it."""
 
 from __future__ import annotations
 

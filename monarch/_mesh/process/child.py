@@ -1,4 +1,4 @@
-"""What a child process runs: becomes a Proc, serves until it is told to stop, then ends as any program does.
+"""The program of a child process: becomes a Proc, serves until it is told to stop, then ends as any program does.
 
 `python -m monarch._mesh.bootstrap` is the same for processes that were executed instead of forked.
 """

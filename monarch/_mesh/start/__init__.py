@@ -1,1 +1,1 @@
-"""How host agents and processes come to be."""
+"""The start of host agents and processes."""

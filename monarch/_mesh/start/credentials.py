@@ -1,4 +1,4 @@
-"""What programs give to say who may speak: a job's secret, certificates, or the word that everybody may."""
+"""Credentials, by which programs say who may speak: a job's secret, certificates, or the word that everybody may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slots of a host's devices the processes of a mesh get.
+"""Slots of a host's devices, and the processes of a mesh that get them.
 
 A slot is a device, or, beyond so many as there are, one that is shared; how many there are, the processes find out (see
 `monarch._devices.own_device`, which carries it out in them). A mesh with a dimension `gpus` or `gpu` takes slots: the lowest

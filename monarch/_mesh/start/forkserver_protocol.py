@@ -1,4 +1,4 @@
-"""What a host agent and its fork servers say to each other, and what a forked process is told.
+"""Messages between a host agent and its fork servers, and to a forked process.
 
 They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
 

@@ -1,4 +1,4 @@
-"""What is asked of a host that is to start processes: the program's side, before the spec is sent."""
+"""The order to a host that is to start processes: the program's side, before the spec is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host agent that was killed leaves behind: nobody is the parent of what its processes had started.
+"""Leftovers of a host agent that was killed: nobody is the parent of what its processes had started.
 
 Procs die with their agent, because the kernel is asked to see to that; a program that an endpoint has started does not. Two
 signs tell it, and neither needs privileges: every agent leads a session, which its processes and theirs share unless they

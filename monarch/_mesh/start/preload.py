@@ -1,4 +1,4 @@
-"""Which modules a fork server should import before it forks, so that new processes have them already."""
+"""Modules that a fork server should import before it forks, so that new processes have them already."""
 
 from __future__ import annotations
 

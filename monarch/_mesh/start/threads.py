@@ -1,4 +1,4 @@
-"""How many threads the numeric libraries of a process take: its share of the host's processors.
+"""The number of threads that the numeric libraries of a process take: its share of the host's processors.
 
 By itself each library takes as many as there are processors, in each process, and threads that outnumber processors spend
 their time waiting for each other. So each process of a mesh gets, as OMP_NUM_THREADS, the processors that this control group

@@ -1,4 +1,4 @@
-"""Which parts of a file its older copy elsewhere has. Pure: signatures in, byte ranges out.
+"""The parts of a file that its older copy elsewhere has. Pure: signatures in, byte ranges out.
 
 The older copy is known by the blocks at multiples of a fixed size: a digest and the first bytes of each. Where the new file
 differs, a block behind the difference need not lie at such a multiple any more. rsync finds it with a checksum that rolls

@@ -1,4 +1,4 @@
-"""What a directory holds, and what has to be done to make another one equal. Pure.
+"""The contents of a directory, and the changes that make another one equal. Pure.
 
 A manifest names everything below a directory by its path there, `/` between the parts. What a manifest says of the other
 side is only ever compared: `parts` is what every path goes through before it touches a disk.

@@ -1,4 +1,4 @@
-"""What hosts that hold the same are sent: reads the local files, never more than a few pieces of them at a time."""
+"""The sending to hosts that hold the same: reads the local files, never more than a few pieces of them at a time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What may still change."""
+"""Names that may still change."""

@@ -1,1 +1,1 @@
-"""What runs in the processes of a mesh."""
+"""The code that runs in the processes of a mesh."""

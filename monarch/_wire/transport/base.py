@@ -1,4 +1,4 @@
-"""What the I/O loop offers a connection, what a connection offers its owner, and who hears of its events."""
+"""Interfaces of the I/O loop, of a connection, and of those that hear of its events."""
 
 from __future__ import annotations
 

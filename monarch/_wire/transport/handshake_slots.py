@@ -1,4 +1,4 @@
-"""Who has to go when too many connections are in their handshake at once. Pure.
+"""Slots for connections in their handshake, and the choice of the one that has to go when they are too many. Pure.
 
 Any process that reaches a port can fill its slots, and must not keep those out who belong there:
 

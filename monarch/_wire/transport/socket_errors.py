@@ -1,4 +1,4 @@
-"""What is done about an error of the kernel while dialling and while accepting. One table for all sockets; no I/O.
+"""Reactions to an error of the kernel while dialling and while accepting. One table for all sockets; no I/O.
 
 A process or a machine that is out of something (descriptors, memory, room in a queue) has it again sooner or later: such an
 error says nothing of the other side. Whatever is not in the table fails what it was for, with its reason: it is never taken

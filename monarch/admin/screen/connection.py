@@ -1,4 +1,4 @@
-"""Which server `--addr` means, and how it is spoken to. Pure.
+"""The server that `--addr` means, and the way to speak to it. Pure.
 
 Plain HTTP is spoken only where that was said (`--plaintext`, http://); a server that turns out to speak no TLS is never
 asked again without it by itself.

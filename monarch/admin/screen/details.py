@@ -1,4 +1,4 @@
-"""What the right pane says about a node: lines of (label, value), by section. Pure."""
+"""The right pane's text about a node: lines of (label, value), by section. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each field on the screen means."""
+"""Explanations of the fields on the screen."""
 
 # ruff: noqa: RUF001  (a row is a line, and Chinese has its own marks)
 

@@ -1,4 +1,4 @@
-"""What the overlays say: diagnostics, stacks, settings, the glossary. Pure: lines of (text, tone)."""
+"""Texts of the overlays: diagnostics, stacks, settings, the glossary. Pure: lines of (text, tone)."""
 
 from __future__ import annotations
 

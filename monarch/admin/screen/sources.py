@@ -1,4 +1,4 @@
-"""Where the screen gets what it shows: from a program's admin socket on this machine, or over HTTP. The calls wait."""
+"""Sources of the screen's data: a program's admin socket on this machine, or over HTTP. The calls wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tree pane shows: which rows, which is selected, what is expanded. Pure: keys and new data in, rows out.
+"""The state of the tree pane: which rows, which is selected, what is expanded. Pure: keys and new data in, rows out.
 
 Selection and expansion are by reference, so they survive every refresh; a selected node that is gone leaves the selection
 where it was.

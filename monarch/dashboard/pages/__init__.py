@@ -1,1 +1,1 @@
-"""What the dashboard's pages are made of: SQL, and the shapes of its rows as JSON."""
+"""The data of the dashboard's pages: SQL, and the shapes of its rows as JSON."""

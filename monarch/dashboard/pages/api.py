@@ -1,4 +1,4 @@
-"""What each route answers: a query, and the shape of its rows. Aggregates are kept for two seconds."""
+"""Answers of the routes: a query, and the shape of its rows. Aggregates are kept for two seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard asks of the program itself: what recorded rows cannot tell."""
+"""Questions of the dashboard to the program itself: what recorded rows cannot tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a connection to an HTTP port may take for what it does. Pure: the time is an argument."""
+"""Time limits of a connection to an HTTP port. Pure: the time is an argument."""
 
 from __future__ import annotations
 

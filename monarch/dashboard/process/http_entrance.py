@@ -1,4 +1,4 @@
-"""Where connections to an HTTP port come in: who may, how many, and who has to go for another.
+"""The entrance of connections to an HTTP port: who may, how many, and who has to go for another.
 
 A port of this machine is for this user: the kernel says who has connected before anything is read, and others are told so
 and closed. All are unknown until the gate has let in a request of theirs. Bounds: CONNECTIONS, of these UNKNOWN that are not

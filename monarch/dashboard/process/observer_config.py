@@ -1,4 +1,4 @@
-"""What an observer is to serve, and where it serves it."""
+"""The configuration of an observer: what it is to serve, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an observer holds: the tables, the servers, the program it looks into; and its end of a connection."""
+"""The state of an observer: the tables, the servers, the program it looks into; and its end of a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all routes share: a JSON body with a limit, work on a thread that ends when its asker goes away, errors as JSON."""
+"""Helpers of all routes: a JSON body with a limit, work on a thread that ends when its asker goes away, errors as JSON."""
 
 from __future__ import annotations
 

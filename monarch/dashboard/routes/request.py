@@ -1,4 +1,4 @@
-"""What a request asks for: its path, its query and its JSON, checked."""
+"""The wish of a request: its path, its query and its JSON, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done on a job's hosts: commands, shells, forwarded ports.
+"""Work on a job's hosts: commands, shells, forwarded ports.
 
 General layout, from the inside out:
 

@@ -1,4 +1,4 @@
-"""What each process of an `exec_command` runs, and where its output goes. Pure."""
+"""The plan of an `exec_command`: what each process runs, and where its output goes. Pure."""
 
 from __future__ import annotations
 

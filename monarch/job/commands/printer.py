@@ -1,4 +1,4 @@
-"""What commands write, on the client's stdout and stderr."""
+"""Output of commands, on the client's stdout and stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API server, or a proxy in front of it, says went wrong, as a sentence with what to do. Pure."""
+"""Errors that the API server, or a proxy in front of it, tells, as a sentence with what to do. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the API server is reached and who asks: a kubeconfig, a configuration of this process, or the pod this runs in."""
+"""The way to the API server and the user who asks: a kubeconfig, a configuration of this process, or the pod this runs in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job asks a cluster for, as the API takes it. Pure: values in, dicts out.
+"""The wishes of a job to a cluster, as the API takes it. Pure: values in, dicts out.
 
 With the operator a mesh is one MonarchMesh, of which the operator makes the rest. Without it the job makes the same itself:
 

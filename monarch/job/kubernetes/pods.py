@@ -1,4 +1,4 @@
-"""What pods say of themselves: which rank, where, whether they are ready, and if not, why. Pure: the API's dicts in.
+"""The state that pods tell: which rank, where, whether they are ready, and if not, why. Pure: the API's dicts in.
 
 A pod that is not ready has an `Obstacle`. Most pass by themselves (no node is free, the image is being pulled); some never
 do unless somebody acts: these have a `patience`, and when one has been there for that long, waiting ends.

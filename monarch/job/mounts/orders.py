@@ -1,4 +1,4 @@
-"""Which mounts a job has, and what is to be mounted for each of its meshes. Pure."""
+"""The mounts of a job, and those of each of its meshes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program and its job's sidecar say to each other, one request at a time on each connection."""
+"""Messages between a program and its job's sidecar, one request at a time on each connection."""
 
 from __future__ import annotations
 

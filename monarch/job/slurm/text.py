@@ -1,4 +1,4 @@
-"""What Slurm's commands print, as values. Its text is the same in all versions; its JSON is not, and some have none."""
+"""Output of Slurm's commands, as values. Its text is the same in all versions; its JSON is not, and some have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks after a job of Slurm beside the program: a process that cancels it while it is waited for and the program dies,
+"""The watch over a job of Slurm beside the program: a process that cancels it while it is waited for and the program dies,
 and a thread that says what becomes of it."""
 
 from __future__ import annotations

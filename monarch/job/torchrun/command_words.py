@@ -1,4 +1,4 @@
-"""What a torchrun command, as a list of words, asks for. Pure."""
+"""The meaning of a torchrun command, given as a list of words. Pure."""
 
 from __future__ import annotations
 

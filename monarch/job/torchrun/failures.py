@@ -1,4 +1,4 @@
-"""Which rank failed first, and what is told of it. Pure."""
+"""The rank that failed first, and what is told of it. Pure."""
 
 from __future__ import annotations
 

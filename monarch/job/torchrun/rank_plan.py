@@ -1,4 +1,4 @@
-"""What each rank runs, its environment, and where its output goes. Pure."""
+"""The plan of each rank: what it runs, its environment, and where its output goes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mesh is active: a dispatch mode that sends torch operations to it."""
+"""The active mesh: a dispatch mode that sends torch operations to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a tensor may be used where an operation runs, and why not."""
+"""Checks that a tensor may be used where an operation runs, and why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine runs on which mesh of processes: one for each root ProcMesh, started when first asked for."""
+"""The engines of meshes of processes: one for each root ProcMesh, started when first asked for."""
 
 from __future__ import annotations
 

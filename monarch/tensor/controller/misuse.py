@@ -1,4 +1,4 @@
-"""What programs do wrong with distributed tensors, explained: which argument, why, and what to do."""
+"""Mistakes of programs with distributed tensors, explained: which argument, why, and what to do."""
 
 from __future__ import annotations
 

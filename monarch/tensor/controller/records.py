@@ -1,4 +1,4 @@
-"""What hangs on a distributed tensor: its reference, its metadata, and the storage it shares with its views."""
+"""The record of a distributed tensor: its reference, its metadata, and the storage it shares with its views."""
 
 from __future__ import annotations
 

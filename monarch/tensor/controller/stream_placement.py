@@ -1,4 +1,4 @@
-"""Where commands go: a mesh, a stream on it, and the engine that takes them."""
+"""The placement of commands: a mesh, a stream on it, and the engine that takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands between ranks a value depends on.
+"""The commands between ranks that a value depends on.
 
 A failure on one rank reaches the others only through such commands (collectives, moves): they take part with other data, so
 that their peers go on, and what they give is not to be trusted. A fetch of a value asks every rank of every such

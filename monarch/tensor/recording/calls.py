@@ -1,4 +1,4 @@
-"""What `compile` and `function` have in common: a call that is recorded while it runs, and replays of it."""
+"""The common part of `compile` and `function`: a call that is recorded while it runs, and replays of it."""
 
 from __future__ import annotations
 

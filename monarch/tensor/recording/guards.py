@@ -1,4 +1,4 @@
-"""What a recording took as constant: a snapshot of the Python values that a function may have read, quick to compare.
+"""Guards of a recording's constants: a snapshot of the Python values that a function may have read, quick to compare.
 
 The functions that a call ran (`observed`) and what their code reads (`reads`) say where to look: variables of the functions
 around them, globals, attributes, entries of containers. Values are the same when they are the same object, or plain and

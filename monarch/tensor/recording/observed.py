@@ -1,4 +1,4 @@
-"""Which Python functions a call runs, and on which objects: what a recording may have read is among what these can reach."""
+"""The Python functions that a call runs, and their objects: what a recording may have read is among what these can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Python function may read of what is around it, from its bytecode alone: names of attributes, by where they hang.
+"""The names around a Python function that it may read, from its bytecode alone: names of attributes, by where they hang.
 
 `self.model.scale * limits["top"]` reads `scale` of `model` of `self`, and the key "top" of `limits`. What cannot be followed
 (an attribute of a local variable, of a result) is a loose name: an attribute of any object that the function meets.

@@ -1,4 +1,4 @@
-"""What a function issues, noted while it runs, becomes a Recording: the same commands with holes, to be issued at once
+"""The recorder of a function that runs, which makes a Recording: the same commands with holes, to be issued at once
 later on.
 
 A reference that the noted commands make is a value of the Recording; one that was there before is an argument

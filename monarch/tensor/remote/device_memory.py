@@ -1,4 +1,4 @@
-"""What the processes of a mesh use of their devices' memory."""
+"""The memory of their devices that the processes of a mesh use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the memory of the workers' accelerators is used for, as torch records it."""
+"""The history of the memory of the workers' accelerators, as torch records it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long parts of a program take in the workers."""
+"""The times that parts of a program take in the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives and messages take on a cluster, as functions of bytes and ranks. Nanoseconds; nothing else is
+"""The costs of collectives and messages on a cluster, as functions of bytes and ranks. Nanoseconds; nothing else is
 looked at.
 
 Rings between neighbours: each step costs a hop, and each byte goes over the slowest link. Eight ranks share a node,

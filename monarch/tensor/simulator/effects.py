@@ -1,4 +1,4 @@
-"""What a call gives, for inputs of which only metadata is known: new tensors, views, changes. Nothing is computed.
+"""The effects of a call on inputs of which only metadata is known: new tensors, views, changes. Nothing is computed.
 
 Operations are asked on fake tensors, once for each metadata of their inputs; remote functions have been asked when they
 were issued (`FunctionCall.outcome`).

@@ -1,4 +1,4 @@
-"""How long each kind of work takes in a simulation: numbers, or functions of the task."""
+"""Estimates of how long each kind of work takes in a simulation: numbers, or functions of the task."""
 
 from __future__ import annotations
 

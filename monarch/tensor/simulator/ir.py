@@ -1,4 +1,4 @@
-"""What a program issued as a graph: commands, and which of them has to come before which.
+"""The graph of what a program issued: commands, and which of them has to come before which.
 
 Edges go from a command to a later one: `data` when it reads what the first wrote, `order` when it writes or frees what
 the first read or wrote, `stream` when it is the next of the same ranks on its stream, `event` from what is posted to

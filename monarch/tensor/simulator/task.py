@@ -1,4 +1,4 @@
-"""What is done in a simulation: a Task is what takes time, a Command what the controller told the workers."""
+"""The work of a simulation: a Task is what takes time, a Command what the controller told the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the thread of a stream knows: the worker it belongs to, its stream, the call it is about to read."""
+"""The knowledge of a stream's thread: the worker it belongs to, its stream, the call it is about to read."""
 
 from __future__ import annotations
 

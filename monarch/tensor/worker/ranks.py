@@ -1,4 +1,4 @@
-"""Who a worker is, as a tensor."""
+"""The rank of a worker, as a tensor."""
 
 from __future__ import annotations
 

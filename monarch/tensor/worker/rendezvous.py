@@ -1,4 +1,4 @@
-"""Where processes that make a group find each other: a table of small values in the controller's process, asked by
+"""The rendezvous of processes that make a group: a table of small values in the controller's process, asked by
 messages.
 
 torch.distributed meets at a `Store`. Its own ones open a port that anybody may write to; this one goes the way of

@@ -1,4 +1,4 @@
-"""What the tools work on."""
+"""The objects that the tools work on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What older launch scripts say of a server before they create it."""
+"""The configuration of a server, as older launch scripts say it before they create it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which local directories a job's hosts are to have."""
+"""The local directories that a job's hosts are to have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that moves bytes by libibverbs and a buffer's owner tell each other: addresses of queue pairs, and keys.
+"""Messages between a process that moves bytes by libibverbs and a buffer's owner: addresses of queue pairs, and keys.
 
 All of it goes over the actors' messages (`Manager.verbs`) and nowhere else, so only processes of the job learn it. No
 repr here shows a key. The fabric itself authenticates nobody and encrypts nothing: a machine that can put packets on it

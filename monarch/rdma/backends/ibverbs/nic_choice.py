@@ -1,4 +1,4 @@
-"""Which RDMA devices serve a piece of memory. No I/O: what the machine has comes from `sysfs`.
+"""The choice of RDMA devices that serve a piece of memory. No I/O: what the machine has comes from `sysfs`.
 
 Nearer is better: the same PCI switch before the same root complex before the same NUMA node before the rest of the machine.
 Memory of GPUs takes the nearest devices; memory of the host takes those that are equally near to its NUMA node, beginning at

@@ -1,4 +1,4 @@
-"""Which device here moves bytes with which device there, and how many of them. No I/O.
+"""Pairs of a device here and a device there that move bytes, and how many. No I/O.
 
 Both ends offer all their devices and say which are near the memory. Two that are near are paired where that is possible.
 Where it is not, a device that is farther off takes part: on a fabric of separate rails a GPU on rail 0 reaches one on rail 3

@@ -1,4 +1,4 @@
-"""What /sys says of RDMA devices and of NUMA nodes. Nothing here opens a device.
+"""RDMA devices and NUMA nodes, as /sys tells of them. Nothing here opens a device.
 
 The files are described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband and
 Documentation/ABI/stable/sysfs-devices-node. What cannot be read is left out.

@@ -1,4 +1,4 @@
-"""What goes over a stream between a process that reads and writes a buffer and the buffer's owner.
+"""The protocol of a stream between a process that reads and writes a buffer and the buffer's owner.
 
     request   operation u8, number u64, token u64, offset u64, size u64; behind a WRITE its bytes
     READ      answered by a status; behind OK the bytes, then a status again: not OK when the buffer was dropped meanwhile
