@@ -46,10 +46,12 @@ _RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer,
 class ActorError(Exception):
     """An endpoint raised an exception, and the caller was waiting for its answer.
 
-    The actor that raised lives on. ``exception`` is the remote exception where it survived pickling (else None),
-    ``message`` says which actor and endpoint, ``exception_formatted`` is the whole remote traceback as text, causes
-    and contexts included. ``rank``, ``point`` and ``host`` say which actor of its mesh it was and where (None, {} and ""
-    when unknown), ``raised`` and ``ranks`` how many of how many ranks raised. ``str()`` shows all of it.
+    The actor that raised lives on. ``exception`` is the remote exception, or a stand-in where that cannot be pickled: of a
+    class with the same name and the same built-in base, with its arguments, attributes and notes; None where this process
+    cannot unpickle it. The text says which and why. ``message`` says which actor and endpoint, ``exception_formatted`` is the
+    whole remote traceback as text, causes and contexts included. ``rank``, ``point`` and ``host`` say which actor of its mesh
+    it was and where (None, {} and "" when unknown), ``raised`` and ``ranks`` how many of how many ranks raised. ``str()``
+    shows all of it.
     """
 
     def __init__(
@@ -76,6 +78,50 @@ class ActorError(Exception):
         point = ", ".join(f"{label}={index}" for label, index in self.point.items())
         shown = f"\n Rank {self.rank}" + (f" ({point})" if point else "") + (f" on {self.host}" if self.host else "")
         return shown + (f"; {self.raised} of {self.ranks} raised" if self.ranks > 1 else "")
+
+
+class RemoteStandIn(Exception):
+    """Stands in for a remote exception that cannot be sent, as ``ActorError.exception``.
+
+    Its class is a subclass with the name of the original's class and the built-in exception that this derives from, so
+    ``isinstance(error.exception, ValueError)`` holds of what was one. ``args``, attributes, notes and ``__cause__`` are the
+    original's; those that cannot be sent are there as text. ``why``: what pickling the original raised.
+    """
+
+    why = ""
+
+    def __reduce__(self) -> Any:
+        kind = type(self)
+        return stand_in, (
+            kind.__module__,
+            kind.__qualname__,
+            kind.__bases__[1:],
+            self.args,
+            self.__dict__,
+            self.__cause__,
+        )
+
+
+def stand_in(
+    module: str,
+    name: str,
+    bases: tuple[type, ...],
+    args: tuple[Any, ...],
+    attributes: dict[str, Any],
+    cause: BaseException | None,
+) -> RemoteStandIn:
+    """Makes a RemoteStandIn for an exception of class `name`."""
+    names, short = {"__module__": module, "__qualname__": name}, name.rpartition(".")[2]
+    kind: Any
+    try:
+        kind = type(short, (RemoteStandIn, *bases), names)
+        made: RemoteStandIn = kind.__new__(kind, *args)
+    except Exception:  # a built-in class that takes no text in the place of what could not be sent
+        kind = type(short, (RemoteStandIn,), names)
+        made = kind.__new__(kind)
+    made.args, made.__cause__ = args, cause
+    made.__dict__.update(attributes)
+    return made
 
 
 def format_remote(exception: BaseException | None, show_internal: bool = False) -> str:

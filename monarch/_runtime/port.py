@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
 from monarch._runtime.queue import Arrival, Queue
-from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
+from monarch._runtime.remote_errors import RemoteError, encode_error, encode_whole, formatted
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, RAISED, VALUE, Answer
 
@@ -65,7 +65,7 @@ class Port(Generic[T_contra]):
             raise TypeError(f"Port.exception expects an exception, got {type(exc).__name__}")
         self._check()
         try:
-            kind, payload = RAISED, codec.encode_value(exc)
+            kind, payload = RAISED, encode_whole(exc)
         except BaseException:  # of the exception's own methods, which may raise anything
             kind, payload = ERROR, encode_error(exc, RemoteError(_NOT_PICKLED, formatted(exc)))
         self._deliver(kind, *payload)

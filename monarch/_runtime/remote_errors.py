@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from monarch._errors import ActorError, SupervisionError, format_remote, with_local_source
-from monarch._text import NAME_LIMIT, sendable, text_of
+from monarch._errors import ActorError, SupervisionError, format_remote, stand_in, with_local_source
+from monarch._text import NAME_LIMIT, first_line, sendable, text_of
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, RAISED, VALUE, Failure
@@ -52,17 +52,134 @@ def formatted(exc: BaseException) -> str:
 
 
 def encode_error(exc: BaseException, error: RemoteError) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
+    """An endpoint's exception for its caller: the exception or a stand-in for it, its text always. Never raises."""
     buffers: Sequence[memoryview] = ()
+    text = error.formatted
     try:
-        error.pickled, buffers = codec.encode(exc)
-        # A constructor that cannot be replayed must fail here, not at the caller.
-        if not isinstance(codec.decode(error.pickled, buffers), BaseException):
+        error.pickled, buffers = encode_whole(exc)
+    except BaseException as failed:  # of the exception's own methods, which may raise anything
+        why = f"{type(failed).__name__}: {first_line(text_of(failed))}"
+        text += f"\n(the exception itself cannot be sent, and error.exception stands in for it: {why})"
+        try:
+            error.pickled, buffers = _tried(_stand_in(exc, why))
+        except BaseException:
             error.pickled, buffers = b"", ()
-    except BaseException:  # of the exception's own methods, which may raise anything
-        error.pickled, buffers = b"", ()
-    error.message, error.formatted = sendable(error.message, NAME_LIMIT), sendable(error.formatted)
+            text = f"{error.formatted}\n(the exception itself cannot be sent: {why})"
+    error.message, error.formatted = sendable(error.message, NAME_LIMIT), sendable(text)
     return message.encode(error), buffers
+
+
+def encode_whole(exc: BaseException) -> tuple[bytes, Sequence[memoryview]]:
+    """The exception as bytes that give one of its class, with its arguments, attributes and notes. Raises what pickling
+    raises."""
+    try:
+        return _tried(exc)
+    except BaseException:
+        if not any([_learn(each) for each in _within(exc)]):
+            raise
+    return _tried(exc)
+
+
+def _tried(value: BaseException) -> tuple[bytes, Sequence[memoryview]]:
+    """What cannot be unpickled must fail here, not at the caller."""
+    body, buffers = codec.encode(value)
+    if not isinstance(codec.decode(body, buffers), BaseException):
+        raise TypeError("it is no exception once it is unpickled")
+    return body, buffers
+
+
+# --- exceptions whose constructor takes other arguments than it hands on: pickle would call it with those
+
+_LEARNED = 1_000  # classes
+_CAUSES = 5  # causes of causes that are sent
+_learned: set[type] = set()
+
+
+def _within(exc: BaseException) -> list[BaseException]:
+    return [exc, *(exc.exceptions if isinstance(exc, BaseExceptionGroup) else ())]
+
+
+def _learn(exc: BaseException) -> bool:
+    """From now on its class travels without the constructor, if it is that which fails."""
+    try:
+        body, buffers = codec.encode(exc)
+        if exc.__reduce_ex__(4)[0] is not type(exc):  # it says itself how it is made
+            return False
+    except BaseException:
+        return False
+    try:
+        codec.decode(body, buffers)
+        return False
+    except BaseException:
+        return _note(type(exc))
+
+
+def _note(kind: type) -> bool:
+    if kind in _learned or len(_learned) >= _LEARNED:
+        return False
+    _learned.add(kind)
+    codec.reduce_as(kind, _reduced)
+    return True
+
+
+def _reduced(exc: BaseException) -> tuple[Any, ...]:
+    reduced: Any = exc.__reduce_ex__(4)
+    kind, args, *state = reduced
+    return _unconstructed, (kind, args, state[0] if state else None, _cause(exc))
+
+
+def _unconstructed(kind: type[BaseException], args: tuple[Any, ...], state: Any, cause: BaseException | None) -> Any:
+    exc = kind.__new__(kind, *args)
+    _built_in(kind).__init__(exc, *args)  # what OSError and its like keep beside their arguments
+    if state:
+        exc.__setstate__(state)
+    exc.__cause__ = cause
+    _note(kind)  # it may travel on
+    return exc
+
+
+def _built_in(kind: type[BaseException]) -> type[BaseException]:
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+def _cause(exc: BaseException) -> BaseException | None:
+    """Its cause, or a stand-in for that."""
+    cause = last = exc.__cause__
+    for _ in range(_CAUSES):
+        last = None if last is None else last.__cause__
+    if cause is None or last is not None:  # a long chain: each is tried with those behind it
+        return None
+    try:
+        encode_whole(cause)
+    except BaseException as failed:
+        return _stand_in(cause, text_of(failed))
+    return cause
+
+
+# --- those of which something cannot be sent
+
+
+def _stand_in(exc: BaseException, why: str) -> BaseException:
+    kind = type(exc)
+    attributes = {sendable(name): _or_text(value) for name, value in vars(exc).items()}
+    return stand_in(
+        sendable(kind.__module__, NAME_LIMIT),
+        sendable(kind.__qualname__, NAME_LIMIT),
+        (_built_in(kind),),
+        tuple(map(_or_text, exc.args)),
+        {**attributes, "why": sendable(why)},
+        _cause(exc),
+    )
+
+
+def _or_text(value: Any) -> Any:
+    """`value`, or its text where it cannot be sent."""
+    try:
+        body, buffers = codec.encode(value)
+        codec.decode(body, buffers)
+    except BaseException:
+        return text_of(value)
+    return value
 
 
 def decode_answer(raw: Raw, label: str | None, raised: int = 1, ranks: int = 1) -> Any:
