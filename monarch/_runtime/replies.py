@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from monarch._wire.transport.base import Connection
 
 _ENDED_KEPT = 10_000
+_LOOKED_AT = 1_000  # calls without an answer among which the one is looked for that keeps another from beginning
 _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
 
@@ -39,10 +40,10 @@ class Target:
 
     `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
     `key` is that of the actors whose endpoint was called, `ranks` their ranks in the mesh they were spawned as; "" and none
-    when no endpoint answers but the runtime of their processes.
+    when no endpoint answers but the runtime of their processes. `in_turn`: the endpoint runs alone and answers at its end.
     """
 
-    __slots__ = ("addresses", "failure_of", "key", "label", "ranks")
+    __slots__ = ("addresses", "failure_of", "in_turn", "key", "label", "ranks")
 
     def __init__(self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]) -> None:
         self.label = label
@@ -50,6 +51,7 @@ class Target:
         self.failure_of = failure_of
         self.key = ""
         self.ranks: Sequence[int] = ()
+        self.in_turn = False
 
 
 class Ports:
@@ -298,7 +300,30 @@ class Entry(Source):
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
 
     def advice(self) -> str:
-        return LOOK if self.target is not None and self.target.key else ""
+        return self._waits_behind() + LOOK if self.target is not None and self.target.key else ""
+
+    def _waits_behind(self) -> str:
+        """Says which endpoint has to return before this one begins: one that this caller called before, without an answer."""
+        target, left = self.target, set(self.unanswered())
+        if target is None:
+            return ""
+        addresses = {target.addresses[rank] for rank in left}
+        try:
+            before = list(itertools.islice(self.table.values(), _LOOKED_AT))  # oldest first
+        except RuntimeError:  # another thread has changed it just now
+            return ""
+        for entry in before:
+            other = entry.target
+            if entry is self:
+                break
+            if other is None or not other.in_turn or other.key != target.key or entry.caller is not self.caller:
+                continue
+            if any(other.addresses[rank] in addresses for rank in entry.unanswered()):
+                return (
+                    f". {target.label}() waits because {other.label}() is an @endpoint, was called before and has not "
+                    f"returned: only calls of a @concurrent_endpoint run side by side"
+                )
+        return ""
 
     def of(self) -> str:
         return f"{self.target.label}()" if self.target is not None else ""
@@ -359,7 +384,7 @@ class Entry(Source):
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
                     f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
-                    f"{LOOK}"
+                    f"{self._waits_behind()}{LOOK}"
                 )
             )
 

@@ -74,7 +74,7 @@ def rng_state() -> dict[str, Any]:
         states["numpy"] = numpy_random.get_state()
     torch = sys.modules.get("torch")
     if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        states["torch"] = bytes(torch.get_rng_state().tolist())  # not by way of numpy, which torch does without
     return states
 
 

@@ -278,11 +278,52 @@ def test_endpoints_that_wait_behind_an_async_one_are_told_of_concurrent_endpoint
     with InProcessCluster():
         waits = this_host().spawn_procs().spawn("waits", Waits)
         begun = threading.Event()
-        first, second = waits.wait.call_one(Local(begun)), waits.wake.call_one()
+        first, second, third = waits.wait.call_one(Local(begun)), waits.beside.call_one(), waits.beside.call_one()
         assert begun.wait(TIMEOUT)
-        text = str(wait_graph().get(TIMEOUT))
-        assert "wait()" in text and "1 message(s) of this actor wait behind it" in text
+        graph = wait_graph().get(TIMEOUT)
+        assert graph.handlers[0].waiting == ["beside"]
+        text = str(graph)
+        assert "2 message(s) of this actor wait behind it: beside(), because wait() is an @endpoint" in text
         assert "@concurrent_endpoint" in text
+        del first, second, third
+
+
+@pytest.mark.parametrize("limit", ["get", "with_timeout"])
+def test_a_call_that_waits_for_an_earlier_one_names_it_when_time_is_up(limit: str) -> None:
+    with InProcessCluster():
+        waits = this_host().spawn_procs({"gpus": 2}).spawn("waits", Waits)
+        one, begun = waits.slice(gpus=0), threading.Event()
+        first = waits.wait.call(Local(begun))
+        with pytest.raises(TimeoutError) as caught:
+            if limit == "get":
+                one.beside.call_one().get(0)
+            else:
+                one.beside.with_timeout(0.01).call_one().get(TIMEOUT)
+        assert (
+            ". waits.beside() waits because waits.wait() is an @endpoint, was called before and has not returned: "
+            "only calls of a @concurrent_endpoint run side by side. print("
+        ) in str(caught.value)
+        with pytest.raises(TimeoutError) as caught:
+            first.get(0)  # nothing was called before it
+        assert "because" not in str(caught.value)
+        other = waits.slice(gpus=1)
+        beside = other.beside.call_one()
+        with pytest.raises(TimeoutError) as caught:
+            one.beside.call_one().get(0)
+        assert "waits because waits.wait()" in str(caught.value)  # not the concurrent one, nor that of the other rank
+        del beside
+
+
+def test_a_call_that_waits_for_no_earlier_one_names_none() -> None:
+    with InProcessCluster():
+        waits = this_host().spawn_procs({"gpus": 2}).spawn("waits", Waits)
+        first, second = (
+            waits.slice(gpus=0).wait.call_one(Local(threading.Event())),
+            waits.slice(gpus=0).beside.call_one(),
+        )
+        with pytest.raises(TimeoutError) as caught:
+            waits.slice(gpus=1).beside.call_one().get(0)
+        assert "because" not in str(caught.value)
         del first, second
 
 

@@ -399,6 +399,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
     def _make_target(self) -> Target:
         target = self._target = self._mesh._target(self._name)
         target.key, target.ranks = self._mesh._spec.key, self._mesh._plan.ranks
+        target.in_turn = not self._property._explicit_response_port  # which concurrent ones have as well
         return target
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _RANKS = 64  # unanswered ranks an edge names; it counts them all
 _QUEUED = 10_000  # messages of a mailbox among which one is looked for
+_LOOKED_AT, _NAMED = 100, 3  # messages that wait behind an endpoint of which the endpoints are named, so many of them
 _TASKS = 2_000  # tasks of an actor above which nothing is said of those of one message
 
 
@@ -74,7 +75,8 @@ class WaitEdge(Text, msgspec.Struct, frozen=True):
 
 class RunningHandler(Text, msgspec.Struct, frozen=True):
     """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge.
-    `queued`: messages of its actor that wait until it has returned; `is_async`: it is an `async def`."""
+    `queued`: messages of its actor that wait until it has returned, `waiting` the endpoints of the first of them;
+    `is_async`: it is an `async def`."""
 
     names = ("who", "host", "endpoint", "file", "function")
 
@@ -90,23 +92,24 @@ class RunningHandler(Text, msgspec.Struct, frozen=True):
     function: str
     queued: int = 0
     is_async: bool = False
+    waiting: list[str] = []
 
     def __str__(self) -> str:
         return (
             f"{self.who} (rank {self.rank}, host {self.host}, pid {self.pid}) has been running {self.endpoint}() for "
-            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}{behind(self.queued, self.is_async)}"
+            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}{behind(self)}"
         )
 
 
-def behind(queued: int, is_async: bool) -> str:
+def behind(handler: RunningHandler) -> str:
     """Returns what is said of the messages that wait for an endpoint to return, and of how they need not."""
-    if not queued:
+    if not handler.queued:
         return ""
-    text = f"; {queued} message(s) of this actor wait behind it"
-    if is_async:
-        text += (
-            ", because async endpoints of an actor run one after the other too: @concurrent_endpoint lets calls overlap"
-        )
+    text = f"; {handler.queued} message(s) of this actor wait behind it"
+    if handler.waiting:
+        text += f": {', '.join(f'{name}()' for name in handler.waiting)}"
+    if handler.is_async:
+        text += f", because {handler.endpoint}() is an @endpoint: if it were a @concurrent_endpoint, they would run beside it"
     return text
 
 
@@ -141,6 +144,12 @@ class Job(NamedTuple):
     def queued(self) -> int:
         """Messages that wait until this one has been handled."""
         return len(self.instance.mailbox.messages) if self.delivery is self.instance.current else 0
+
+    @property
+    def waiting(self) -> list[str]:
+        """The endpoints of the first of them."""
+        first = list(itertools.islice(self.instance.mailbox.messages, _LOOKED_AT)) if self.queued else []
+        return list(dict.fromkeys(delivery.call.method for delivery in first if delivery.call.method))[:_NAMED]
 
     @property
     def _method(self) -> Any:
@@ -244,6 +253,7 @@ def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
         *_innermost(lines_of_job(job, frames)),
         job.queued,
         job.is_async,
+        job.waiting,
     )
 
 

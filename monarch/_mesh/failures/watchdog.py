@@ -32,6 +32,7 @@ from monarch._mesh.failures.activity import (
     blockers,
     display,
     edge_of,
+    handler_of,
     is_bound,
     lines_of_job,
 )
@@ -186,7 +187,7 @@ class Watchdog:
         text = (
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
             f"{ran:.1f} s (setting slow_handler_after); this is logged once for each message"
-            f"{behind(job.queued, job.is_async)}"
+            f"{behind(handler_of(job, frames))}"
         )
         own = [wait for wait in waits if wait.running is not None and wait.running.call is call]
         text += "".join(f"\n{edge_of(proc, wait, jobs, frames)}" for wait in own[:_SHOWN])

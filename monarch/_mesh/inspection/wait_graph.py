@@ -40,7 +40,7 @@ class WaitGraph(msgspec.Struct, frozen=True):
       there are `unanswered` (64 are named); `seconds`; `limited`, whether the wait has a time limit; `file`, `line`,
       `function`.
     - `handlers`: every endpoint that runs, longest first, with the same fields, `endpoint`, `is_async`, and `queued`, the
-      messages of its actor that wait behind it.
+      messages of its actor that wait behind it (`waiting`: the endpoints of the first).
     - `silent`: address -> why, of processes that did not answer; what happens there is not in the graph.
     - `left_out`: how many waits and endpoints are missing because their process has more than 10,000.
 
