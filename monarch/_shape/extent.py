@@ -25,15 +25,20 @@ class UnknownDimensionError(ValueError, KeyError):
         return ", ".join(map(str, self.args))
 
 
-def list_dimensions(labels: Iterable[str]) -> str:
-    """The end of a sentence about a label that is not there: which ones are."""
-    names = ", ".join(map(repr, labels))
-    return f"the dimensions are {names}" if names else "there are no dimensions"
+def list_dimensions(labels: Iterable[str], missing: object = "") -> str:
+    """The end of a sentence about a label that is not there (`missing`): which ones are, and which one may be meant."""
+    import difflib  # for this alone
+
+    known = list(labels)
+    near = difflib.get_close_matches(missing, known, 1) if isinstance(missing, str) else []
+    names = ", ".join(map(repr, known))
+    text = f"the dimensions are {names}" if names else "there are no dimensions"
+    return f"{text}. Did you mean {near[0]!r}?" if near else text
 
 
 def unknown_dimension(label: object, labels: Iterable[str]) -> UnknownDimensionError:
     """The error for looking up `label` among `labels`."""
-    return UnknownDimensionError(f"Dimension {label!r} not found: {list_dimensions(labels)}")
+    return UnknownDimensionError(f"Dimension {label!r} not found: {list_dimensions(labels, label)}")
 
 
 def row_major_strides(sizes: Sequence[int]) -> tuple[int, ...]:

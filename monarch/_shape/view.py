@@ -103,7 +103,7 @@ class MeshTrait(ABC):
         for name in names:
             if name not in sizes:
                 raise UnknownDimensionError(
-                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: {list_dimensions(sizes)}"
+                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: {list_dimensions(sizes, name)}"
                 )
         return prod(sizes[name] for name in names)
 
@@ -169,7 +169,7 @@ def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict
     checked: dict[str, int | slice] = {}
     for label, chosen in selection.items():
         if label not in sizes:
-            raise TypeError(f"Shape does not have dimension labeled {label!r}: {list_dimensions(sizes)}")
+            raise TypeError(f"Shape does not have dimension labeled {label!r}: {list_dimensions(sizes, label)}")
         if isinstance(chosen, slice):
             checked[label] = chosen
             continue

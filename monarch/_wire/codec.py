@@ -510,6 +510,18 @@ def _forbid_builtins() -> None:
         (types.CoroutineType, "a coroutine runs where it was made; await it and send its result"),
     ):
         forbid(kind, why)
+    reduce_as(io.TextIOWrapper, _reduce_file)
+
+
+def _reduce_file(file: io.TextIOWrapper) -> Any:
+    """cloudpickle would send what a file holds, as one in memory, and does send stdout and stderr as those there."""
+    if file is sys.stdout or file is sys.stderr:
+        return getattr, (sys, "stdout" if file is sys.stdout else "stderr")
+    name = getattr(file, "name", None)
+    raise NotSendableError(
+        f"an open file ({name!r}) cannot be sent to another process: send its path, and open it there, or what it holds, "
+        f"file.read()"
+    )
 
 
 _forbid_builtins()

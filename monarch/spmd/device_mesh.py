@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import math
+import socket
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
+
+
+def torch_distributed() -> Any:
+    """Returns torch.distributed. ImportError that says where torch is missing, and how it is installed."""
+    try:
+        import torch.distributed
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise ImportError(
+            f"torch is not installed where this rank runs (host {socket.gethostname()}, interpreter {sys.executable}): pip "
+            f"install 'pymonarch[torch]' there",
+            name="torch",
+        ) from None
+    return torch.distributed
 
 
 class Ranks:
@@ -23,7 +40,7 @@ class Ranks:
             self._dims = dict(dims)
 
     def mesh(self, dims: Mapping[str, int] | None, device: str | None) -> Any:
-        import torch.distributed as dist
+        dist = torch_distributed()
         from torch.distributed.device_mesh import init_device_mesh
 
         if not dist.is_available() or not dist.is_initialized():

@@ -102,8 +102,7 @@ class TorchSetup(Actor):
     @endpoint
     async def open(self, loopback: bool, seconds: float) -> tuple[str, int]:
         """On the first rank: the store at which the ranks meet. It listens at the address that is returned, and no other."""
-        import torch.distributed as dist
-
+        dist = device_mesh.torch_distributed()
         _process.store = None  # who waits at the one before is told so
         address = _own_address(loopback)
         sock = _listening(address)
@@ -155,8 +154,7 @@ class TorchSetup(Actor):
         self._kept = True
 
     def _join(self, group: TorchGroup) -> None:
-        import torch.distributed as dist
-
+        dist = device_mesh.torch_distributed()
         if "nccl" in group.backend:
             own_device.start()
         self._stage = "ending the process group before"

@@ -100,7 +100,7 @@ def _distributed(
             actors.join.call(group).get(setup_timeout + _MARGIN)
         actors.keep.call().get(_PREPARE)
     except ActorError as exc:
-        told = exc.exception if isinstance(exc.exception, RuntimeError) else exc
+        told = exc.exception if isinstance(exc.exception, (RuntimeError, ImportError)) else exc
         raise RuntimeError(f"the process group of {len(places)} ranks was not set up: {told}") from exc
     except SupervisionError:
         raise

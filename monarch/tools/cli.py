@@ -35,6 +35,10 @@ SECRET_FILE = "MONARCH_SECRET_FILE"
 # The options of TLS, and the variables that stand in for those that are not given.
 TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
 
+_NEAR = (
+    0.75  # how much alike a word has to be to one that may be meant: `stat` and `status` are, `serve` and `secret` not
+)
+
 # Exceptions whose text needs no class name in front of it.
 _SELF_EXPLAINING = (OSError, ValueError, ModuleNotFoundError)
 
@@ -205,8 +209,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says of a misspelt verb or choice which one may be meant, rather than list them all."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            import difflib  # slow to import, and few misspell
+
+            near = difflib.get_close_matches(str(value), map(str, action.choices or ()), 1, _NEAR)
+            if near:
+                error.message = f"invalid choice: {value!r}: did you mean {near[0]!r}?"
+            raise
+
+
 def _new(name: str, text: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=name, **_texts(text))
+    return _Parser(prog=name, **_texts(text))
 
 
 def _texts(text: str) -> dict[str, Any]:

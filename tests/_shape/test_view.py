@@ -172,6 +172,11 @@ def test_a_point_slices_out_its_own_rank() -> None:
             TypeError,
             "Shape does not have dimension labeled 'x': the dimensions are 'hosts', 'gpus'",
         ),
+        (
+            {"gpu": 0},
+            TypeError,
+            "Shape does not have dimension labeled 'gpu': the dimensions are 'hosts', 'gpus'. Did you mean 'gpus'?",
+        ),
         ({"x": slice(1)}, TypeError, "Shape does not have dimension labeled 'x'"),
         ({"gpus": 3}, IndexError, "index out of range: gpus=3"),
         ({"gpus": -4}, IndexError, "index out of range: gpus=-4, but dimension 'gpus' has size 3"),

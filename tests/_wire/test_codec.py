@@ -20,6 +20,7 @@ import threading
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -643,3 +644,39 @@ def test_a_tensor_loads_torch_only_where_it_arrives(tmp_path: pathlib.Path) -> N
     path = tmp_path / "message"
     path.write_bytes(codec.encode(torch.arange(3))[0])
     assert elsewhere(DECODE.format("value.tolist()"), str(path)) == "[0, 1, 2]\n"
+
+
+def test_open_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    for mode in ("w", "r", "a+"):
+        with (
+            path.open(mode) as file,
+            pytest.raises(NotSendableError, match=r"log\.txt'\) cannot be sent .* send its path"),
+        ):
+            codec.encode({"file": file})
+    with path.open() as file, pytest.raises(NotSendableError, match="what it holds"):
+        codec.encode(lambda: file)
+    with pytest.raises(NotSendableError):
+        codec.encode(file)
+
+
+STREAMS = """
+import sys
+from monarch._wire import codec
+
+out, err = sys.stdout, sys.stderr
+again = codec.decode(*codec.encode((sys.stdout, sys.stderr, lambda: out.write("written"))))
+assert again[0] is sys.stdout and again[1] is sys.stderr
+again[2]()
+try:
+    codec.encode(sys.stdin)
+except TypeError as error:
+    print(":", error)
+"""
+
+
+def test_the_standard_streams_are_those_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMS], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=True, text=True
+    )
+    assert done.stdout.startswith("written: an open file ('<stdin>') cannot be sent to another process")

@@ -105,6 +105,12 @@ class Guarded:
         self.inner = Holder()
 
 
+def closed(mode: str) -> Any:
+    """A file, closed: it is as little to be sent as an open one."""
+    with open(__file__, mode) as file:
+        return file
+
+
 LOCK = threading.Lock()
 RESULT = [".get()", "await"]
 FUTURE = ["Future", "counters.add()", *RESULT]
@@ -170,6 +176,25 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
         TypeError,
         ["arguments of counters.add()", "n.sock cannot be sent", "socket.socket"],
     ),
+    "an open file": (
+        lambda w: w.counters.add.call({"log": closed("r")}),
+        TypeError,
+        [
+            "an open file",
+            "test_messages.py",
+            "send its path",
+            "file.read()",
+            "n['log'] cannot be sent",
+            "nothing was sent",
+        ],
+    ),
+    "a binary file": (
+        lambda w: w.counters.add.call(closed("rb")),
+        TypeError,
+        ["n cannot be sent", "BufferedReader", "a path"],
+    ),
+    "a misspelt endpoint": (lambda w: w.counters.ad, AttributeError, ["no endpoint 'ad'", "Did you mean: 'add'?"]),
+    "a misspelt dimension": (lambda w: w.counters.slice(gpu=0), TypeError, ["'gpu'", "Did you mean 'gpus'?"]),
     "slots": (lambda w: w.counters.add.call([Guarded()]), TypeError, ["n[0].inner.sock cannot be sent"]),
     "a variable of a function": (
         lambda w: w.counters.add.call(lambda: LOCK),

@@ -147,9 +147,8 @@ class MeshLayer(Hooks):
         procs = self.owned.procs.get(started.mesh)
         if procs is not None:
             procs.on_started(started)
-            if started.threads and not self._threads_told:
-                self._threads_told = True
-                threads.say(procs.spec.name, started.threads)
+            if started.threads and not started.rank and not self._threads_told:  # once a mesh until it is told
+                self._threads_told = threads.say(started.threads, len(procs.spec.addresses) // len(procs.spec.hosts))
             if not self._files_told and settings.enable_file_capture():
                 self._files_told = True
                 rank_files.say(procs.spec.name, procs.spec.uid, settings.log_dir())

@@ -97,18 +97,25 @@ def _read(path: str) -> str:
         return ""
 
 
-def say(mesh: str, count: int) -> None:
-    """Once a program: as a warning where it uses torch, which would otherwise be slower than it need be, or faster."""
-    level = logging.WARNING if "torch" in sys.modules else logging.INFO
+def is_surprising(count: int, processors: int, processes: int) -> bool:
+    """Returns whether a share is smaller than that of a mesh of so many processes on a host that has the processors to
+    itself: others of ours run there."""
+    return count < share(processors, processes)
+
+
+def say(count: int, processes: int) -> bool:
+    """Says which share the processes of a mesh got, so many on a host, if the program uses torch and might expect more.
+    Returns whether it did."""
+    if "torch" not in sys.modules or not is_surprising(count, processors(), processes):
+        return False
     log(
         logging.getLogger("monarch"),
-        level,
-        "OMP_NUM_THREADS is %d in each process of mesh %r, and a share of the host's processors in those to come: too many "
-        "threads slow each other down. Set OMP_NUM_THREADS, here or by spawn_procs(env=...), for another number; "
-        "configure(share_threads=False) leaves all as it is",
+        logging.WARNING,
+        "torch computes with %d thread(s) in each new process, its share of the processors; OMP_NUM_THREADS sets another "
+        "number",
         count,
-        mesh,
     )
+    return True
 
 
 # --- in the process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -114,3 +115,24 @@ def test_what_a_fork_server_has_found_out_its_processes_use(monkeypatch: pytest.
     threads.look()
     threads._tell_openblas(3)
     assert (told, len(looked)) == ([2, 3], 2)
+
+
+def test_only_a_share_that_other_meshes_made_smaller_is_told_and_only_to_programs_with_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[tuple[object, ...]] = []
+    monkeypatch.setattr(threads, "log", lambda logger, level, text, *args: said.append((level, text % args)))
+    monkeypatch.setattr(threads, "processors", lambda: 8)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert not any([threads.say(count, processes) for count, processes in ((8, 1), (4, 2), (2, 3), (1, 16))])
+    assert said == []
+    assert threads.say(2, 2)
+    assert said == [
+        (
+            logging.WARNING,
+            "torch computes with 2 thread(s) in each new process, its share of the processors; OMP_NUM_THREADS sets another "
+            "number",
+        )
+    ]
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not threads.say(2, 2)
