@@ -14,6 +14,7 @@ from __future__ import annotations
 
 AGENT = "agent"
 CLIENT = "client"
+UNNAMED = "anon"  # a mesh of processes that the program gave no name
 
 
 def host_of(address: str) -> str:

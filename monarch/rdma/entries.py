@@ -5,6 +5,7 @@ Names are those of `state_dict()`; nested dicts are joined by dots: {"optimizer"
 
 from __future__ import annotations
 
+import socket
 import sys
 from array import array
 from collections.abc import Collection, Iterator, Mapping
@@ -204,8 +205,14 @@ def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> 
             return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         return torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
     if kind == "numpy":
-        import numpy
-
+        try:
+            import numpy
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                f"what the owner registered is a numpy array, and numpy is not installed here (host {socket.gethostname()}, "
+                f"interpreter {sys.executable}): pip install numpy",
+                name="numpy",
+            ) from None
         return numpy.frombuffer(memory, dtype=numpy.dtype(dtype)).reshape(shape)
     return memory
 

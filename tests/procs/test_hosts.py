@@ -717,8 +717,8 @@ def test_output_of_other_hosts_comes_to_the_client(hosts: Hosts, scripts: Any) -
     name = socket.gethostname()
     for rank in (0, 1):
         for word in ("before", "after"):
-            assert f"[{name} remote-{rank}] [{rank}] {word}\n" in done.stdout
-            assert f"[{name} remote-{rank}] [{rank}] {word.upper()}\n" in done.stderr
+            assert f"[{name} remote] [{rank}] {word}\n" in done.stdout
+            assert f"[{name} remote] [{rank}] {word.upper()}\n" in done.stderr
     assert done.stdout.count("[1 similar log lines]") == 2  # each host folds the lines of its own ranks
     assert [worker.status() for worker in workers] == [0, 0]
     assert not any("after" in worker.output() for worker in workers)
@@ -753,7 +753,7 @@ AT_EXIT = """
 @full
 def test_a_program_that_ends_has_printed_what_they_wrote(hosts: Hosts, scripts: Any) -> None:
     done = scripts.run(AT_EXIT, hosts.start().address)
-    assert done.stdout.splitlines() == [f"[{socket.gethostname()} remote-0] [0] the last words"]
+    assert done.stdout.splitlines() == [f"[{socket.gethostname()} remote] [0] the last words"]
 
 
 FLOOD = """

@@ -54,7 +54,7 @@ def program(body: str, start: str = FORWARDING) -> str:
 
 
 def streamed(text: str) -> list[tuple[str, str, str]]:
-    """(process, rank, line) of each streamed line."""
+    """(mesh, rank, line) of each streamed line."""
     return sorted(re.findall(r"^\[\S+ (\S+)\] \[(\d+)\] (.*)$", text, flags=re.MULTILINE))
 
 
@@ -76,8 +76,8 @@ def test_a_streamed_line_is_shown_once_and_on_its_stream(scripts: Any) -> None:
             """
         )
     )
-    assert streamed(done.stdout) == [(f"workers-{n}", str(n), f"rank {n}") for n in range(3)]
-    assert streamed(done.stderr) == [("workers-1", "1", "aside")]
+    assert streamed(done.stdout) == [("workers", str(n), f"rank {n}") for n in range(3)]
+    assert streamed(done.stderr) == [("workers", "1", "aside")]
     # Streaming was off again when __cleanup__ ran.
     assert done.stdout.count("rank ") == 3 and done.stdout.splitlines().count("cleaned up xxxxxxxxxx") == 3
 
@@ -107,7 +107,7 @@ def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts
         ("3", "0-2", "twice"),
     ]
     assert folded(done.stderr) == [("3", "0-2", "all say this")]
-    assert streamed(done.stdout) == [("workers-1", "1", "streamed now")]
+    assert streamed(done.stdout) == [("workers", "1", "streamed now")]
 
 
 @full
@@ -187,7 +187,7 @@ def test_a_line_without_an_end_is_shown_when_the_process_ends(scripts: Any) -> N
             """
         )
     )
-    assert ("workers-1", "1", "no newline") in streamed(done.stdout)
+    assert ("workers", "1", "no newline") in streamed(done.stdout)
 
 
 @full

@@ -31,6 +31,7 @@ from monarch.rdma import (
     StateDictBusyError,
     StateDictMismatchError,
     block_gather,
+    entries,
 )
 from monarch.rdma.registry import registry
 from tests.support.processes import kill
@@ -643,3 +644,11 @@ def test_numpy_alone_is_enough(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+def test_an_array_where_numpy_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"is a numpy array, and numpy is not installed here .*: pip install numpy"
+    ):
+        entries.shown("numpy", "float32", (1,), memoryview(bytearray(4)))

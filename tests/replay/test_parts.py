@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,6 +190,17 @@ def test_random_numbers_go_on_as_they_would_have() -> None:
     then = [random.random() for _ in range(3)]
     environment.restore_rng_state(states)
     assert [random.random() for _ in range(3)] == then
+
+
+def test_random_numbers_of_torch_go_on_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(self: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")  # as torch says it
+
+    monkeypatch.setattr(torch.Tensor, "numpy", unavailable)
+    states = environment.rng_state()
+    then = torch.rand(3)
+    environment.restore_rng_state(states)
+    assert torch.equal(torch.rand(3), then)
 
 
 def test_differences_are_said() -> None:

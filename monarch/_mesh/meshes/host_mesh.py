@@ -22,6 +22,7 @@ from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import os_text
+from monarch._wire.address import UNNAMED
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
@@ -124,7 +125,7 @@ class HostMesh(MeshHandle):
             raise TypeError(f"bootstrap must be a function without parameters, got {bootstrap!r}")
         whole = [*extent.sizes, *sizes.values()]
         hosts = [self._hosts[rank] for rank in self._shape.ndslice]
-        spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
+        spec = ProcSpec(new_id(), name or UNNAMED, hosts, labels, whole, self._executable)
         layer = here().mesh
         commands = commands_for(bootstrap_command, Extent(labels, whole), len(spec.addresses))
         replaced = replacements.active()

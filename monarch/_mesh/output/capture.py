@@ -18,6 +18,7 @@ from monarch._mesh.output.kept import KeptOutput, KeptOutputs
 from monarch._mesh.output.left_out import LeftOut
 from monarch._mesh.output.rank_files import RankFile, RankFiles, path_of
 from monarch._runtime.loop import Loop, TimerHandle
+from monarch._text import NAME_LIMIT, sendable
 from monarch._wire.address import name_of, split_proc_name
 from monarch._wire.message import Output
 
@@ -35,9 +36,10 @@ def _standing(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _here(mesh: MeshOutput, rank: int) -> str:
-    """A process for people: this host, and which one of a mesh."""
-    return f"{socket.gethostname()} {mesh.name}-{rank}"
+def _host() -> str:
+    """This host for people; one of several on a machine has a name of its own, given by their job."""
+    own = sendable(os.environ.get("HYPERACTOR_PROCESS_NAME", ""), NAME_LIMIT)
+    return f"{socket.gethostname()}/{own}" if own else socket.gethostname()
 
 
 class MeshOutput:
@@ -128,12 +130,9 @@ class Outputs:
         mesh = output.mesh
         if mesh.streams:
             output.counted = next(self._numbers)
-            self._origins[output.counted] = (
-                mesh,
-                log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank),
-            )
+            self._origins[output.counted] = mesh, log_lines.origin(_host(), mesh.name, output.rank, mesh.with_rank)
             mesh.counted = mesh.counted or next(self._numbers)
-            self._origins[mesh.counted] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
+            self._origins[mesh.counted] = mesh, log_lines.origin(_host(), mesh.name)
         for name, stream in (("stdout", 1), ("stderr", 2)):
             if stream == 1 and not output.mesh.forward and output.file is None:
                 continue
@@ -267,7 +266,7 @@ class Outputs:
         if mesh.window:
             self._gather(mesh, pipe.stream, output.rank, lines)
             return
-        origin = log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
+        origin = log_lines.origin(_host(), mesh.name, output.rank, mesh.with_rank)
         shown = [f"{origin}{line}\n" for line in lines]
         self._send_lines(mesh, pipe.stream, shown, _named(output), output.counted)
 

@@ -8,6 +8,8 @@ import select
 import time
 from collections import deque
 
+from monarch._wire.address import UNNAMED
+
 LINE_LIMIT = 4096  # bytes; the rest of a longer line is cut and counted
 
 _CYAN, _YELLOW, _RESET = "\033[36m", "\033[33m", "\033[0m"
@@ -42,9 +44,12 @@ class Lines:
         return f"{text} [{over} bytes more]" if over else text
 
 
-def origin(process: str, rank: int, with_rank: bool) -> str:
-    """Returns what a streamed line begins with; `process` is "host name"."""
-    return f"[{process}] [{rank}] " if with_rank else f"[{process}] "
+def origin(host: str, mesh: str, rank: int | None = None, with_rank: bool = True) -> str:
+    """Returns what a streamed line begins with: the rank (None: of no single one) once, beside the mesh or in brackets."""
+    shown = "procs" if mesh == UNNAMED else mesh
+    if rank is None:
+        return f"[{host} {shown}] "
+    return f"[{host} {shown}] [{rank}] " if with_rank else f"[{host} {shown}-{rank}] "
 
 
 class Aggregator:

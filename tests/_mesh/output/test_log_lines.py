@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._mesh.output import capture
 from monarch._mesh.output.log_lines import LINE_LIMIT, Aggregator, Echo, Lines, origin
+from monarch._text import NAME_LIMIT
+from monarch._wire.address import UNNAMED
 
 # --- Lines
 
@@ -67,9 +71,22 @@ def test_memory_for_an_endless_line_is_bounded() -> None:
 # --- streamed lines
 
 
-def test_a_streamed_line_says_host_process_and_rank() -> None:
-    assert origin("host procs-3", 3, True) == "[host procs-3] [3] "
-    assert origin("host procs-3", 3, False) == "[host procs-3] "
+def test_a_streamed_line_says_host_mesh_and_rank_once() -> None:
+    assert origin("host", "trainers", 3, True) == "[host trainers] [3] "
+    assert origin("host", "trainers", 3, False) == "[host trainers-3] "
+    assert origin("host", "trainers") == "[host trainers] "
+    assert origin("host", UNNAMED, 3, True) == "[host procs] [3] "
+    assert origin("host", UNNAMED, 3, False) == "[host procs-3] "
+
+
+def test_hosts_of_a_job_on_one_machine_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.delenv("HYPERACTOR_PROCESS_NAME", raising=False)
+    assert capture._host() == "node1"
+    monkeypatch.setenv("HYPERACTOR_PROCESS_NAME", "trainers_1")
+    assert capture._host() == "node1/trainers_1"
+    monkeypatch.setenv("HYPERACTOR_PROCESS_NAME", "caf\udce9" + "x" * 5_000)
+    assert capture._host().isascii() and len(capture._host()) <= len("node1/") + NAME_LIMIT
 
 
 # --- folding
