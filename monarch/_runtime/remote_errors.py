@@ -81,7 +81,7 @@ def encode_whole(exc: BaseException) -> tuple[bytes, Sequence[memoryview]]:
 
 
 def _tried(value: BaseException) -> tuple[bytes, Sequence[memoryview]]:
-    """What cannot be unpickled must fail here, not at the caller."""
+    """Encodes it, and decodes it here: else it fails at the caller."""
     body, buffers = codec.encode(value)
     if not isinstance(codec.decode(body, buffers), BaseException):
         raise TypeError("it is no exception once it is unpickled")

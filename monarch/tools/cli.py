@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class _GuessingParser(argparse.ArgumentParser):
     """A parser that says of a misspelt verb or choice which one may be meant, rather than list them all."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -225,7 +225,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _new(name: str, text: str) -> argparse.ArgumentParser:
-    return _Parser(prog=name, **_texts(text))
+    return _GuessingParser(prog=name, **_texts(text))
 
 
 def _texts(text: str) -> dict[str, Any]:
