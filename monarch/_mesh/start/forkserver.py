@@ -17,7 +17,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch._mesh.start import device_slots, threads
-from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
+from monarch._mesh.start.forkserver_protocol import (
+    ForkedProc,
+    die_with,
+    read_file,
+    receive_packet,
+    send_packet,
+    wait_orphaned,
+)
+from monarch._wire import os_text
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
 _DEVICE = "monarch._devices.own_device"
@@ -126,8 +134,8 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
                 os.close(gate_write)
                 wait_orphaned(gate_read, intermediate)
                 os.environ.clear()
-                os.environ.update(packet[2])
-                _become(socket.socket(fileno=fds[0]), packet[1], agent, packet[3])
+                os.environ.update(os_text.decode(read_file(fds[1]), dict[str, str]))
+                _become(socket.socket(fileno=fds[0]), packet[1], agent, packet[2])
         if child is None:
             os._exit(0)
         return child
@@ -158,8 +166,7 @@ def _close(fds: Iterable[int]) -> None:
 
 
 def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, int]) -> ForkedProc | None:
-    spec = os.pread(spec_fd, os.fstat(spec_fd).st_size, 0)
-    os.close(spec_fd)
+    spec = read_file(spec_fd)
     failed = ""
     intermediate = os.getpid()
     for _ in range(count):

@@ -15,8 +15,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from monarch._linux import private_files
 from monarch._mesh.start.forkserver_protocol import load_time_env, receive_packet, send_packet
 from monarch._runtime.loop import Loop
+from monarch._wire import os_text
 from monarch._wire.message import LaunchSpec
 
 KEPT = 4  # fork servers beside the first; the longest unused goes
@@ -210,11 +212,12 @@ class ForkServers:
         return server
 
     def _fork_off(self, parent: ForkServer, spec: LaunchSpec, warm: bool) -> ForkServer:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Only what is read at load time differs; each process gets its whole environment when it is forked.
         env = {key: value for key, value in os.environ.items() if not load_time_env({key: value})}
+        env_file = private_files.memory_file(os_text.encode({**env, **load_time_env(spec.env)}))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wanted = spec.warm if warm else spec.preload
-        parent.send(("forkserver", wanted, {**env, **load_time_env(spec.env)}, warm), [theirs.detach()])
+        parent.send(("forkserver", wanted, warm), [theirs.detach(), env_file])
         server = self._others[_key(spec, warm)] = ForkServer(ours, self._loop, self._launched, not warm)
         if len(self._others) > KEPT:
             idle = next((key for key, other in self._others.items() if not other.pending), None)

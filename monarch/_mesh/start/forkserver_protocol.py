@@ -3,7 +3,8 @@
 They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
 
     agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
-                            ("forkserver", preload, env, in the background) + socket of the new one
+                            ("forkserver", preload, in the background) + socket of the new one, and a file with
+                            its environment, which may be larger than a packet
     fork server -> agent    ("serving", pid), first of all
                             ("ready",), of one that has imported in the background: it forks at once from now on
                             ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
@@ -58,6 +59,13 @@ def receive_packet(sock: socket.socket) -> tuple[Any, list[int]] | None:
     """(packet, descriptors); None when the other end is gone."""
     data, fds, _flags, _address = socket.recv_fds(sock, _PACKET, _FDS)
     return (os_text.decode(data, Any), fds) if data else None
+
+
+def read_file(file: int) -> bytes:
+    """Reads a file in memory that came with a packet, and closes it here; others may be reading it."""
+    content = os.pread(file, os.fstat(file).st_size, 0)
+    os.close(file)
+    return content
 
 
 def wait_orphaned(gate: int, intermediate: int) -> None:

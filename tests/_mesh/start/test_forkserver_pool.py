@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from monarch._mesh.start.forkserver_pool import ForkServers
-from monarch._mesh.start.forkserver_protocol import receive_packet
+from monarch._mesh.start.forkserver_protocol import read_file, receive_packet
+from monarch._wire import os_text
 from monarch._wire.message import LaunchSpec
 
 
@@ -70,6 +71,20 @@ def test_and_nothing_else(pool: Pool, other: LaunchSpec) -> None:
     begun = pool.servers.serving(spec(["torch"]))
     assert pool.servers.serving(other) is not begun
     assert pool.asked_for_another() == [other.preload]
+
+
+def test_an_environment_may_be_larger_than_a_packet(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(10)}
+    for name, value in large.items():
+        monkeypatch.setenv(name, value)
+    pool.servers.serving(spec(["torch"], OMP_NUM_THREADS="3"))
+    received = receive_packet(pool.first)
+    assert received is not None
+    packet, (server, env_file) = received
+    os.close(server)
+    env = os_text.decode(read_file(env_file), dict[str, str])
+    assert packet == ["forkserver", ["torch"], False]
+    assert large.items() <= env.items() and env["OMP_NUM_THREADS"] == "3"
 
 
 def test_without_modules_the_first_serves(pool: Pool) -> None:
