@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-import msgspec
-
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.copies import Copies
@@ -364,7 +362,7 @@ class LinkConnection:
         self._reads = getattr(connection, "reads", 0)
         try:
             msg = message.decode(frame.head)
-        except msgspec.MsgspecError as exc:
+        except message.UNREADABLE as exc:
             self._give_up(connection, f"it sent a message that cannot be decoded: {exc}")
             return
         match msg:

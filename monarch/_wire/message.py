@@ -880,6 +880,9 @@ _encoder = msgspec.msgpack.Encoder()
 _extents: dict[bytes, tuple[tuple[str, ...], tuple[int, ...]]] = {}
 _EXTENTS_KEPT = 4096
 
+# What decoding raises for bytes that are none of ours: the last for arrays in arrays, deeper than Python goes.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 encode = _encoder.encode
 if TYPE_CHECKING:
     _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from monarch._wire.message import UNREADABLE
+
 MAGIC = b"MONARCHREC1\n"
 SUFFIX = ".monarchrec"
 KEPT_WHOLE = 4096  # bytes of what the actor sent: of more, only size and checksum are kept
@@ -224,7 +226,7 @@ def read(file: BinaryIO) -> Iterator[RecordedEvent]:
             return
         try:
             head = _decoder.decode(memoryview(data)[:head_size])
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise RecordingError(f"an event of it cannot be read: {exc}") from None
         if min(head.sizes, default=0) < 0 or sum(head.sizes) != length - head_size:
             yield _cut("the file is damaged from here on")

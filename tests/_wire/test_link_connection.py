@@ -350,11 +350,17 @@ def test_other_versions_are_refused_in_words(connect: Connect) -> None:
     assert connection.lost
 
 
-def test_bytes_that_are_no_message_cost_the_connection_only(pair: InMemory) -> None:
-    broken = bytearray(message.encode(Beat(1)))
-    broken[-1] = 0xC3  # true
+@pytest.mark.parametrize("what", ["true", "no text", "too deep"])
+def test_bytes_that_are_no_message_cost_the_connection_only(pair: InMemory, what: str) -> None:
+    if what == "true":
+        broken = message.encode(Beat(1))[:-1] + b"\xc3"
+    elif what == "no text":
+        broken = message.encode(Bye("x"))[:-1] + b"\xff"
+    else:  # one field more than it has
+        whole = message.encode(Beat(1))
+        broken = bytes([whole[0] + 1]) + whole[1:] + b"\x91" * 200_000 + b"\xc0"
     (end,) = pair.network.ends_of(pair.dialling)
-    end.send(frames.encode(bytes(broken)))
+    end.send(frames.encode(broken))
     pair.send(pair.near, b"goes on")
     pair.run(1)
     assert pair.owners[1].bodies == [b"goes on"]

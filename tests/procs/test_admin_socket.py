@@ -106,7 +106,12 @@ def door(program: Program) -> str:
 def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     with pytest.raises(ValueError, match="there is no stream 'nothing' here"):
         program.stream("nothing")
-    for data in (struct.pack("!I", 3) + b"\xc1\xc1\xc1", struct.pack("!I", admin_socket.LARGEST_REQUEST + 1)):
+    deep = b"\x91" * 50_000
+    for data in (
+        struct.pack("!I", 3) + b"\xc1\xc1\xc1",
+        struct.pack("!I", len(deep)) + deep,
+        struct.pack("!I", admin_socket.LARGEST_REQUEST + 1),
+    ):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(TIMEOUT)
             sock.connect(f"{program.folder}/{admin_socket.NAME}")

@@ -31,6 +31,7 @@ from monarch.replay.events import (
     Event,
     Piece,
     RecordedEvent,
+    RecordingError,
     SentEvent,
     StartedEvent,
     StoppedEvent,
@@ -101,6 +102,16 @@ def test_pieces_that_are_not_there_are_damage(sizes: list[int]) -> None:
     whole = MAGIC + struct.pack("<III", len(data), zlib.crc32(data), len(head)) + data
     (last,) = read(io.BytesIO(whole))
     assert isinstance(last.event, StoppedEvent) and "damaged" in last.event.why
+
+
+@pytest.mark.parametrize(
+    "event", [b"\x93\x0d\x00\xa1\xff", b"\x94\x0d\x00\xa0" + b"\x91" * 200_000 + b"\xc0"], ids=["no text", "too deep"]
+)
+def test_an_event_that_is_none_is_said(event: bytes) -> None:
+    head = b"\x92" + event + b"\x90"
+    whole = MAGIC + struct.pack("<III", len(head), zlib.crc32(head), len(head)) + head
+    with pytest.raises(RecordingError, match="an event of it cannot be read"):
+        list(read(io.BytesIO(whole)))
 
 
 def test_modules_are_not_looked_for_where_somebody_else_could_put_one(tmp_path: Path) -> None:

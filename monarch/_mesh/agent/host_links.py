@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from monarch._mesh.agent import neighbours
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
@@ -253,7 +251,7 @@ class _Question:
     def connection_received(self, connection: Any, received: list[Frame]) -> None:
         try:
             answer = message.decode(received[0].head)
-        except msgspec.MsgspecError:
+        except message.UNREADABLE:
             answer = None
         self._tell(answer.agent if type(answer) is LinkHello else "")
         connection.close("it has said who it is")

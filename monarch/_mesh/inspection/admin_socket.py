@@ -24,6 +24,7 @@ from monarch._mesh import plugins
 from monarch._mesh.inspection.survey import Survey, SurveyAnswers
 from monarch._runtime.loop import TimerHandle, start_thread
 from monarch._runtime.proc import Proc
+from monarch._wire.message import UNREADABLE
 from monarch._wire.transport import unix
 from monarch._wire.transport.accepting import Accepting
 
@@ -200,7 +201,7 @@ class _AdminConnection:
         del self._came[:end]
         try:
             request = _decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             self.send(Refused(f"this is no request: {exc}"), last=True)
             return
         if isinstance(request, StreamRequest):
