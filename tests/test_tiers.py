@@ -10,7 +10,7 @@ from tests.support import tiers
 
 
 def too_many(found: Counter[str]) -> str:
-    """What to do about it; "" if they are not too many."""
+    """Returns what to do about it; "" if they are not too many."""
     if found.total() <= tiers.MOST_WITH_PROCESSES:
         return ""
     files = "\n".join(f"{count:5} {file}" for file, count in found.most_common(12))
@@ -22,7 +22,7 @@ def too_many(found: Counter[str]) -> str:
 
 
 def test_so_many_cases_with_real_processes_and_no_more(pytestconfig: pytest.Config) -> None:
-    """Of what this run has collected: all of them where it runs everything, as `make test` does."""
+    """Counts the cases of what this run has collected: all of them where it runs everything, as `make test` does."""
     report = too_many(pytestconfig.stash[tiers.COUNTED])
     assert report == "", report
 

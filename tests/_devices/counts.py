@@ -16,7 +16,7 @@ HEADER, COUNTS = 64, 10000
 
 
 class Counts:
-    """Those of this process, in /dev/shm/torch_<pid>_..., made by the first share."""
+    """The counts of this process, in /dev/shm/torch_<pid>_..., made by the first share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

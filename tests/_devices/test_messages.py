@@ -23,7 +23,7 @@ class TorchWithCard(types.SimpleNamespace):
 
 
 class Message:
-    """What the codec makes of tensors on a card, as a pickle has it."""
+    """The message that the codec makes of tensors on a card, as a pickle has it."""
 
     def __init__(self, *tensors: Any) -> None:
         self.tensors = tensors

@@ -1,4 +1,4 @@
-"""What a program puts in front of torch (a dispatch mode, a default device) takes nothing of what moves bytes."""
+"""Tests that what a program puts in front of torch (a dispatch mode, a default device) takes nothing of what moves bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests._devices.fake import FakeCard
 
 
 class Takes(TorchDispatchMode):
-    """As an active mesh of distributed tensors does: what is made under it is no tensor of this process."""
+    """A mode as an active mesh of distributed tensors does: what is made under it is no tensor of this process."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} was taken")

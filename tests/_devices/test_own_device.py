@@ -1,4 +1,5 @@
-"""Which device a process uses, on a machine whose driver reads the variables once and starts every thread on device 0."""
+"""Tests of which device a process uses, on a machine whose driver reads the variables once and starts every thread on
+device 0."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 @pytest.fixture(autouse=True)
 def _process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if the process had just begun."""
+    """Makes this process look as if the process had just begun."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(own_device, "_own", None)

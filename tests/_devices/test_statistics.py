@@ -1,4 +1,4 @@
-"""What a process says of its device's memory."""
+"""Tests of what a process says of its device's memory."""
 
 from __future__ import annotations
 

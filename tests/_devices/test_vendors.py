@@ -232,7 +232,7 @@ class Driver:
         return self.code
 
     def _current(self) -> int | None:
-        """What this thread uses: a thread of CUDA's driver nothing at first, one of HIP's device 0."""
+        """Returns what this thread uses: a thread of CUDA's driver nothing at first, one of HIP's device 0."""
         if not hasattr(self, "hipMemGetHandleForAddressRange"):
             stack = self._stack()
             return stack[-1] if stack else None

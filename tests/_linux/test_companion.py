@@ -88,7 +88,7 @@ def test_one_that_does_not_come_up_says_why(folder: str, monkeypatch: pytest.Mon
 
 
 def test_one_that_reads_nothing_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is to read waits in a file in memory, however large: no pipe is full."""
+    """Waits for nobody: what it is to read waits in a file in memory, however large: no pipe is full."""
     monkeypatch.setattr(companion, "READY", 0.1)
     monkeypatch.setattr(companion, "ENDS", 0.1)
     made = Companion(folder)

@@ -1,4 +1,4 @@
-"""Whose process has connected to a port of this machine."""
+"""Tests of whose process has connected to a port of this machine."""
 
 from __future__ import annotations
 

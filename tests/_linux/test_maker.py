@@ -1,4 +1,4 @@
-"""Whose a thing is: a forked child has it as well, and may not end it."""
+"""Tests of whose a thing is: a forked child has it as well, and may not end it."""
 
 from __future__ import annotations
 

@@ -532,7 +532,7 @@ def test_another_group_is_others(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_closed_folder_keeps_its_name(shared: Path) -> None:
-    """What is above counts: whoever may rename this folder could put another one in its place."""
+    """Keeps its name by what is above: whoever may rename this folder could put another one in its place."""
     folder = shared / "a" / "b"
     folder.mkdir(parents=True)
     assert private_files.closed_folder(folder) == str(folder)

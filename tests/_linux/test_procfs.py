@@ -1,4 +1,4 @@
-"""What the kernel shows of processes and memory."""
+"""Tests of what the kernel shows of processes and memory."""
 
 from __future__ import annotations
 

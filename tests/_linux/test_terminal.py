@@ -1,4 +1,4 @@
-"""What is printed of programs: characters that people see."""
+"""Tests of what is printed of programs: characters that people see."""
 
 from __future__ import annotations
 

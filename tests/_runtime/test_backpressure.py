@@ -1,4 +1,4 @@
-"""Which senders have to wait, and until when; no process and no socket."""
+"""Tests of which senders have to wait, and until when; no process and no socket."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Way:
         return True
 
     def messages(self) -> list[Any]:
-        """What was sent, taken out of its Envelopes."""
+        """Returns what was sent, taken out of its Envelopes."""
         return [opened(head)[0] for head in map(_frame, self.sent)]
 
 
@@ -76,7 +76,7 @@ def opened(received: Frame) -> tuple[Any, bytes]:
 
 
 class Process:
-    """As much of a Proc as a Directs uses. `log` says what was told to it, in order."""
+    """A Proc, as much of one as a Directs uses. `log` says what was told to it, in order."""
 
     def __init__(self, address: str, loop: Loop, incarnation: int = 0) -> None:
         self.address = address
@@ -91,7 +91,7 @@ class Process:
         self.directs = Directs(self)  # type: ignore[arg-type]
 
     def knows(self, other: Process, many: int = 0) -> Relay:
-        """As if both had exchanged a Hello through their agents."""
+        """Does as if both had exchanged a Hello through their agents."""
         way = self.ways[other.address] = Way()
         relay = Relay(lambda: way, route(other.address, self.address), other.address, many, self._busy)
         peer = self.peers[other.address] = Peer(other.address, _no_dial, lambda peer: None, self.address)
@@ -110,7 +110,7 @@ class Process:
         connection.send(frames.encode(head))
 
     def deliver(self, other: Process) -> None:
-        """What `other` has sent through the agents arrives."""
+        """Lets arrive what `other` has sent through the agents."""
         in_loop(self.loop, lambda: None)  # a Barrier that is due has been sent
         sent, other.ways[self.address].sent = other.ways[self.address].sent, []
         for received in map(_frame, sent):

@@ -1,4 +1,4 @@
-"""What is asked of functions and classes without the module `inspect`: it would say the same."""
+"""Tests of what is asked of functions and classes without the module `inspect`: it would say the same."""
 
 from __future__ import annotations
 

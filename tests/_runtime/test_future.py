@@ -443,7 +443,7 @@ def test_all_settled_from_many_threads() -> None:
 
 
 def test_a_handler_of_signals_waits_in_the_midst_of_a_first_wait() -> None:
-    """Where it interrupts is where the queue of those who wait is made."""
+    """Interrupts where the queue of those who wait is made."""
 
     def interrupted() -> None:
         with module._creating:

@@ -1,4 +1,4 @@
-"""What a process knows of restarts elsewhere: it only ever grows, until it is forgotten, and it is bounded."""
+"""Tests of what a process knows of restarts elsewhere: it only ever grows, until it is forgotten, and it is bounded."""
 
 from __future__ import annotations
 

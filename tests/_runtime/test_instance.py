@@ -1,4 +1,4 @@
-"""Which incarnation of an actor a message is for, and what an actor does with those that are not for it."""
+"""Tests of which incarnation of an actor a message is for, and what an actor does with those that are not for it."""
 
 from __future__ import annotations
 

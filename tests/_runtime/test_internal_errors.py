@@ -1,4 +1,5 @@
-"""What is said of errors of the runtime itself: bounded in rate and size; whatever stderr is, it neither raises nor waits."""
+"""Tests of what is said of errors of the runtime itself: bounded in rate and size; whatever stderr is, it neither
+raises nor waits."""
 
 from __future__ import annotations
 

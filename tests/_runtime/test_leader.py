@@ -1,4 +1,4 @@
-"""Who reads: the I/O thread, or a thread that waits. A real loop, and a connection over a pair of sockets."""
+"""Tests of who reads: the I/O thread, or a thread that waits. A real loop, and a connection over a pair of sockets."""
 
 from __future__ import annotations
 

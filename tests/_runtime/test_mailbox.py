@@ -23,7 +23,7 @@ def switching() -> Iterator[None]:
 
 
 def next_of(mailbox: Mailbox) -> Any:
-    """As an event loop takes it; None when there is nothing."""
+    """Takes as an event loop takes it; None when there is nothing."""
     waiting = mailbox.control or mailbox.messages
     return waiting.popleft() if waiting else None
 

@@ -1,4 +1,4 @@
-"""Whatever happens on the way, a receiver handles each sender's messages once, as they were sent."""
+"""Tests that, whatever happens on the way, a receiver handles each sender's messages once, as they were sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ counts = st.fixed_dictionaries({sender: st.integers(0, 12) for sender in SENDERS
 
 
 def accepted(reorder: Reorder[T], sender: str, number: int, item: T) -> list[T]:
-    """What may be handled now; none of it was given up before."""
+    """Returns what may be handled now; none of it was given up before."""
     ready = reorder.accept(sender, number, item)
     assert ready is not None
     return list(ready)
@@ -37,7 +37,7 @@ def messages(sent: dict[str, int]) -> list[tuple[str, int]]:
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """What senders sent, and the order in which it came: any order, some of it more than once."""
+    """Returns what senders sent, and the order in which it came: any order, some of it more than once."""
     sent = draw(counts)
     every = messages(sent)
     repeats = draw(st.lists(st.sampled_from(every), max_size=10)) if every else []
@@ -261,7 +261,7 @@ def test_a_thread_that_has_not_heard_of_the_restart_repeats_no_number() -> None:
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1, 2], [2, 0]])
 def test_casts_and_single_messages_share_the_order(ranks: list[int]) -> None:
-    """What a sender casts to a view and what it sends to one actor of it stays in order."""
+    """Shows that what a sender casts to a view and what it sends to one actor of it stays in order."""
     numbering = Numbering()
     receivers: dict[int, Reorder[str]] = {rank: Reorder() for rank in ranks}
     first = expand(many(numbering, "m", ranks), len(ranks))

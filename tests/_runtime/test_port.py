@@ -1,4 +1,4 @@
-"""Where answers go: the table of ports, the ends that wait there, and the ports that programs hold."""
+"""Tests of where answers go: the table of ports, the ends that wait there, and the ports that programs hold."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Behaviour:
 
 
 class Heard(Hooks):
-    """What the layer above is told, in order."""
+    """Events that the layer above is told, in order."""
 
     def __init__(self, proc: Proc) -> None:
         self.events: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a process knows of others: no loop, no socket; connections, agents and the transport are the test's."""
+"""Tests of what a process knows of others: no loop, no socket; connections, agents and the transport are the test's."""
 
 from __future__ import annotations
 
@@ -213,7 +213,8 @@ def test_ended_processes_are_remembered_up_to_a_bound(us: Us, monkeypatch: pytes
 
 
 def test_who_dials_again_has_lost_the_connection_it_dialled_before(us: Us) -> None:
-    """What is sent on the old one, answers above all, would reach nobody, and nobody would hear of it."""
+    """Gives the old one up: what is sent on the old one, answers above all, would reach nobody, and nobody would hear
+    of it."""
     first, _ = us.hello()
     assert us.known.peer(M0).connection is first
     second, _ = us.hello()

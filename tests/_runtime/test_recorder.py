@@ -1,4 +1,4 @@
-"""What a process records of its calls, spans and metrics, in a cluster in memory."""
+"""Tests of what a process records of its calls, spans and metrics, in a cluster in memory."""
 
 from __future__ import annotations
 

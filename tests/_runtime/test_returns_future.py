@@ -25,7 +25,7 @@ def test_the_body_begins_with_the_first_observation_and_runs_once() -> None:
 
     @returns_future
     async def body(x: int, *, y: int = 0) -> int:
-        """What it does."""
+        """Returns what it does."""
         runs.append(threading.get_ident())
         return x + y
 

@@ -35,7 +35,7 @@ def read_frame(sock: Any) -> Any:
 
 
 class Process:
-    """As much of a Proc as Streams uses; its agent says `told`, or nothing."""
+    """A Proc, as much of one as Streams uses; its agent says `told`, or nothing."""
 
     def __init__(self, loop: Loop, address: str, told: MayDial | None) -> None:
         self.loop = loop

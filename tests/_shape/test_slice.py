@@ -19,7 +19,7 @@ NOTHING = NDSlice(offset=0, sizes=[2, 0, 3], strides=[0, 3, 1])
 
 @st.composite
 def slices(draw: st.DrawFn) -> NDSlice:
-    """What the constructor admits: strides that nest, with gaps, in any order of the dimensions."""
+    """Returns what the constructor admits: strides that nest, with gaps, in any order of the dimensions."""
     sizes = draw(st.lists(st.integers(1, 4), max_size=4))
     order = draw(st.permutations(range(len(sizes))))
     strides = [0] * len(sizes)

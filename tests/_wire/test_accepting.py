@@ -53,7 +53,7 @@ class Loop:
         self.handlers.pop(fd, None)
 
     def run(self) -> None:
-        """What the kernel would tell of now."""
+        """Tells what the kernel would tell of now."""
         for handler in list(self.handlers.values()):
             handler(1)
 

@@ -89,7 +89,7 @@ def test_the_words_are_what_the_protocol_says() -> None:
 
 
 def test_the_dialler_proves_first() -> None:
-    """Who scans ports gets a hello, and nothing that was made with the secret."""
+    """Shows that one who scans ports gets a hello, and nothing that was made with the secret."""
     dialler, acceptor = pair(OTHER, SECRET)
     _, said = talk(dialler, acceptor)
     assert said == acceptor._hello + bytes([auth.Status.WRONG_SECRET])

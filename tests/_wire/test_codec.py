@@ -377,7 +377,7 @@ def test_tensors_with_attributes_and_special_layouts_go_the_way_of_torch() -> No
 
 
 def test_what_a_collective_of_torchs_gives_travels_as_the_tensor_it_is() -> None:
-    """As tensor parallel layers give it: its memory is written to until it is waited for."""
+    """Takes it as tensor parallel layers give it: its memory is written to until it is waited for."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     class Late(AsyncCollectiveTensor):  # type: ignore[misc]

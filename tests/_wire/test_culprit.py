@@ -1,4 +1,4 @@
-"""Which part of an object cannot be pickled."""
+"""Tests of which part of an object cannot be pickled."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_bytes_that_are_too_many_are_not_read(world: World) -> None:
 
 @pytest.fixture
 def no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever decodes a frame, a message or a pickle fails the test."""
+    """Fails the test when a frame, a message or a pickle is decoded."""
     import pickle
 
     import cloudpickle

@@ -1,4 +1,4 @@
-"""Who gives way when too many connections are in their handshake."""
+"""Tests of who gives way when too many connections are in their handshake."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._order), side, fn))
 
     def run(self, seconds: float) -> None:
-        """What is due at the same time happens in the order of an event loop's turn: what arrived first, then ticks."""
+        """Runs all that is due; at the same time, in the order of an event loop's turn: what arrived first, then ticks."""
         until = self.now + seconds
         while True:
             ticks = [
@@ -139,7 +139,7 @@ class Simulation:
         self.now = until
 
     def stop(self, side: int, seconds: float) -> None:
-        """That process does not run for a while."""
+        """Stops a process for a while."""
         self._stopped_until[side] = max(self._stopped_until[side], self.now + seconds)
 
     # --- what happens
@@ -537,7 +537,7 @@ def test_whoever_does_not_read_hears_nothing_and_infers_nothing() -> None:
 
 
 def failing(link: Link, until: float, refused: bool = False) -> list[float]:
-    """When it dials, if every attempt fails at once; up to its death."""
+    """Returns when it dials, if every attempt fails at once; up to its death."""
     times, now = [], 0.0
     effects = link.start(0.0)
     while not link.dead and now < until:

@@ -75,7 +75,7 @@ class Owner:
 
 
 class Door:
-    """What owns a listener: reads the first frame of a connection and passes it, and the connection, to the link."""
+    """The owner of a listener: reads the first frame of a connection and passes it, and the connection, to the link."""
 
     def __init__(self, link: LinkConnection) -> None:
         self.link = link

@@ -1,4 +1,4 @@
-"""What the operating system calls text arrives as it was, UTF-8 or not."""
+"""Tests that what the operating system calls text arrives as it was, UTF-8 or not."""
 
 from __future__ import annotations
 

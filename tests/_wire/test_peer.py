@@ -45,7 +45,7 @@ class Link:
 
 
 class World:
-    """What dialling finds, one entry a dial: a Link, nobody listening, or an error of the kernel."""
+    """A world that dialling finds, one entry a dial: a Link, nobody listening, or an error of the kernel."""
 
     def __init__(self, *found: Link | int | None) -> None:
         self.found = list(found)

@@ -1,4 +1,4 @@
-"""What is done about the kernel's errors, and what people read of them."""
+"""Tests of what is done about the kernel's errors, and what people read of them."""
 
 from __future__ import annotations
 

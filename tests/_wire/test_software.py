@@ -1,4 +1,4 @@
-"""Which hosts can work together, by what they run."""
+"""Tests of which hosts can work together, by what they run."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ def test_what_is_no_frame_ends_the_connection(loop: Loop, stream: bytes, why: st
 
 
 def test_senders_and_closing_race(loop: Loop) -> None:
-    """Whatever moment the end comes at, senders get ConnectionLost or nothing, and it is told once."""
+    """Shows that whatever moment the end comes at, senders get ConnectionLost or nothing, and it is told once."""
     for turn in range(60):
         ends = Ends(loop)
         ready = threading.Barrier(4, timeout=TIMEOUT)

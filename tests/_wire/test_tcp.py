@@ -407,7 +407,7 @@ def test_no_thread_for_the_name_service(host: Host) -> None:
 
 
 def test_a_name_service_that_does_not_answer(slow_host: Host, clock: VirtualClock) -> None:
-    """What it says later is nobody's."""
+    """Ignores it: what it says later is nobody's."""
     looks: list[Callable[[], None]] = []
     outcomes: list[Any] = []
     slow_host.call(

@@ -112,7 +112,7 @@ def ends(job: Identity) -> Iterator[Ends]:
 
 
 def receive(sock: TlsSocket, size: int) -> bytes:
-    """What there is, up to `size`."""
+    """Returns what there is, up to `size`."""
     buffer = bytearray(size)
     try:
         return bytes(buffer[: sock.recv_into(buffer)])
@@ -282,7 +282,7 @@ def test_what_is_no_certificate_is_said(jobs: tuple[Identity, Identity], tmp_pat
 
 
 class Owner:
-    """Of a StreamConnection: keeps digests, so that 50 MB need not stay."""
+    """The owner of a StreamConnection: keeps digests, so that 50 MB need not stay."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, bytes]] = []

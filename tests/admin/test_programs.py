@@ -1,4 +1,4 @@
-"""Which programs of this user are found, and that others cannot add to them."""
+"""Tests of which programs of this user are found, and that others cannot add to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = f"monarch-{os.getuid()}"
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """As /tmp is, with a short path: a socket's is bounded."""
+    """Makes a folder as /tmp is, with a short path: a socket's is bounded."""
     with tempfile.TemporaryDirectory(prefix="mp", dir="/tmp") as path:
         os.chmod(path, 0o1777)
         with configured(runtime_dir=path):

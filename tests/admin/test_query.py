@@ -1,4 +1,4 @@
-"""What is asked of one process, when its answer is none."""
+"""Tests of what is asked of one process, when its answer is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said when the admin server starts. The server itself: tests/procs/test_admin.py."""
+"""Tests of what is said when the admin server starts. The server itself: tests/procs/test_admin.py."""
 
 from __future__ import annotations
 

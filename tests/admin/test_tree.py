@@ -20,7 +20,7 @@ FIRST, SECOND = f"mesh-0<uid>@{HOST}", f"mesh-1<uid>@{HOST}"
 
 
 def properties(tree: ProgramTree, reference: str) -> dict[str, Any]:
-    """As JSON has them."""
+    """Returns them as JSON has them."""
     found: dict[str, Any] = json.loads(msgspec.json.encode(tree.nodes[reference]))["properties"]
     assert len(found) == 1
     return found

@@ -102,7 +102,7 @@ class Window:
         return self.page
 
     def is_light(self) -> bool:
-        """Whether the page is light, and not dark."""
+        """Returns whether the page is light, and not dark."""
         return bool(self.page.evaluate(LUMINANCE) > 384)
 
 

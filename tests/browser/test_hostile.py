@@ -1,4 +1,4 @@
-"""What others have named, and what other pages send: neither does anything in the browser of who looks."""
+"""Tests of what others have named, and what other pages send: neither does anything in the browser of who looks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOTHING = {"taken": None, "scripts": 0, "images": 0, "handlers": 0, "links": 0, 
 
 
 def hostile(value: Any) -> Any:
-    """What was recorded, with names that somebody has chosen to do harm. What is JSON in a text stays that."""
+    """Returns what was recorded, with names that somebody has chosen to do harm. What is JSON in a text stays that."""
     match value:
         case RankStack():
             frames = [(hostile(name), hostile(file), line) for name, file, line in value.frames]

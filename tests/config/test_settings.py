@@ -224,7 +224,7 @@ ENVIRONMENT = {
 
 
 def in_a_process(program: str, **environ: str) -> Any:
-    """What `program` prints as JSON in a fresh process whose environment is `environ` alone."""
+    """Returns what `program` prints as JSON in a fresh process whose environment is `environ` alone."""
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True
     )

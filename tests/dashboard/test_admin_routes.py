@@ -35,7 +35,7 @@ def program() -> FakeProgram:
 
 
 class Answer:
-    """Of one request."""
+    """The answer of one request."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code

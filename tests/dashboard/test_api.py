@@ -1,4 +1,4 @@
-"""What the routes answer, over the tables of a simulated job."""
+"""Tests of what the routes answer, over the tables of a simulated job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard makes of a program's answers."""
+"""Tests of what the dashboard makes of a program's answers."""
 
 from __future__ import annotations
 

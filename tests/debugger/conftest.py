@@ -35,7 +35,7 @@ class Talk:
         self.said = ""
 
     def until(self, end: str) -> str:
-        """What came since the last time, up to and with `end`."""
+        """Returns what came since the last time, up to and with `end`."""
         while end not in self.said:
             data = self.sock.recv(65536)
             assert data, f"it ended before {end!r}; it said {self.said!r}"

@@ -1,4 +1,4 @@
-"""Where breakpoints stop, where they do not, and what happens when nobody could be asked."""
+"""Tests of where breakpoints stop, where they do not, and what happens when nobody could be asked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stop():
 
 
 def run(scripts: Any, source: str, typed: str = "", **env: str) -> tuple[str, str]:
-    """What a program prints, to stdout and stderr."""
+    """Returns what a program prints, to stdout and stderr."""
     process = scripts.start(ACTOR + source, env={"MONARCH_DEBUG_SERVER_PORT": "0", **env})
     out, err = process.communicate(typed, timeout=TIMEOUT)
     assert process.returncode == 0, err
@@ -211,7 +211,7 @@ print(controller.list.call_one(print_output=False).get(60))
 
 
 def test_source_that_only_the_client_has(scripts: Any) -> None:
-    """As a notebook's cell: its text comes from the client."""
+    """Shows the source of a notebook's cell: its text comes from the client."""
     out, _ = run(
         scripts,
         """

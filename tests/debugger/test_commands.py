@@ -1,4 +1,4 @@
-"""What is typed at the debugger's prompt."""
+"""Tests of what is typed at the debugger's prompt."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_any_selection_is_one_or_a_mistake(text: str) -> None:
 
 
 def test_the_table() -> None:
-    """As the library tabulate draws it."""
+    """Draws it as the library tabulate does."""
     assert grid(("item", "qty"), [("spam", 42), ("eggs", 451)]) == (
         "+--------+-------+\n"
         "| item   |   qty |\n"

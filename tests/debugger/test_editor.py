@@ -90,7 +90,7 @@ class Calls:
             self.answers.append(self._running.line())
 
     def end(self) -> set[str]:
-        """What they answered."""
+        """Returns what they answered."""
         self._enough.set()
         self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()

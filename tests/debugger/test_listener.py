@@ -132,7 +132,7 @@ def test_other_users_of_this_machine_are_refused_and_said_once() -> None:
 
 
 class NoDebugger:
-    """What a conversation acts on; it must not be asked for anything."""
+    """A debugger that a conversation acts on; it must not be asked for anything."""
 
     def __getattr__(self, name: str) -> object:
         raise AssertionError(name)

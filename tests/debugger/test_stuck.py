@@ -1,4 +1,4 @@
-"""What the debugger's list says below its table."""
+"""Tests of what the debugger's list says below its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client does for an editor, with a rank that is made up."""
+"""Tests of what the client does for an editor, with a rank that is made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a real device can show: every test here is skipped, with the reason, where torch sees none."""
+"""Tests that only a real device can carry: every test here is skipped, with the reason, where torch sees none."""
 
 from __future__ import annotations
 

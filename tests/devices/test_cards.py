@@ -60,7 +60,7 @@ class Side(Actor):
 
     @endpoint
     def read(self, buffer: RDMABuffer, device: str) -> tuple[bytes, int]:
-        """What has come, and its sum by a kernel launched right after."""
+        """Returns what has come, and its sum by a kernel launched right after."""
         into = self.torch.zeros(buffer.size(), dtype=self.torch.uint8, device=device)
         buffer.read_into(into, timeout=TIMEOUT).get(TIMEOUT)
         total = int(into.sum(dtype=self.torch.int64).item())

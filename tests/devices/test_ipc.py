@@ -25,7 +25,7 @@ class Store(GpuSide):
 
     @endpoint
     def make_many(self, count: int) -> list[RDMABuffer]:
-        """Of storages of their own, each with its number in it."""
+        """Makes tensors of storages of their own, each with its number in it."""
         return [self._make(self.torch.full((256,), number, dtype=self.torch.int32)) for number in range(count)]
 
     @endpoint

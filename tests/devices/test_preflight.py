@@ -1,4 +1,5 @@
-"""What this machine has to offer before anything of ours is asked for: where one fails here, others fail for its reason."""
+"""Tests of what this machine has to offer before anything of ours is asked for: where one fails here, others fail for
+its reason."""
 
 from __future__ import annotations
 

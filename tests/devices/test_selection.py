@@ -1,5 +1,5 @@
-"""Which device each process uses, on a machine that has some. Each test is a program of its own, in which nothing has
-asked the driver before."""
+"""Tests of which device each process uses, on a machine that has some. Each test is a program of its own, in which
+nothing has asked the driver before."""
 
 from __future__ import annotations
 

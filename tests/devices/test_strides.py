@@ -1,4 +1,5 @@
-"""Where the elements of results lie: the program works it out on tensors without values, kernels of a device decide it.
+"""Tests of where the elements of results lie: the program works it out on tensors without values, kernels of a device
+decide it.
 
 Each case runs in a process that has the device, op by op and recorded. The layout that the program believes a tensor to have
 is that of the local tensor, and its values, through its memory too, are those of plain torch on the same device.
@@ -180,7 +181,7 @@ CASES = (
 
 
 def layout(tensor: Any) -> tuple[Any, ...]:
-    """What has to be equal: strides where a dimension has a second element."""
+    """Returns what has to be equal: strides where a dimension has a second element."""
     steps = tuple(step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     return tuple(tensor.shape), steps if tensor.numel() else (), str(tensor.dtype)
 

@@ -41,7 +41,7 @@ def test_every_program_is_on_a_page() -> None:
 
 
 def launched(launcher: list[str], folder: Path, *words: str) -> str:
-    """What a torchrun script printed under `launcher`."""
+    """Returns what a torchrun script printed under `launcher`."""
     with command_line(folder) as line:
         done = subprocess.run(
             [sys.executable, "-m", *launcher, "--nproc-per-node", "2", *words],
@@ -70,7 +70,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def promised(name: str) -> list[str]:
-    """What an actor program says it prints; that it does is checked with its page."""
+    """Returns what an actor program says it prints; that it does is checked with its page."""
     return [promise.text for promise in promises((PROGRAMS / name).read_text())]
 
 

@@ -69,7 +69,7 @@ def runs(page: Path) -> bool:
 
 
 def files_of_folder(page: Path) -> dict[str, str]:
-    """Those that the page shows, and the pages before it in its folder."""
+    """Returns those that the page shows, and the pages before it in its folder."""
     found: dict[str, str] = {}
     for other in sorted(page.parent.glob("*.md")):
         if other <= page:

@@ -1,4 +1,4 @@
-"""What the programs of examples/grpo share: the task, the policy, the loss."""
+"""Tests of what the programs of examples/grpo share: the task, the policy, the loss."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_notebooks_are_kept_without_outputs(name: str) -> None:
 
 
 def shown(name: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What its cells wrote, by the cell's id."""
+    """Returns what its cells wrote, by the cell's id."""
     streams = run_notebook(f"{name}.ipynb", cwd, monkeypatch)
     return {cell: "".join(o.text for o in outputs if o.name == "stdout") for cell, outputs in streams.items()}
 
@@ -120,7 +120,7 @@ class Kernel:
         return str(self.client.execute(source))
 
     def result(self, request: str) -> tuple[str, str]:
-        """What the cell printed, and the name of what it raised."""
+        """Returns what the cell printed, and the name of what it raised."""
         printed, raised = "", ""
         while True:
             message = self.client.get_iopub_msg(timeout=TIMEOUT)

@@ -54,7 +54,7 @@ def test_no_constant_is_negative(model: ModuleType) -> None:
 
 
 def longest_way(count: int, width: int) -> int:
-    """How many agents a cast passes on its longest way from the root to one of `count` other hosts."""
+    """Returns how many agents a cast passes on its longest way from the root to one of `count` other hosts."""
     levels = 0
     while count:
         count = len(split(count, width)[0]) - 1

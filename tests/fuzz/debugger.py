@@ -107,7 +107,7 @@ def _any_visit(rng: random.Random) -> Visit:
 
 
 def asked(program: Program, wanted: Visit) -> dict[str, str]:
-    """What the program answers to a short question of its owner."""
+    """Returns what the program answers to a short question of its owner."""
     with program.stream(STREAM, msgspec.msgpack.encode(wanted)) as sock:
         sock.settimeout(PATIENCE)
         answer: dict[str, str] = json.loads(sock.makefile("rb").readline())
@@ -125,7 +125,7 @@ def stands_again(program: Program) -> None:
 
 
 def settled_rank(pid: int, before: Held | None) -> Held:
-    """What the rank holds, as soon as that is not much more than before."""
+    """Returns what the rank holds, as soon as that is not much more than before."""
     deadline = time.monotonic() + PATIENCE
     while True:
         now = held(pid)

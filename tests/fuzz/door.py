@@ -89,7 +89,7 @@ def message(rng: random.Random) -> bytes:
 
 
 def check(connection: socket.socket) -> None:
-    """What comes within a moment is an answer as the door gives them."""
+    """Checks that what comes within a moment is an answer as the door gives them."""
     connection.settimeout(0.05)
     came = b""
     with contextlib.suppress(TimeoutError, ConnectionError):

@@ -120,7 +120,7 @@ def joined(lines: list[str]) -> bytes:
 
 
 def spoilt(rng: random.Random, said: bytes) -> bytes:
-    """What was said, with bytes that are others, missing or doubled."""
+    """Returns what was said, with bytes that are others, missing or doubled."""
     data = bytearray(said)
     for _ in range(rng.randrange(1, 8)):
         at = rng.randrange(len(data) + 1)

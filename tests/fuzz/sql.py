@@ -1,4 +1,4 @@
-"""What visitors type: SQL over HTTP, of any form."""
+"""Attacks by visitors who type SQL over HTTP, of any form."""
 
 from __future__ import annotations
 

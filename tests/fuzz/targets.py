@@ -1,4 +1,4 @@
-"""What is attacked, and what must be so afterwards."""
+"""Targets of attacks, and what must be so afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a process holds. `processes`: those that it has started, and theirs."""
+    """Things that a process holds. `processes`: those that it has started, and theirs."""
 
     memory: int
     descriptors: int
@@ -131,7 +131,7 @@ def check_log(target: Target) -> None:
 
 
 def settled(pid: int, before: Held | None) -> Held:
-    """What it holds, as soon as that is not much more than before; without that, as soon as it stays as it is."""
+    """Returns what it holds, as soon as that is not much more than before; without that, as soon as it stays as it is."""
     deadline, last = time.monotonic() + SETTLES, held(pid)
     while True:
         threading.Event().wait(0.5)

@@ -31,7 +31,7 @@ class Done:
 
 
 class Scheduler:
-    """What of it outlives the programs that use it, by name."""
+    """The part of a scheduler that outlives the programs that use it, by name."""
 
     all: dict[str, Scheduler]
 

@@ -147,7 +147,7 @@ def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> N
 
 
 def host_pid(monarch: CommandLine) -> int:
-    """Of the worker program of trainers_0."""
+    """Returns the pid of the worker program of trainers_0."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

@@ -1,4 +1,4 @@
-"""What each process of an exec_command runs, and where its output goes."""
+"""Tests of what each process of an exec_command runs, and where its output goes."""
 
 from __future__ import annotations
 

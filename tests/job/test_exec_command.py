@@ -72,7 +72,7 @@ def test_environment_folder_and_script(tmp_path: Path, capfd: pytest.CaptureFixt
 
 @full
 def test_output_is_for_this_users_eyes_alone(open_folder: Path) -> None:
-    """Whatever the umask; and what somebody else has made there is not written to."""
+    """Holds whatever the umask; and what somebody else has made there is not written to."""
     before = os.umask(0)
     try:
         assert run(this_host(), ["echo out"], output_dir=str(open_folder / "new" / "deep")) == 0

@@ -28,7 +28,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
-    """What the log of jobs says, without the prefix of a client that runs for other tests."""
+    """Gives what the log of jobs says, without the prefix of a client that runs for other tests."""
     logger = logging.getLogger(LOGGER)
     logger.addHandler(caplog.handler)
     before = logger.level
@@ -39,7 +39,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 
 
 def steps(job: FakeJob) -> list[str]:
-    """What was asked for, without the secret; then it is forgotten."""
+    """Returns what was asked for, without the secret; then it is forgotten."""
     found = ["attach" if isinstance(one, tuple) else one for one in job.asked]
     job.asked.clear()
     return found

@@ -161,7 +161,7 @@ def worker_session(monarch: CommandLine, key: str) -> int:
 
 @full
 def test_a_lost_host_is_replaced_when_too_few_are_left(hosts: Hosts, tmp_path: Path, faults: Faults) -> None:
-    """As many hosts as --nnodes says: a spare takes the place."""
+    """Takes a spare: as many hosts as --nnodes says."""
     workers = [hosts.start() for _ in range(3)]
     mesh = attach_to_workers(workers=[w.address for w in workers[:2]], spares=[workers[2].address], ca=TRUST)
     mesh.initialized.get(TIMEOUT)
@@ -236,7 +236,7 @@ main()
     ids=["well", "badly"],
 )
 def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: int) -> None:
-    """What ranks see, what is shown, and how it ends; the script is the same, and so are the arguments."""
+    """Checks what ranks see, what is shown, and how it ends; the script is the same, and so are the arguments."""
     pytest.importorskip("torch", reason="compares with torchrun")
     (monarch.folder / "same.py").write_text(SAME)
     torchrun = [sys.executable, "-m", "torch.distributed.run"]

@@ -109,7 +109,7 @@ def test_messages_cross() -> None:
 
 
 class Allocation:
-    """As a job looks to its sidecar."""
+    """An allocation as a job looks to its sidecar."""
 
     def __init__(self, running: bool) -> None:
         self._running = running
@@ -180,14 +180,14 @@ def job() -> Iterator[ProcessJob]:
 
 
 def declare(job: Any, source: Path, tmp_path: Path) -> Any:
-    """What hosts get of the source, and its way back."""
+    """Returns what hosts get of the source, and its way back."""
     job.remote_mount(str(source), str(tmp_path / "hosts" / "$SUBDIR"), python_exe=None, mode="mirror")
     job.gather_mount(str(tmp_path / "hosts" / "$SUBDIR" / "pkg"), str(tmp_path / "back"), mode="mirror")
     return job
 
 
 def sidecar_pid(job: Any) -> int:
-    """Of the one that runs."""
+    """Returns the pid of the one that runs."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"{folder_of(job)}/socket")
         return peer_of(connection)[0]

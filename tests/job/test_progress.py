@@ -1,4 +1,4 @@
-"""What people see of a job that begins, and of a run that fails, whatever schedulers and ranks say."""
+"""Tests of what people see of a job that begins, and of a run that fails, whatever schedulers and ranks say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm prints, in the shapes that its versions have given it."""
+"""Tests of what Slurm prints, in the shapes that its versions have given it."""
 
 from __future__ import annotations
 

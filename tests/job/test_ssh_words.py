@@ -1,4 +1,4 @@
-"""What ssh has said, as a sentence."""
+"""Tests of what ssh has said, as a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another user of the machine gains by files that name jobs: nothing."""
+"""Tests of what another user of the machine gains by files that name jobs: nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def put(path: Path, text: str, owner: int, mode: int = 0o644) -> Path:
 
 
 def found(folder: Path) -> str | None:
-    """Which file speaks of my jobs, for me in that folder; an error's text."""
+    """Returns which file speaks of my jobs, for me in that folder; an error's text."""
 
     def look() -> str | None:
         try:
@@ -113,7 +113,7 @@ VERBS = [["status"], ["logs"], ["apply"], ["exec", "true"], ["shell"], ["kill"]]
 
 
 def told(folder: Path, words: list[str], uid: int = ME) -> tuple[int, str]:
-    """What the command says in that folder: its status, and what it writes to stderr."""
+    """Returns what the command says in that folder: its status, and what it writes to stderr."""
 
     def run() -> tuple[int, str]:
         os.chdir(folder)
@@ -135,7 +135,8 @@ def theirs(folder: Path) -> Path:
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
 @pytest.mark.parametrize("whose", [ME, STRANGER], ids=["mine", "theirs"])
 def test_a_strangers_context_is_not_read(here: Path, whose: int, words: list[str]) -> None:
-    """Whoever's the working directory is: the sentence names the file or folder that is wrong, and its owner."""
+    """Names it in whosever working directory: the sentence names the file or folder that is wrong, and its
+    owner."""
     spec = theirs(here)
     os.chown(here, whose, whose)
     here.chmod(0o777)

@@ -87,7 +87,7 @@ def test_what_does_not_fit(words: list[str], said: str) -> None:
 
 
 def test_every_option_of_torchrun_is_known() -> None:
-    """Of the torch that is installed."""
+    """Knows every option of the torch that is installed."""
     run = pytest.importorskip("torch.distributed.run", reason="compares with torchrun")
     theirs = {option for action in run.get_args_parser()._actions for option in action.option_strings}
     parser = argparse.ArgumentParser()

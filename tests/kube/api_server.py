@@ -113,7 +113,7 @@ class Store:
         return merged
 
     def delete(self, version: str, plural: str, namespace: str, name: str) -> Object:
-        """What it owned alone goes with it, as the garbage collector does."""
+        """Deletes it: what it owned alone goes with it, as the garbage collector does."""
         with self.lock:
             gone = self.read(version, plural, namespace, name)
             del self._objects[version, plural, namespace][name]

@@ -96,7 +96,7 @@ class Lab:
         self.do(lambda: None)
 
     def addresses(self) -> dict[str, str]:
-        """Of each pod its IP."""
+        """Returns the IP of each pod."""
         return {name: pod.ip for name, pod in sorted(self.pods.items())}
 
     def pids(self) -> list[int]:
@@ -139,7 +139,7 @@ class Lab:
             self._keep(pod)
 
     def _operate(self, mesh: Object) -> None:
-        """As the operator does, which knows nothing of labels inside the template."""
+        """Does as the operator does, which knows nothing of labels inside the template."""
         name, spec = mesh["metadata"]["name"], mesh["spec"]
         labels = {"app.kubernetes.io/name": "monarch-worker", "monarch.pytorch.org/mesh-name": name}
         template = {"metadata": {"labels": labels}, "spec": spec["podTemplate"]["spec"]}

@@ -1,4 +1,4 @@
-"""Which cluster, and as whom: kubeconfigs of every kind, and what goes wrong with them."""
+"""Tests of which cluster, and as whom: kubeconfigs of every kind, and what goes wrong with them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def allowed() -> set[tuple[str, str, str]]:
 
 
 def asked(method: str, path: str) -> tuple[str, str, str] | None:
-    """What a request needs the permission for; None for what everybody may look up."""
+    """Returns what a request needs the permission for; None for what everybody may look up."""
     _, kind, *parts = path.split("/")
     group, rest = ("", parts[1:]) if kind == "api" else (parts[0], parts[2:])
     if not rest:
@@ -59,7 +59,7 @@ def test_the_role_allows_what_a_job_does(operator: bool) -> None:
 
 
 def of_a_life(cluster: Lab) -> list[Any]:
-    """What is asked of the API when jobs are made, taken over, looked at in every state, and killed."""
+    """Returns what is asked of the API when jobs are made, taken over, looked at in every state, and killed."""
     jobs = []
     for size in (1, 2):
         job = KubernetesJob(NAMESPACE, kubeconfig=KubeConfig.from_path(cluster.kubeconfig()))

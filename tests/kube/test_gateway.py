@@ -1,4 +1,4 @@
-"""Who gets into the way into the cluster, which is a port of this machine."""
+"""Tests of who gets into the way into the cluster, which is a port of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job asks a cluster for."""
+"""Tests of what a job asks a cluster for."""
 
 from __future__ import annotations
 

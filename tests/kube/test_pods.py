@@ -1,4 +1,4 @@
-"""What pods say of themselves."""
+"""Tests of what pods say of themselves."""
 
 from __future__ import annotations
 

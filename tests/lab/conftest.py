@@ -55,7 +55,7 @@ def ssh_lab(_ssh_lab: SshLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshLa
 
 
 def _left(look: Callable[[], list[Any]]) -> list[Any]:
-    """What a test has left. What has been told to end gets the time for it."""
+    """Returns what a test has left. What has been told to end gets the time for it."""
     left: list[Any] = []
 
     def gone() -> bool:

@@ -56,7 +56,7 @@ class Machine:
         return self.folder / f"{program}-{self.name}.log"
 
     def processes(self) -> dict[int, str]:
-        """What runs here, with command lines, whatever its session or parent; without what holds the machine."""
+        """Returns what runs here, with command lines, whatever its session or parent; without what holds the machine."""
         found = {}
         for pid in keeper.inhabitants({self._id}):
             try:
@@ -83,6 +83,6 @@ class Machine:
         self._anchor.wait()
 
     def reap(self) -> None:
-        """Of what was started here and has ended, nothing stays in the process table."""
+        """Reaps all that was started here and has ended: nothing of it stays in the process table."""
         self._started = [started for started in self._started if started.poll() is None]
         self._anchor.poll()

@@ -1,4 +1,4 @@
-"""Where a lab is: its number among those that stand side by side, its folder, its keeper, its names in the hosts file."""
+"""The place of a lab: its number among those that stand side by side, its folder, its keeper, its names in the hosts file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LabError(RuntimeError):
 
 
 def why_not(programs: dict[str, str]) -> str | None:
-    """Why no lab that needs these programs (each with its Debian package) can be here; None if one can."""
+    """Returns why no lab that needs these programs (each with its Debian package) can be here; None if one can."""
     missing = [f"{name} (Debian: {package})" for name, package in programs.items() if find(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}; `make lab` installs what the labs need"
@@ -86,7 +86,7 @@ class Site:
             raise
 
     def address(self, number: int) -> str:
-        """Of a machine: 127.0.0.11 is machine 11 of lab 0."""
+        """Returns the address of a machine: 127.0.0.11 is machine 11 of lab 0."""
         return f"127.0.{self.number}.{number}"
 
     def machine_name(self, name: str) -> str:

@@ -168,12 +168,12 @@ class SlurmLab:
         return next(node for node in self.nodes if node.name == name)
 
     def states(self) -> dict[str, str]:
-        """Of each node, as sinfo says it: "idle", "alloc", "down*"."""
+        """Returns the state of each node, as sinfo says it: "idle", "alloc", "down*"."""
         shown = self.run("sinfo", "-h", "-N", "-p", self.partition, "-o", "%N %t").split()
         return dict(zip(shown[::2], shown[1::2], strict=True))
 
     def processes(self) -> dict[str, list[str]]:
-        """What jobs have running on the nodes, left-overs included: command lines by node."""
+        """Returns what jobs have running on the nodes, left-overs included: command lines by node."""
         found = {
             node.name: [line for line in node.processes().values() if not line.startswith(_program("slurmd"))]
             for node in self.nodes
@@ -183,7 +183,7 @@ class SlurmLab:
     # --- jobs
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What a command of Slurm's prints."""
+        """Returns what a command of Slurm's prints."""
         ran = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=site.SECONDS, check=False)
         if check and ran.returncode:
             raise LabError(f"{' '.join(command)}: {ran.stderr.strip()}")
@@ -195,7 +195,7 @@ class SlurmLab:
         return self.run("squeue", "-h", "-o", "%A", *chosen, check=False).split()
 
     def reset(self) -> None:
-        """As it was when it was made: no jobs, no processes of theirs, four idle nodes."""
+        """Puts it back as it was when it was made: no jobs, no processes of theirs, four idle nodes."""
         if self.queue():
             self.run("scancel", *self.queue(), check=False)
             until(lambda: not self.queue(), "an empty queue")

@@ -131,7 +131,7 @@ class SshLab:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What to change in an environment, so that `ssh` reaches the hosts."""
+        """Returns what to change in an environment, so that `ssh` reaches the hosts."""
         return {"PATH": f"{self.site.folder}/bin:{os.environ['PATH']}"}
 
     @property
@@ -140,12 +140,12 @@ class SshLab:
         return {name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"} | self.variables
 
     def processes(self) -> dict[str, list[str]]:
-        """What runs on the hosts but for the sshds that listen: command lines by host."""
+        """Returns what runs on the hosts but for the sshds that listen: command lines by host."""
         found = {host.name: [line for line in host.processes().values() if not _listens(line)] for host in self.hosts}
         return {name: lines for name, lines in found.items() if lines}
 
     def reset(self) -> None:
-        """As it was when it was made: nothing runs on the hosts but the sshds."""
+        """Puts it back as it was when it was made: nothing runs on the hosts but the sshds."""
         for host in self.hosts:
             host.kill_processes(lambda line: not _listens(line))
         for host in self.hosts:
@@ -172,7 +172,7 @@ class SshLab:
 
 
 def _listens(line: str) -> bool:
-    """Whether this is the command line of an sshd that waits for connections, and not of one that serves one."""
+    """Returns whether this is the command line of an sshd that waits for connections, and not of one that serves one."""
     return "sshd -D" in line or "[listener]" in line
 
 

@@ -291,7 +291,7 @@ def test_no_mount_is_left_of_a_host_that_is_killed(
 
 @pytest.fixture
 def remote(tmp_path: Path) -> list[Path]:
-    """What two hosts have."""
+    """Returns what two hosts have."""
     return [make_source(tmp_path / "remote" / f"hosts_{rank}") for rank in range(2)]
 
 

@@ -57,7 +57,7 @@ def test_hosts_are_reached_by_name(ssh_lab: SshLab) -> None:
 @pytest.mark.lab
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_a_lab_by_hand_leaves_nothing(slurm_lab: SlurmLab, number: signal.Signals) -> None:
-    """Which stands beside the one of this session, with names and addresses of its own."""
+    """Makes another, which stands beside the one of this session, with names and addresses of its own."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.lab", "slurm"], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as lab:

@@ -159,7 +159,7 @@ finally:
     "name", ["a b", "100% %j %%", 'it\'s "x"', "#1 a#2", "--x=y --error=/z", "tab\tü$(id);"], ids=range(6)
 )
 def test_logs_are_where_they_are_looked_for(jobs: Any, folder: Path, name: str) -> None:
-    """Whatever the folder and the job are called."""
+    """Finds them whatever the folder and the job are called."""
     job = jobs({"nodes": 1}, log_dir=name, job_name=name)
     job.state(cached_path=None)
     for stream, path in job._log_files().items():

@@ -72,7 +72,7 @@ class LabError(RuntimeError):
 
 
 def why_not() -> str | None:
-    """Why no lab can be made here; None if one can."""
+    """Returns why no lab can be made here; None if one can."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
     for program in ("ip", "nsenter"):
@@ -296,7 +296,7 @@ class Lab:
             host._forget()
 
     def reset(self) -> None:
-        """As new: kills all processes, ends all trouble, empties the hosts' folders. Quicker than another lab."""
+        """Makes it as new: kills all processes, ends all trouble, empties the hosts' folders. Quicker than another lab."""
         for host in self.hosts:
             host.kill()
             host._forget()

@@ -98,7 +98,7 @@ class Client:
 
 
 def log_of(stop: int) -> list[str]:
-    """What a resident has heard of a load that sent `stop` times."""
+    """Returns what a resident has heard of a load that sent `stop` times."""
     return [f"{kind} {number}" for number in range(stop) for kind in ("cast", "call")]
 
 
@@ -111,7 +111,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def connected(host: Host, port: int = PORT) -> bool:
-    """Whether a program there has an established connection to or from that port."""
+    """Returns whether a program there has an established connection to or from that port."""
     table = Path(f"/proc/{host.pids()[0]}/net/tcp").read_text().splitlines()[1:]
     for row in table:
         _, local, remote, state, *_ = row.split()

@@ -56,7 +56,7 @@ def namespaces() -> set[str]:
 
 
 def runs(pid: int) -> bool:
-    """Whether it does: one that ended and whose parent has not noticed yet does not."""
+    """Returns whether it does: one that ended and whose parent has not noticed yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

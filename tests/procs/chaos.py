@@ -251,7 +251,7 @@ def run(procs_count: int, seconds: float, every: float, callers: int, seed: int)
 
 
 def leaks(early: dict[int, dict[str, int]], late: dict[int, dict[str, int]], pids: tuple[int, ...]) -> list[str]:
-    """What grew from the first quarter of the run to its end."""
+    """Returns what grew from the first quarter of the run to its end."""
     wrong = []
     for who, pid in zip(("client", "agent"), pids, strict=False):
         for what, allowed in (("kib", 16 * 1024), ("threads", 4), ("descriptors", 24)):

@@ -70,5 +70,5 @@ def own(spawn_procs: Any) -> Any:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """Where actors write down what happens to them."""
+    """Makes a file where actors write down what happens to them."""
     return tmp_path / "journal"

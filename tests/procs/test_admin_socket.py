@@ -136,7 +136,7 @@ def test_those_who_ask_nothing_give_way(program: Program) -> None:
 
 @full
 def test_only_so_many_are_answered_at_a_time(program: Program) -> None:
-    """When one of them has gone there is room, at once."""
+    """Makes room at once when one of them has gone."""
     with contextlib.ExitStack() as stack:
         asked = admin_socket.packed(admin_socket.AskAll("waits", timeout=1000.0))
         waiting = [

@@ -22,7 +22,7 @@ TIMEOUT = 30
 class Breaking(Pid):
     @endpoint
     def close_every_descriptor(self) -> None:
-        """As programs do that make a daemon of themselves."""
+        """Does as programs do that make a daemon of themselves."""
         os.closerange(3, 65536)
         threading.Event().wait()
 

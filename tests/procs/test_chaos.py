@@ -19,7 +19,7 @@ pytestmark = pytest.mark.procs
 
 
 def chaos(*arguments: str, timeout: float) -> dict[str, Any]:
-    """What the run says of itself; fails with what went wrong."""
+    """Returns what the run says of itself; fails with what went wrong."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "procs" / "chaos.py"), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

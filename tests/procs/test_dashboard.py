@@ -79,7 +79,7 @@ def running() -> Iterator[Running]:
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """What `found` gives as soon as it is true."""
+    """Returns what `found` gives as soon as it is true."""
     deadline, pause = time.monotonic() + TIMEOUT, threading.Event()
     while not (value := found()):
         assert time.monotonic() < deadline, "it does not come about"

@@ -46,7 +46,7 @@ def exit_in_a_thread() -> None:
 
 
 def abort_in_a_thread_of_c() -> None:
-    """As an exception does that nobody catches in a thread of a C++ library; the interpreter knows nothing of it."""
+    """Ends as an exception does that nobody catches in a thread of a C++ library; the interpreter knows nothing of it."""
     libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
     libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
     sleep_for_ever()

@@ -1,4 +1,4 @@
-"""Which device real processes use, on a machine that is made up: a stub of torch over a driver with four cards."""
+"""Tests of which device real processes use, on a machine that is made up: a stub of torch over a driver with four cards."""
 
 from __future__ import annotations
 

@@ -400,7 +400,7 @@ def test_links_that_fit_nobody_are_refused(hosts: Hosts, one: HostMesh, changes:
 
 @full
 def test_who_says_more_before_the_answer_is_refused(hosts: Hosts, one: HostMesh) -> None:
-    """What an agent has read already it cannot hand over."""
+    """Refuses it: what an agent has read already it cannot hand over."""
     far = one.spawn_procs().spawn("far", Far)
     name = far.address.call_one().get(TIMEOUT).rpartition("/")[2]
     stranger = Stranger(hosts.workers[0])

@@ -1,4 +1,4 @@
-"""What goes wrong, and who is told what: errors of endpoints, deaths of actors and of processes."""
+"""Tests of what goes wrong, and who is told what: errors of endpoints, deaths of actors and of processes."""
 
 from __future__ import annotations
 

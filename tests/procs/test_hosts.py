@@ -659,7 +659,7 @@ def test_the_wait_graph_shows_other_hosts(two: HostMesh) -> None:
 
 @full
 def test_a_module_that_is_missing_on_a_host(hosts: Hosts, one: HostMesh, tmp_path: Path, faults: Any) -> None:
-    """As on another machine, whose files are not ours: the folder has another name there."""
+    """Runs as on another machine, whose files are not ours: the folder has another name there."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "only_on_the_client.py").write_text(
         "from monarch.actor import Actor, endpoint\nclass Local(Actor):\n    @endpoint\n    def pid(self): return 1\n"

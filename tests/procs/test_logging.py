@@ -1,4 +1,4 @@
-"""What the processes write, and where it comes out."""
+"""Tests of what the processes write, and where it comes out."""
 
 from __future__ import annotations
 

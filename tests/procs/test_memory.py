@@ -1,5 +1,5 @@
-"""What processes that have ended leave in those that live, the client, the agent and others: as good as nothing. And what
-processes share with the fork server that they come from."""
+"""Tests of what processes that have ended leave in those that live, the client, the agent and others: as good as
+nothing. And what processes share with the fork server that they come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to another program of this machine works there, and what that program makes of it ends with it."""
+"""Tests that what is sent to another program of this machine works there, and what that program makes of it ends with it."""
 
 from __future__ import annotations
 

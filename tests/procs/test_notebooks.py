@@ -71,7 +71,7 @@ SET_UP = """
 
 
 class Shown:
-    """What stands under a cell."""
+    """The output that stands under a cell."""
 
     def __init__(self, outputs: list[Any]) -> None:
         self.out = _stream(outputs, "stdout")

@@ -1,4 +1,4 @@
-"""What can be an argument or a result, what it is on the other side, and what cannot."""
+"""Tests of what can be an argument or a result, what it is on the other side, and what cannot."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def echo(mirror: Any, value: Any) -> Any:
 
 
 def test_values_come_back_as_they_were(mirror: Any) -> None:
-    """Of every kind: tests/_wire/test_codec.py."""
+    """Passes values of every kind: tests/_wire/test_codec.py."""
     values = [{"a": (1, b"2")}, Color.RED, Record("r", [1, None]), Extent(["a"], [2]), b"x" * 3_000_000]
     assert echo(mirror, values) == values
 

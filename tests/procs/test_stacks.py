@@ -1,4 +1,5 @@
-"""Where real processes are: stuck in native code that holds the interpreter lock, in a lock, in an await, stopped, dead."""
+"""Tests of where real processes are: stuck in native code that holds the interpreter lock, in a lock, in an await,
+stopped, dead."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Tree:
         return [pid for other, pid in self.pids.items() if other.startswith(name) and other != name]
 
     def next_told(self) -> tuple[str, str]:
-        """Who was asked next about a failure, and its report."""
+        """Returns who was asked next about a failure, and its report."""
         return self._told.recv().get(timeout=TIMEOUT)  # type: ignore[no-any-return]
 
     def lines(self) -> list[str]:
@@ -120,7 +120,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 def children_first(lines: list[str]) -> None:
-    """Whoever was cleaned up, was after all below it."""
+    """Checks that each was cleaned up after all below it."""
     names = [line.split()[0] for line in lines]
     for index, name in enumerate(names):
         later = [other for other in names[index + 1 :] if other.startswith(name)]

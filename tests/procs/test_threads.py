@@ -23,14 +23,14 @@ class Rank(Actor):
 
     @endpoint
     def of_torch(self) -> int:
-        """As an actor's own thread sees it."""
+        """Returns it as an actor's own thread sees it."""
         import torch
 
         return torch.get_num_threads()
 
     @endpoint
     def below(self, count: int) -> list[str]:
-        """What processes get that this one spawns."""
+        """Returns what processes get that this one spawns."""
         procs = this_host().spawn_procs({"gpus": count})
         try:
             return procs.spawn("ranks", Rank).variable.call().get(TIMEOUT).values()

@@ -42,7 +42,7 @@ class Echo(Actor):
 
     @endpoint
     def ask(self, other: Any, times: int) -> tuple[str, bytes]:
-        """What another host says, over and over, and what is in its memory."""
+        """Returns what another host says, over and over, and what is in its memory."""
         for _ in range(times):
             said = other.say.call_one(ARGUMENT).get(TIMEOUT)
         read = bytearray(len(ARGUMENT) * 1000)

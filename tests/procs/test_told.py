@@ -1,4 +1,4 @@
-"""What programs catch is handled; what no call tells ends them. With real processes that die."""
+"""Tests that what programs catch is handled; what no call tells ends them. With real processes that die."""
 
 from __future__ import annotations
 

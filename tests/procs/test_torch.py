@@ -37,12 +37,12 @@ class Rank(Pid):
 
     @endpoint
     def had_compiler(self) -> bool:
-        """Whether this process has begun with it."""
+        """Returns whether this process has begun with it."""
         return self.compiler
 
     @endpoint
     def sum(self, device: str = "cpu") -> float:
-        """Of the ranks, each counted from 1."""
+        """Returns the sum of the ranks, each counted from 1."""
         import torch
         import torch.distributed as dist
 
@@ -188,7 +188,8 @@ def test_a_rank_that_was_killed_is_in_the_group_again(spawn_procs: Any) -> None:
 @full
 @pytest.mark.parametrize("victim", [2, pytest.param(0, marks=full)])
 def test_a_rank_that_dies_while_the_others_wait_for_it_in_init(spawn_procs: Any, victim: int) -> None:
-    """What survives has begun one group more than what takes the dead one's place: they must meet all the same."""
+    """Starts anew: what survives has begun one group more than what takes the dead one's place: they must meet all the
+    same."""
     procs = spawn_procs({"gpus": 3})
     ranks = under_policy(procs)
     setup_torch_distributed(procs).get(TIMEOUT)

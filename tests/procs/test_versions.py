@@ -25,7 +25,7 @@ OTHER = "MONARCH_TEST_OTHER_PYTHON"  # an interpreter of another minor version, 
 
 
 def refusal(address: str) -> str:
-    """What attaching to that worker raises; nothing may run there."""
+    """Returns what attaching to that worker raises; nothing may run there."""
     mesh = attach_to_workers(workers=[address], ca=TRUST)
     with pytest.raises(RuntimeError, match="attach failed") as caught:
         mesh.initialized.get(TIMEOUT)

@@ -1,4 +1,4 @@
-"""Who waits for whom, circles of waits and endpoints that run long, in real processes."""
+"""Tests of who waits for whom, circles of waits and endpoints that run long, in real processes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def deadlock(future: Any) -> DeadlockError:
 
 
 def edges_of(procs: ProcMesh) -> list[Any]:
-    """Of these processes; others may be busy with other tests' leavings."""
+    """Returns those of these processes; others may be busy with other tests' leavings."""
     return [edge for edge in wait_graph().get(TIMEOUT).edges if edge.address in procs._addresses()]
 
 

@@ -1,4 +1,5 @@
-"""What CONTRIBUTING.md says of its examples is so; that what it names exists is checked in `tests/test_house.py`."""
+"""Tests that what CONTRIBUTING.md says of its examples is so; that what it names exists is checked in
+`tests/test_house.py`."""
 
 from __future__ import annotations
 

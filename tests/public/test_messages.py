@@ -1,4 +1,4 @@
-"""What a mistake prints names the mistake and the way out: each row is a mistake and the words that its message holds.
+"""Tests that a message names the mistake and the way out: each row is a mistake and the words that its message holds.
 
 A message is the exception's text and its notes, as a traceback shows them.
 """

@@ -1,4 +1,4 @@
-"""What RayJob takes, without Ray."""
+"""Tests of what RayJob takes, without Ray."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Side(Actor):
 
     @endpoint
     def has(self, **kwargs: Any) -> None:
-        """What the card says of itself."""
+        """Sets what the card says of itself."""
         for name, value in kwargs.items():
             setattr(self.card, name, value)
 
@@ -205,7 +205,7 @@ class Side(Actor):
 
     @endpoint
     def drop_and_look(self, buffer: RDMABuffer) -> bool:
-        """Whether the memory stays as it is when the drop is done."""
+        """Returns whether the memory stays as it is when the drop is done."""
         tensor = self.tensors[buffer._handle.number]
         buffer.drop().get(TIMEOUT)
         self.card.flat(tensor).zero_()
@@ -267,7 +267,7 @@ class Side(Actor):
 
     @endpoint
     def wait_no_longer(self) -> None:
-        """What was left alone for a while is tried again."""
+        """Makes due again what is left alone for a while."""
         from monarch.rdma import paths
 
         for backend in paths.BACKENDS:
@@ -310,7 +310,7 @@ class GpuSide(Side):
 
     @endpoint
     def make_computed(self, n: int) -> RDMABuffer:
-        """Of a tensor that the device is still computing."""
+        """Makes one of a tensor that the device is still computing."""
         tensor = self.torch.ones(n, n, device="cuda")
         for _ in range(20):
             tensor = tensor @ tensor / n

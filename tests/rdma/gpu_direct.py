@@ -1,4 +1,4 @@
-"""What RDMA devices do with memory of a faked card, beside the imitation of the devices.
+"""RDMA devices over memory of a faked card, beside the imitation of the devices.
 
 The card's memory is at addresses where a process has none: it is registered as a dma-buf or not at all. What is written to it
 is on its way until a read of it, by the same process, has come behind: until then nobody sees it.

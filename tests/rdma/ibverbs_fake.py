@@ -258,7 +258,7 @@ class FakePair:
 
 
 def passes(mine: Gid, theirs: bytes, peer: Any, nics: set[str], rails: Sequence[set[str]]) -> bool:
-    """Whether packets of these two queue pairs reach each other. `peer`: what the other says of itself."""
+    """Returns whether packets of these two queue pairs reach each other. `peer`: what the other says of itself."""
     if mine.kind != peer["kind"] or theirs.hex() != peer["gid"] or _subnet(mine.raw) != _subnet(theirs):
         return False
     return not rails or any(nics <= rail for rail in rails)

@@ -161,7 +161,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 
 @pytest.fixture
 def tls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the job uses TLS, which a test may change."""
+    """Returns whether the job uses TLS, which a test may change."""
     uses = [False]
     monkeypatch.setattr(plaintext, "encrypted", lambda handle: uses[0])
     return uses
@@ -169,7 +169,7 @@ def tls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Why transfers went another way."""
+    """Returns why transfers went another way."""
     why: list[str] = []
 
     def take_next_path(transfer: Transfer, text: str) -> None:

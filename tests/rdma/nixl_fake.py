@@ -46,7 +46,7 @@ class Descriptors:
         )
 
     def place(self) -> tuple[int, int]:
-        """Where the host has what stands for it."""
+        """Returns where the host has what stands for it."""
         ((address, size, _),) = self.pieces
         return address - NOWHERE if self.kind == "VRAM" else address, size
 

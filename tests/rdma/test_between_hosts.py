@@ -1,4 +1,5 @@
-"""What every path between hosts promises, over streams, RDMA devices (imitated) and NIXL (so where it is not installed)."""
+"""Tests of what every path between hosts promises, over streams, RDMA devices (imitated) and NIXL (so where it is not
+installed)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def doomed(side: type[Side]) -> Iterator[Any]:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """What follows from a death comes a moment after it; each look is a message to a process that answers."""
+    """Waits for what follows from a death a moment later; each look is a message to a process that answers."""
     deadline = monotonic() + TIMEOUT
     while not is_so():
         assert monotonic() < deadline

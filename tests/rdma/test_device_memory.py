@@ -1,4 +1,4 @@
-"""What registering a tensor of a device says and keeps, in the process that does it."""
+"""Tests of what registering a tensor of a device says and keeps, in the process that does it."""
 
 from __future__ import annotations
 

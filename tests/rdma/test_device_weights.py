@@ -70,7 +70,7 @@ def test_weights_on_a_card_are_read_where_they_stand(card: QueuedCard) -> None:
 
 @pytest.mark.parametrize("where", ["cuda", "cpu"])
 def test_parts_in_columns(card: QueuedCard, where: str) -> None:
-    """As boxes, not row by row."""
+    """Transfers as boxes, not row by row."""
     owners = [
         StateDict({"w": numbered(card, 40, 12, start=480 * rank)}, shards={"w": ((80, 12), Shard(0, rank, 2))})
         for rank in range(2)

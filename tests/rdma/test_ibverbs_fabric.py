@@ -43,7 +43,7 @@ def device_of(sides: Sides, side: str, name: str) -> FakeDevice:
 
 
 def near(sides: Sides, **names: str) -> None:
-    """Which device the memory of each side is near to."""
+    """Sets which device the memory of each side is near to."""
     for side, name in names.items():
         sides.devices[side].near = lambda memory, name=name: [name]  # type: ignore[method-assign,misc]
 
@@ -125,7 +125,7 @@ APART: dict[str, Any] = {"here": RAILS, "there": RAILS, "rails": ({"mlx5_0"}, {"
 
 
 def test_memory_near_different_rails(make: Callable[..., Sides]) -> None:
-    """As of GPU 0 on one host and GPU 3 on another: rail 0's device is near here, rail 1's there."""
+    """Chooses for a pair such as GPU 0 on one host and GPU 3 on another: rail 0's device is near here, rail 1's there."""
     sides = make(**APART)
     near(sides, here="mlx5_0", there="mlx5_1")
     data = bytearray(os.urandom(2 * MIB))
@@ -158,7 +158,7 @@ def test_a_rail_that_only_the_owner_can_change(make: Callable[..., Sides]) -> No
 def test_rails_that_nobody_told_of(
     make: Callable[..., Sides], gone: list[str], patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks does not wait until a device has given up."""
+    """Holds nobody up: the caller does not wait until a device has given up."""
     if patient:
         monkeypatch.setattr(requester, "PROBE", 0.02)
     sides = make(**APART)

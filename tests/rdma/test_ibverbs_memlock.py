@@ -1,4 +1,4 @@
-"""What is said when memory cannot be registered."""
+"""Tests of what is said when memory cannot be registered."""
 
 from __future__ import annotations
 

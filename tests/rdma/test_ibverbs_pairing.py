@@ -1,4 +1,4 @@
-"""Which devices of two ends pair, by rails and nearness, and what each pair carries; which addresses they use."""
+"""Tests of which devices of two ends pair, by rails and nearness, and what each pair carries; which addresses they use."""
 
 from __future__ import annotations
 

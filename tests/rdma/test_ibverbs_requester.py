@@ -174,7 +174,7 @@ def test_nobody_writes_after_a_drop_with_the_same_keys(sides: Sides) -> None:
 
 
 def test_a_key_is_not_used_over_a_queue_pair_made_later(sides: Sides) -> None:
-    """Whatever the drop could close was closed before it; the successor has the same key."""
+    """Makes another: whatever the drop could close was closed before it; the successor has the same key."""
     data = bytearray(b"x" * 1000)
     handle = sides.make(data)
     sides.write(handle, b"y")

@@ -1,4 +1,5 @@
-"""Which bytes come from which owner, whatever the layouts. Pure; a tensor of its elements' numbers says what is right."""
+"""Tests of which bytes come from which owner, whatever the layouts. Pure; a tensor of its elements' numbers says what
+is right."""
 
 from __future__ import annotations
 

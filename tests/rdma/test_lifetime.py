@@ -1,4 +1,4 @@
-"""Who dies, is stopped or drops at which moment; what is left behind."""
+"""Tests of who dies, is stopped or drops at which moment; what is left behind."""
 
 from __future__ import annotations
 

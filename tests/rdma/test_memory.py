@@ -1,4 +1,4 @@
-"""What counts as memory."""
+"""Tests of what counts as memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices: what /sys says (a tree of files), and nearness."""
+"""Tests of which devices: what /sys says (a tree of files), and nearness."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class NixlSide(Side):
 
     @endpoint
     def done(self) -> list[tuple[str, str, int]]:
-        """What NIXL has moved here: kinds of memory here and there, and bytes."""
+        """Returns what NIXL has moved here: kinds of memory here and there, and bytes."""
         moved = nixl_agent.agent()._agent.done
         return [(one.local.kind, one.remote.kind, one.local.place()[1]) for one in moved]
 

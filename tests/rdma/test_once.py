@@ -1,4 +1,4 @@
-"""What a process makes once, and owners that a way is not tried with for a while."""
+"""Tests of what a process makes once, and owners that a way is not tried with for a while."""
 
 from __future__ import annotations
 

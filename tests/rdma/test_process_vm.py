@@ -231,7 +231,7 @@ def test_whoever_started_the_client_is_not_to_look_into_it(shared_procs: Any) ->
 
 
 def test_under_yama_a_process_that_has_named_nobody_is_not_looked_into(yama: str, owner: Any) -> None:
-    """What the stand-in is worth: it refuses as the kernel does."""
+    """Shows what the stand-in is worth: it refuses as the kernel does."""
     _, buffer = call(owner.make, b"data")
     procs = this_host().spawn_procs()
     assert call(procs.spawn("watched", Watched, yama).read, buffer) == ("tcp", b"data")
@@ -239,7 +239,7 @@ def test_under_yama_a_process_that_has_named_nobody_is_not_looked_into(yama: str
 
 
 def test_a_forked_child_does_not_have_its_parents_table() -> None:
-    """What it had would be shared with the parent, at an address where a peer might look for its own buffers."""
+    """Has none: what it had would be shared with the parent, at an address where a peer might look for its own buffers."""
     RDMABuffer(bytearray(b"data"))
     tables = [one for one in split_mappings(Path("/proc/self/smaps").read_text()) if "monarch-rdma" in one]
     assert tables

@@ -106,7 +106,7 @@ def steps(path: str, step: Step, replace: Callable[[Any, str, Any], None]) -> No
 
 
 class Stuck:
-    """What a process gets stuck in that is to be killed then: it says so and waits for ever."""
+    """An endpoint that a process gets stuck in that is to be killed then: it says so and waits for ever."""
 
     def __init__(self, port: Any, at: int = 0) -> None:
         self._port = port
@@ -236,7 +236,7 @@ def transfer(buffer: RDMABuffer, write: bool, timeout: float = TIMEOUT) -> Any:
 
 
 def streams() -> int:
-    """That others have open to this process, and it to others."""
+    """Counts those that others have open to this process, and it to others."""
     proc = home()
     assert proc is not None
     return proc.streams()._served + len(proc.streams()._open)
@@ -513,7 +513,7 @@ def own_payloads() -> Payloads:
 
 
 def empty_pool(payloads: Payloads) -> dict[str, int]:
-    """What there is when segments that nobody uses are given back."""
+    """Returns what there is when segments that nobody uses are given back."""
     with payloads._lock:
         payloads._pool.trim(float("inf"), 0.0)
     payloads._tell_dropped()

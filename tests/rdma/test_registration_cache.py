@@ -28,7 +28,7 @@ class Registered:
 
 
 class Book:
-    """What is registered now, and how often that was done."""
+    """The book of what is registered now, and how often that was done."""
 
     def __init__(self) -> None:
         self.now: list[Registered] = []

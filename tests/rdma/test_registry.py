@@ -101,7 +101,7 @@ def test_words_stay_where_they_are_when_the_table_grows(mine: Registry) -> None:
 
 
 class Registering(RuleBasedStateMachine):
-    """Whatever order buffers come and go in: words tell the truth, slots in use are not shared."""
+    """Buffers that come and go in any order: words tell the truth, slots in use are not shared."""
 
     def __init__(self) -> None:
         super().__init__()

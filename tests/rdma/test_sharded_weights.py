@@ -33,7 +33,7 @@ FULL = {"w": torch.arange(60.0).reshape(10, 6), "b": torch.arange(7), "same": to
 
 
 def parts_of(rank: int, count: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What a rank has of FULL: rows, uneven ones too, and all of what is small."""
+    """Returns what a rank has of FULL: rows, uneven ones too, and all of what is small."""
     shards = {name: (tuple(FULL[name].shape), Shard(0, rank, count)) for name in ("w", "b")}
     cut = {name: (*FULL[name].chunk(count), *[FULL[name][:0]] * count)[rank].clone() for name in shards}
     return cut | {"same": FULL["same"].clone()}, shards

@@ -1,4 +1,4 @@
-"""Which bytes a part of a tensor is, and when what was read is whole. Pure."""
+"""Tests of which bytes a part of a tensor is, and when what was read is whole. Pure."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Sharer(Actor):
 
 
 def segments() -> int:
-    """Of this process, open or mapped."""
+    """Returns those of this process, open or mapped."""
     folder = Path("/proc/self/fd")
     links = []
     for entry in folder.iterdir():

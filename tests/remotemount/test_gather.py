@@ -38,7 +38,7 @@ def mesh(hosts: Hosts, workers: list[Worker]) -> Iterator[HostMesh]:
 
 @pytest.fixture
 def remote(tmp_path: Path) -> list[Path]:
-    """What two hosts have."""
+    """Returns what two hosts have."""
     return [make_source(tmp_path / "remote" / f"hosts_{rank}") for rank in range(2)]
 
 

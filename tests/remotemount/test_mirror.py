@@ -41,7 +41,7 @@ def mesh(hosts: Hosts) -> Iterator[HostMesh]:
 
 @pytest.fixture
 def copies(tmp_path: Path) -> list[Path]:
-    """Where the hosts get the source."""
+    """Returns where the hosts get the source."""
     return [tmp_path / "hosts" / f"hosts_{rank}" / "code" for rank in range(2)]
 
 
@@ -115,7 +115,7 @@ def test_a_directory_with_other_files_is_refused_and_nothing_is_touched(
 
 @full
 def test_the_clients_own_directory_is_left_as_it_is(mesh: HostMesh, source: Path) -> None:
-    """As on a file system that all hosts share."""
+    """Leaves it as on a file system that all hosts share."""
     before = {path: path.lstat().st_mtime_ns for path in source.rglob("*")}
     mount = remotemount(mesh, str(source), mode="mirror").open()
     (source / "new").write_text("x")
@@ -161,7 +161,7 @@ def test_a_file_that_is_written_all_the_time_stays_as_it_was_and_the_others_come
     scan = mirror.manifest_of
 
     def scan_and_write(path: str) -> Manifest:
-        """Of the same size, right after each scan."""
+        """Writes files of the same size, right after each scan."""
         found = scan(path)
         for name, content in before.items():
             status = (source / name).stat()
@@ -202,7 +202,7 @@ def test_another_source_replaces_the_files_of_the_first(
 def test_a_later_mount_goes_on_from_what_an_earlier_one_left(
     mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path]
 ) -> None:
-    """As after a client that was killed."""
+    """Goes on as after a client that was killed."""
     handler(mesh, source, tmp_path).open()
     kept = (copies[0] / "large").stat().st_ino
     (source / "run").unlink()

@@ -220,7 +220,7 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
 
 
 def test_a_mount_comes_with_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks as soon as it is mounted sees all of it."""
+    """Shows all of it to those who look as soon as it is mounted."""
     seen: list[list[str]] = []
     mounted = threading.Event()
 

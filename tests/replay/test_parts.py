@@ -296,7 +296,7 @@ def test_beyond_the_recording_nothing_is_compared() -> None:
 
 def test_versions_of_modules_are_text_and_nothing_of_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Version(str):
-        """As torch's."""
+        """A version as torch's."""
 
     class Warns(types.ModuleType):
         def __getattr__(self, name: str) -> str:

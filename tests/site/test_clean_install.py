@@ -1,4 +1,4 @@
-"""What `make dist` says about a wheel and an sdist that are not as they should be."""
+"""Tests of what `make dist` says about a wheel and an sdist that are not as they should be."""
 
 from __future__ import annotations
 

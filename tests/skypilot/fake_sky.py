@@ -83,7 +83,7 @@ class Cloud:
         self.cancelled: list[str] = []
 
     def module(self) -> Any:
-        """What `import sky` gives."""
+        """Returns what `import sky` gives."""
         own = (self.launch, self.get, self.api_status, self.api_cancel, self.status, self.down)
         names = {function.__name__: function for function in own}
         return SimpleNamespace(Task=Task, Resources=Resources, job_status=self._job_status, **names)

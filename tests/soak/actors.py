@@ -15,7 +15,7 @@ HELD = 60.0  # real seconds after which an actor that was held goes on, should t
 
 
 class PlannedError(Exception):
-    """What programs raise on purpose."""
+    """An error that programs raise on purpose."""
 
 
 class Plain(Actor):
@@ -162,7 +162,7 @@ async def hear_async(history: History, sender: str, cast: Cast, future: Any) -> 
 
 
 def _receipts(value: Any) -> tuple[Receipt, ...]:
-    """Of one actor, or of a ValueMesh in the order of its ranks."""
+    """Returns those of one actor, or of a ValueMesh in the order of its ranks."""
     return (value,) if isinstance(value, Receipt) else tuple(receipt for _, receipt in value)
 
 

@@ -11,7 +11,7 @@ from tests.support.syscalls import Faults
 
 
 def program_of(seed: int) -> Program:
-    """Of one host."""
+    """Returns the program of one host."""
     program = generate(seed)
     while program.hosts:
         program = generate(program.seed + 1_000_000)

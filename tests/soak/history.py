@@ -1,4 +1,4 @@
-"""What happened while a program ran: facts in one order, noted by the client and by its actors.
+"""The history of a program that ran: facts in one order, noted by the client and by its actors.
 
 A fact is noted before what it says begins (Sent, Struck) or after it has happened (Handled, Heard), so its place in the order
 is a bound on the time of the event.
@@ -76,7 +76,7 @@ class Sent(Fact):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an endpoint answers: who handled which message."""
+    """The answer of an endpoint: who handled which message."""
 
     actor: Actor
     life: int
@@ -106,7 +106,7 @@ class Struck(Fact):
 
 @dataclass
 class Done(Fact):
-    """That was done: the process is dead, the stop or restart complete, the cut noticed at both ends."""
+    """A note that an action was done: the process is dead, the stop or restart complete, the cut noticed at both ends."""
 
     struck: Struck
 

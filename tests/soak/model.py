@@ -1,4 +1,4 @@
-"""What may happen, and what may not: rules over the history of a run. Pure.
+"""Rules of what may happen, and what may not, over the history of a run. Pure.
 
 Each rule is a generator of the ways in which a history breaks it; its docstring is the promise. The model does not foretell
 what a program does, since threads and processes race; it says which outcomes are wrong whatever the race.
@@ -96,7 +96,7 @@ class Known:
         return self.spawned[who[0]].places[who[1]]
 
     def strikes(self, who: Actor, *kinds: str) -> list[Struck]:
-        """What the client did to an actor or its process."""
+        """Returns what the client did to an actor or its process."""
         place = self.place(who)
         return [
             struck
@@ -113,7 +113,7 @@ class Known:
     # --- ends
 
     def is_deadly(self, handled: Handled) -> bool:
-        """Whether the actor ended with that message."""
+        """Returns whether the actor ended with that message."""
         return handled.method == LEAVE or self._is_failure(handled)
 
     def _is_failure(self, handled: Handled) -> bool:
@@ -133,7 +133,7 @@ class Known:
         return [max((born.life for born in self.born[who] if born.at < kill.at), default=0) for kill in kills]
 
     def dead_lives(self, who: Actor) -> int:
-        """How many lives of an actor ended other than by being stopped, at most."""
+        """Returns how many lives of an actor ended other than by being stopped, at most."""
         kills = self.killed_lives(who)
         unborn = len(kills) if self.strikes(who, "restart", "revive") or self.spawned[who[0]].group else 0
         return len({*kills, *(life for life, _ in self.failures(who))}) + unborn
@@ -168,14 +168,14 @@ class Known:
         return [other for other in self.actors() if group and self.spawned[other[0]].group == group]
 
     def _may_be_replaced(self, place: str) -> bool:
-        """Whether a policy may start another process there."""
+        """Returns whether a policy may start another process there."""
         return any(spawned.group and place in spawned.places for spawned in self.spawned.values())
 
     def lives(self, who: Actor) -> list[int]:
         return sorted({fact.life for fact in self.born[who]})
 
     def last_sign(self, who: Actor, life: int) -> int:
-        """When that life was certainly still there."""
+        """Returns when that life was certainly still there."""
         born = next((fact.at for fact in self.born[who] if fact.life == life), 0)
         # A thread of a process that was killed may note what it did a little later.
         until = min((struck.at for struck in self.strikes(who, *_ENDS) if struck.at > born), default=NEVER)
@@ -211,7 +211,7 @@ class Known:
         return min(ends, default=NEVER)
 
     def excuses(self, sent: Sent, heard_at: int) -> bool:
-        """Whether anything happened for which a message may have failed."""
+        """Returns whether anything happened for which a message may have failed."""
         for rank in sent.ranks:
             for struck in self.cuts(sent.place, self.place((sent.mesh, rank))):
                 if struck.at < heard_at and self.done.get(id(struck), NEVER) > sent.at:
@@ -239,7 +239,7 @@ def _actor_of(sender: str) -> Actor:
 
 
 def in_order(known: Known) -> Iterator[str]:
-    """What one actor sent another is handled in the order in which it was sent."""
+    """Checks that what one actor sent another is handled in the order in which it was sent."""
     last: dict[object, int] = {}
     for fact in known.all(Handled):
         stream = (fact.sender, fact.actor, fact.life)
@@ -278,7 +278,8 @@ def every_rank_answers(known: Known) -> Iterator[str]:
 
 
 def errors_are_typed(known: Known) -> Iterator[str]:
-    """What ends without a value ends with SupervisionError, with the exception of the endpoint, or at its deadline."""
+    """Checks that what ends without a value ends with SupervisionError, with the exception of the endpoint, or at its
+    deadline."""
     for heard in known.all(Heard):
         sent = known.sent[heard.sender, heard.number]
         expected = ["", "SupervisionError"]
@@ -301,7 +302,8 @@ def errors_have_a_cause(known: Known) -> Iterator[str]:
 
 
 def nothing_is_lost(known: Known) -> Iterator[str]:
-    """What an actor sent between two messages that were answered by the same life of another was handled there too."""
+    """Checks that what an actor sent between two messages that were answered by the same life of another was handled
+    there too."""
     for (sender, who), sent in _conversations(known).items():
         place = known.place(who)
         answered = _answered_by_life(known, sender, who)
@@ -358,7 +360,8 @@ def meant_for_that_life(known: Known) -> Iterator[str]:
 
 
 def _restart_asked_for(known: Known, fact: Handled) -> int:
-    """When, at the earliest, the client asked for the restart of which that life came; -1 when that cannot be said."""
+    """Returns when, at the earliest, the client asked for the restart of which that life came; -1 when that cannot be
+    said."""
     who, index = fact.actor, known.lives(fact.actor).index(fact.life)
     strikes = known.strikes(who, "restart", "revive")
     restarts = [struck.at for struck in strikes if struck.actors]
@@ -392,7 +395,8 @@ def the_dead_do_nothing(known: Known) -> Iterator[str]:
 
 
 def stopped_is_stopped(known: Known) -> Iterator[str]:
-    """When `stop()` has resolved, the actors of the mesh handle nothing any more and its owner is told of no failure."""
+    """Checks that when `stop()` has resolved, the actors of the mesh handle nothing any more and its owner is told of
+    no failure."""
     for struck in known.struck:
         if struck.what != "stop" or id(struck) not in known.done:
             continue
@@ -407,7 +411,7 @@ def stopped_is_stopped(known: Known) -> Iterator[str]:
 
 
 def restarted_is_new(known: Known) -> Iterator[str]:
-    """When `restart()` of actors has resolved, each of them was constructed anew."""
+    """Checks that when `restart()` of actors has resolved, each of them was constructed anew."""
     for struck in known.struck:
         if struck.what == "restart" and id(struck) in known.done:
             for who in struck.actors:

@@ -93,7 +93,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Hold:
-    """That actor stands still in an endpoint until `number` is opened, at the latest at the next Join."""
+    """A pause: that actor stands still in an endpoint until `number` is opened, at the latest at the next Join."""
 
     number: int
     mesh: str
@@ -122,7 +122,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Freeze:
-    """As by SIGSTOP, until the next Join."""
+    """A freeze as by SIGSTOP, until the next Join."""
 
     procs: str
     rank: int
@@ -149,7 +149,7 @@ class StopProcs:
 
 @dataclass(frozen=True)
 class RestartActors:
-    """Of one rank or all, perhaps only what has failed."""
+    """A restart of actors: of one rank or all, perhaps only what has failed."""
 
     mesh: str
     rank: int | None
@@ -161,7 +161,7 @@ class RestartActors:
 
 @dataclass(frozen=True)
 class RestartProcs:
-    """Of one rank or all, perhaps only what has failed."""
+    """A restart of processes: of one rank or all, perhaps only what has failed."""
 
     procs: str
     rank: int | None

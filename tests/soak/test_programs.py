@@ -1,4 +1,4 @@
-"""What programs are made of, and how they are cut down."""
+"""Tests of what programs are made of, and how they are cut down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is which rank of what, and which backend that makes."""
+"""Tests of who is which rank of what, and which backend that makes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Action = Local[Callable[..., Any]]
 
 
 class Script:
-    """What the hooks of actors do, and what happened to them in order: shared between a test and its actors."""
+    """A script of what the hooks of actors do, and what happened to them in order: shared between a test and its actors."""
 
     def __init__(self, **hooks: Callable[..., Any]) -> None:
         self.hooks = hooks

@@ -35,7 +35,7 @@ TIMEOUT = 300
 
 
 class Wrong(Exception):
-    """What is wrong with a distribution."""
+    """A fault of a distribution."""
 
 
 def only(folder: Path, pattern: str) -> Path:

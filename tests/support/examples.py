@@ -1,4 +1,4 @@
-"""How many examples a property test tries."""
+"""The number of examples a property test tries."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Faults:
             self._came.notify_all()
 
     def watch_client(self) -> None:
-        """What calls of the client of this process tell it of, which may have to start first, is kept as well."""
+        """Keeps what calls of the client of this process tell it of, which may have to start first."""
         plugins.when_client_starts(lambda client: setattr(client.layer.owners, "handled", self.handled))
 
     def next(self, *, handled: bool | None = False) -> Any:

@@ -1,4 +1,5 @@
-"""Where the package opens, loads or imports by a name: what a stranger might have put under that name would be taken.
+"""The places where the package opens, loads or imports by a name: what a stranger might have put under that name would
+be taken.
 
 A place is `file: function: call`. What the source itself names of the kernel (/proc, /sys, a number, os.devnull) is no place,
 and neither is a descriptor that monarch/_linux/private_files.py has just opened.
@@ -191,7 +192,7 @@ def places_in(source: str) -> Iterator[str]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """What the names that are imported mean."""
+    """Returns what the names that are imported mean."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -206,7 +207,7 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 
 
 def _called(call: ast.Call, names: dict[str, str]) -> str:
-    """What is called, if that goes by a name that somebody might have taken."""
+    """Returns what is called, if that goes by a name that somebody might have taken."""
     dotted = _dotted(call.func, names)
     if isinstance(call.func, ast.Attribute) and call.func.attr in METHODS:
         return f".{call.func.attr}"

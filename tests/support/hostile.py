@@ -39,7 +39,7 @@ NAME = "".join(HOSTILE).replace("\udc9b", "")
 
 
 def fit(text: str) -> bool:
-    """Whether a terminal shows it as it is: no character of it is a control, a format mark or a lone surrogate, but for ends
-    of lines and tabs."""
+    """Returns whether a terminal shows it as it is: no character of it is a control, a format mark or a lone surrogate,
+    but for ends of lines and tabs."""
     seen = (unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or char in "\n\t" for char in text)
     return all(seen) and not {"\u3164", "\u115f"} & set(text)

@@ -56,7 +56,7 @@ class Worker:
         return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
 
     def output(self) -> str:
-        """What the program and the processes of its host have written."""
+        """Returns what the program and the processes of its host have written."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 

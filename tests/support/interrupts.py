@@ -1,4 +1,4 @@
-"""What a handler of signals raises, at any step of the code that it interrupts."""
+"""An error of a handler of signals, at any step of the code that it interrupts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a si
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the handler raises."""
+    """The error that the handler raises."""
 
 
 class Steps:
@@ -129,7 +129,7 @@ def interrupted_calls(books: Any, act: Callable[[Any, int], None], every: int) -
 
 
 def _finalizes(frame: FrameType | None) -> bool:
-    """Whether Python would print what is raised here and go on: half a finalizer is all that has run then."""
+    """Returns whether Python would print what is raised here and go on: half a finalizer is all that has run then."""
     while frame is not None:
         if frame.f_code is weakref.finalize.__call__.__code__ or frame.f_code.co_name == "__del__":
             return True

@@ -1,4 +1,4 @@
-"""What the documentation says a line prints, compared with what it prints.
+"""The comparison of what the documentation says a line prints with what it prints.
 
 A comment behind a `print(...)` is what that prints, all of it, with `...` for whatever may differ:
 
@@ -22,7 +22,7 @@ from tests.support.pages import Command
 
 
 class Promise(NamedTuple):
-    """Of a print statement of a program: its first and last line, and what it is to print."""
+    """The promise of a print statement of a program: its first and last line, and what it is to print."""
 
     first: int
     last: int
@@ -30,14 +30,14 @@ class Promise(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """What a print at a line has printed, without the newline at the end."""
+    """The text that a print at a line has printed, without the newline at the end."""
 
     line: int
     text: str
 
 
 def promises(program: str) -> list[Promise]:
-    """Of the print statements that have a comment behind them."""
+    """Returns those of the print statements that have a comment behind them."""
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
         for token in tokenize.generate_tokens(io.StringIO(program).readline)
@@ -58,7 +58,7 @@ def _prints(program: str) -> list[tuple[int, int]]:
 
 
 def fits(promise: str, text: str) -> bool:
-    """Whether `text` is what the promise says. Lines that run on count as one."""
+    """Returns whether `text` is what the promise says. Lines that run on count as one."""
     parts = [re.escape(" ".join(part.split())) for part in promise.split("...")]
     return re.fullmatch(r"\s*.*?\s*".join(parts), " ".join(text.split())) is not None
 

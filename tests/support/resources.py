@@ -1,4 +1,4 @@
-"""What this process holds."""
+"""The resources that this process holds."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class _Quiet(threading.local):
 
 
 class Faults:
-    """Which call fails, and how. Any thread may ask; `told` counts what happened.
+    """A plan of which call fails, and how. Any thread may ask; `told` counts what happened.
 
     Each seed has its own rates, and leaves most kinds of calls alone: what happens rarely together is found so. `breaks`:
     connections may break as well; `broke(sock)` is called just before one does. It may refuse.
@@ -96,7 +96,7 @@ class Faults:
             raise OSError(number, os.strerror(number))
 
     def part(self, call: str, size: int) -> int:
-        """How many of `size` bytes the call moves."""
+        """Returns how many of `size` bytes the call moves."""
         if size < 2 or not self.on or not (rate := self.rates.get(call, 0.0)):
             return size
         with self._lock:

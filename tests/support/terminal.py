@@ -46,12 +46,12 @@ class Terminal:
         return found.group()
 
     def read(self) -> None:
-        """What it shows now, if anything, so that it can go on."""
+        """Reads what it shows now, if anything, so that it can go on."""
         if select.select([self.fd], [], [], 0.05)[0]:
             self.shown += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
 
     def attributes(self) -> list[object]:
-        """How the terminal is set: raw, echo and so on."""
+        """Returns how the terminal is set: raw, echo and so on."""
         return termios.tcgetattr(self.side)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which cases of a test `make test` runs.
+"""The cases of a test that `make test` runs.
 
 Every test is part of `make test-all`, but for those marked `slow` and those that need something of their own (`device`,
 `lab`, `browser`, `ray`), which have targets of their own. What is marked `full`, a module, a test or a case of one, is left
@@ -76,5 +76,5 @@ def _marked(case: Any, mark: Any) -> Any:
 
 
 def every_nth(cases: Iterable[Any], nth: int) -> list[Any]:
-    """As `first_of`, but in every run are the first case and each `nth` after it."""
+    """Runs as `first_of`, but in every run are the first case and each `nth` after it."""
     return [case if number % nth == 0 else in_full(case) for number, case in enumerate(cases)]

@@ -20,7 +20,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user,
 
 
 def as_stranger(do: Callable[[], T], uid: int = STRANGER) -> T:
-    """What `do` returns in a forked child that is another user; AssertionError with the traceback of what it raised there."""
+    """Returns what `do` returns in a forked child that is another user; AssertionError with the traceback of what it
+    raised there."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

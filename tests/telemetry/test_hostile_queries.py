@@ -1,4 +1,4 @@
-"""What a query may do to the tables and to others who ask: nothing. Each attack runs on a real engine."""
+"""Tests of what a query may do to the tables and to others who ask: nothing. Each attack runs on a real engine."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def store() -> Iterator[Store]:
 
 
 def levenshtein(size: int) -> str:
-    """What the engine does not stop when it is asked to."""
+    """Returns what the engine does not stop when it is asked to."""
     return f"SELECT levenshtein(repeat('a', {size}), repeat('b', {size}))"
 
 
 def nested(depth: int) -> str:
-    """What is too deep for the engine's stack."""
+    """Returns what is too deep for the engine's stack."""
     return "SELECT json_transform('" + "[" * depth + "]" * depth + "', '" + "[" * depth + '"INT"' + "]" * depth + "')"
 
 

@@ -344,7 +344,7 @@ EDGES: list[Any] = [
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_fits_a_column_the_engine_takes(ingest: Ingest, store: Store, seed: int) -> None:
-    """What is refused is refused before: no statement fails for a value."""
+    """Shows that what is refused is refused before: no statement fails for a value."""
     random = Random(seed)
     gathered = EventColumns()
     head, _ = batches.decode(batch([]))

@@ -1,4 +1,4 @@
-"""How machines are measured."""
+"""Tests of how machines are measured."""
 
 from __future__ import annotations
 

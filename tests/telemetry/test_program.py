@@ -60,7 +60,7 @@ END = """
 
 
 def run(scripts: Scripts, body: str) -> str:
-    """What a program wrote whose main goes on with `body`."""
+    """Returns what a program wrote whose main goes on with `body`."""
     text = textwrap.dedent(BEGINNING) + textwrap.indent(textwrap.dedent(body), "    ") + textwrap.dedent(END)
     done = scripts.run(text)
     assert done.stdout.endswith("done\n"), done.stdout

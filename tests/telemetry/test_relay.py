@@ -1,4 +1,4 @@
-"""What waits in the client for the observer: bounded, and fair to every process."""
+"""Tests of what waits in the client for the observer: bounded, and fair to every process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read(sock: socket.socket, count: int) -> list[bytes]:
 
 
 def test_a_batch_that_is_too_large_never_gets_to_the_observer(relay: Any) -> None:
-    """Which would close the connection for it."""
+    """Drops a batch for which the observer would close the connection."""
     here, there = socket.socketpair()
     with here, there:
         relay.relay.connect(here)

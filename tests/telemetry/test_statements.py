@@ -1,4 +1,4 @@
-"""What SQL may do: read the tables, and nothing else. Each attack runs on a real engine."""
+"""Tests of what SQL may do: read the tables, and nothing else. Each attack runs on a real engine."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Loopback(TensorEngine):
         return answers
 
     def local(self, tensor: Any, rank: int = 0) -> Any:
-        """What rank `rank` has for a distributed tensor."""
+        """Returns what rank `rank` has for a distributed tensor."""
         self.flush()
         return self.executors[rank].tensors[tensor.ref]
 
@@ -77,7 +77,7 @@ class Loopback(TensorEngine):
 
 
 class _Workers:
-    """What `Engine.ask` sends to: some ranks, who answer at once."""
+    """The workers that `Engine.ask` sends to: some ranks, who answer at once."""
 
     def __init__(self, workers: Sequence[_Inline]) -> None:
         self._workers = workers
@@ -166,7 +166,7 @@ def _as_a_worker(one: executor.Executor) -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    """As a message would carry it."""
+    """Copies it as a message would carry it."""
     body, buffers = codec.encode(value)
     return codec.decode(body, [bytearray(buffer) for buffer in buffers])
 

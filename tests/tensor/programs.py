@@ -376,7 +376,7 @@ def sent(tree: Any) -> Any:
 
 
 def stored(tree: Any, back: bool = True) -> Any:
-    """What torch.load gives of what torch.save wrote; on the mesh, if it is to go `back`."""
+    """Returns what torch.load gives of what torch.save wrote; on the mesh, if it is to go `back`."""
     file = io.BytesIO()
     torch.save(tree, file)
     file.seek(0)
@@ -385,7 +385,7 @@ def stored(tree: Any, back: bool = True) -> Any:
 
 
 def namespace() -> dict[str, Any]:
-    """What every program begins with. Call it where its tensors are to live."""
+    """Returns what every program begins with. Call it where its tensors are to live."""
     torch.manual_seed(0)
     return {
         "host": host,

@@ -1,4 +1,4 @@
-"""Which part of a tensor each process has."""
+"""Tests of which part of a tensor each process has."""
 
 from __future__ import annotations
 

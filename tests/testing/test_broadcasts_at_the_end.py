@@ -1,4 +1,4 @@
-"""What fails in the last line of a test fails the test, though nobody waits for it."""
+"""Tests that what fails in the last line of a test fails the test, though nobody waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What InProcessCluster promises beside running actors (for that: tests/_mesh/actors/test_cluster_actors.py)."""
+"""Tests of what InProcessCluster promises beside running actors (for that: tests/_mesh/actors/test_cluster_actors.py)."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_controller_is_found_from_a_restarted_process(cluster: InProcessCluste
 
 
 def suspicions(cluster: InProcessCluster, procs: Any) -> Any:
-    """What the client has been told of the first process of the mesh: why it is suspected, "" when it is not."""
+    """Returns what the client has been told of the first process of the mesh: why it is suspected, "" when it is not."""
     return cluster._proc.suspected.get(cluster.address_of(procs), "")
 
 

@@ -89,7 +89,7 @@ def taken_failures(cluster: InProcessCluster, count: int, handled: bool = False)
 
 
 def processes(cluster: InProcessCluster) -> list[str]:
-    """Those that live on the further hosts."""
+    """Returns those that live on the further hosts."""
     return [address for address in cluster.statistics() if ".h" in address]
 
 

@@ -1,4 +1,4 @@
-"""What spawns and calls leave behind: nothing that grows with their number.
+"""Tests of what spawns and calls leave behind: nothing that grows with their number.
 
 Traced Python memory of the client, its agent and its processes, which are one interpreter here. Tables that have a bound are
 filled before the first measurement, or are given a small one.
@@ -25,13 +25,13 @@ MOST = 100  # bytes that one spawn or call may leave behind
 
 
 def counted(few: int, many: int) -> Any:
-    """How often a test does its step: `few` in `make test-all`, `many` in `make test-slow`."""
+    """Returns how often a test does its step: `few` in `make test-all`, `many` in `make test-slow`."""
     return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered of those that ended is full from the beginning."""
+    """Makes the tables small: what is remembered of those that ended is full from the beginning."""
     monkeypatch.setattr(actor_table, "_TOMBSTONES", 50)
     monkeypatch.setattr(processes, "_STOPPED_PEERS", 50)
     monkeypatch.setattr(processes, "_ENDED_PEERS", 50)

@@ -222,7 +222,7 @@ def test_delays_differ_and_keep_the_order(pair: Pair) -> None:
 
 
 def fates(pair: Pair) -> tuple[list[bytes], list[float]]:
-    """What becomes of twenty frames under every chance there is."""
+    """Returns what becomes of twenty frames under every chance there is."""
     times: list[float] = []
     pair.network.tap(lambda sent: times.append(pair.clock.now()))
     start = pair.clock.now()

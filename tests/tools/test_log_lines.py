@@ -1,4 +1,4 @@
-"""What `monarch logs` is asked for."""
+"""Tests of what `monarch logs` is asked for."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _decoded(timeline: Timeline) -> Any:
 
 
 class _Read:
-    """What a viewer makes of the packets: interned names resolved, begins and ends matched."""
+    """A reading of the packets: interned names resolved, begins and ends matched."""
 
     def __init__(self, trace: Any) -> None:
         self.tracks: dict[int, Any] = {}

@@ -29,7 +29,7 @@ class Worker:
 
     @endpoint
     def plus(self, y: int, z: int = 0) -> int:
-        """What it does."""
+        """Adds numbers."""
         return self.x + y + z
 
     @endpoint(explicit_response_port=True)

@@ -34,7 +34,7 @@ from tests.support.actors import TIMEOUT, fails
 
 
 class Script:
-    """What the actors of a test do with an item; what they were given, in the order in which they began."""
+    """The script of a test's actors: what they do with an item; what they were given, in the order in which they began."""
 
     def __init__(self, run: Callable[[Any], Any] = lambda item: item) -> None:
         self.run = run

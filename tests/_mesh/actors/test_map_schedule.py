@@ -1,4 +1,4 @@
-"""Which rank runs which item: the decisions of `Endpoint.map`, without actors."""
+"""Tests of which rank runs which item: the decisions of `Endpoint.map`, without actors."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_sent_has_failed_and_the_rank_stays_free() -> None:
 def test_every_item_is_given_once_within_the_bounds(
     ranks: int, in_flight: int, retries: int, items: int, ordered: bool, chances: object
 ) -> None:
-    """Whatever answers, raises, dies and comes back, in whatever order."""
+    """Holds whatever answers, raises, dies and comes back, in whatever order."""
     choose = chances.choice  # type: ignore[attr-defined]
     schedule = MapSchedule(ranks, in_flight, retries, ordered)
     rank_of: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What is said to a program that uses a class, an instance or a mesh for one of the others."""
+"""Tests of what is said to a program that uses a class, an instance or a mesh for one of the others."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_receiver_is_told_of_each_rank_whose_process_ends(cluster: InProcess
 
 
 def test_each_failure_that_the_receiver_raises_is_told(cluster: InProcessCluster) -> None:
-    """Of two ranks, and of another mesh, one after another through one port."""
+    """Tells those of two ranks, and of another mesh, one after another through one port."""
     kept = Local(threading.Event())
     meshes = [this_host().spawn_procs({"gpus": 2}), this_host().spawn_procs()]
     port, receiver = Channel[Any].open()

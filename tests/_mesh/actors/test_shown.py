@@ -1,4 +1,5 @@
-"""What people are shown of meshes and endpoints: by help(), inspect and dir(), and by completion and `?` in IPython."""
+"""Tests of what people are shown of meshes and endpoints: by help(), inspect and dir(), and by completion and `?` in
+IPython."""
 
 from __future__ import annotations
 

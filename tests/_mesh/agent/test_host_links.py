@@ -22,7 +22,7 @@ SECRET = Credentials(b"a long and random text")
 
 
 class Agent:
-    """As much of one as links need."""
+    """An agent, as much of one as links need."""
 
     def __init__(self, loop: Loop, address: str, unique: str) -> None:
         self.loop = loop
@@ -52,13 +52,13 @@ class Agent:
         self.ended.append(why)
 
     def host_suspected(self, host: str, why: str) -> None:
-        """As the host agent does for a link that the other side has dialled."""
+        """Does as the host agent does for a link that the other side has dialled."""
         link = self.routes.links().get(host)
         if why and isinstance(link, LinkConnection) and not link.dials:
             self.links.look_after(host, link)
 
     def vanish(self) -> None:
-        """As a process that is killed: its sockets are closed, and nothing is said."""
+        """Vanishes as a process that is killed: its sockets are closed, and nothing is said."""
         self.listening.close()
         for link in self.routes.links().values():
             assert isinstance(link, LinkConnection)

@@ -1,4 +1,4 @@
-"""When a worker has waited too long for a client: in virtual time, over every order of comings and goings."""
+"""Tests of when a worker has waited too long for a client: in virtual time, over every order of comings and goings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was killed by the kernel for memory: what kernels write, and which death it explains."""
+"""Tests of who was killed by the kernel for memory: what kernels write, and which death it explains."""
 
 from __future__ import annotations
 

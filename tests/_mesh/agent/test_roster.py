@@ -1,4 +1,4 @@
-"""What becomes of the processes of a host, in every order of events, and who is told of it.
+"""Tests of what becomes of the processes of a host, in every order of events, and who is told of it.
 
 A scenario is a text: a line with `>` is an event, the lines below it are what the roster wants done on its account. A
 process is `mesh.rank#incarnation`; its connection has the same name; `C` is the client's, `W` and `V` are of others.
@@ -1528,7 +1528,7 @@ class AnyEvents(RuleBasedStateMachine):
                 self.do(self.roster.pong(self.now, name, 1 << 60))
 
     def exit(self, key: tuple[str, int], code: int) -> None:
-        """Of its connection and its exit status, either may be seen first."""
+        """Ends a process: of its connection and its exit status, either may be seen first."""
         life = self.lives.pop(key)
         if life.greeted:
             self.lost_ones.add(name_of(*key))

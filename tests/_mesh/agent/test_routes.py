@@ -1,4 +1,4 @@
-"""Which way frames go between hosts, who hears of a host's end, and who is held while others do not take theirs."""
+"""Tests of which way frames go between hosts, who hears of a host's end, and who is held while others do not take theirs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def reduction(gather: float = 0.01, number: int = 1) -> Cast:
 
 
 def agent(here: int = 3, below: Sequence[str] = (), number: int = 1) -> Casts:
-    """Of host H, with processes m.0, m.1... that are receivers, and children with one receiver each."""
+    """Returns an agent of host H, with processes m.0, m.1... that are receivers, and children with one receiver each."""
     casts = Casts()
     names = [f"m.{n}" for n in range(here)]
     hosts = [PlanHost("H", names, list(range(here)))]

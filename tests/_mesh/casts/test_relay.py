@@ -51,7 +51,7 @@ HOLD = ("hold", *KEY)
 
 
 def plan(hosts: str, number: int = 1, width: int = 2, serve: bool = True) -> CastPlan:
-    """Of hosts by their letters; the process of the n-th is `m.<n>`, and n its rank."""
+    """Returns a plan of hosts by their letters; the process of the n-th is `m.<n>`, and n its rank."""
     return CastPlan(number, width, serve, [PlanHost(host, [f"m.{n}"], [n]) for n, host in enumerate(hosts)])
 
 
@@ -81,7 +81,7 @@ def delivered(effects: Iterable[Any]) -> list[Any]:
 
 
 def answers(*ranks: int, gone: Sequence[int] = ()) -> tuple[Answers, bytes]:
-    """Of a child; the body of each is its rank."""
+    """Returns answers of a child; the body of each is its rank."""
     bodies = [b"%d" % rank for rank in ranks]
     sizes = [len(body) for body in bodies]
     return Answers(CALLER, PORT, list(ranks), [VALUE] * len(ranks), sizes, list(gone)), b"".join(bodies)
@@ -877,7 +877,7 @@ class World:
             self.put(receiver.address, host_of(receiver.address), "ended")
 
     def end_host(self) -> None:
-        """What it has sent arrives up to some message; what was sent to it does not."""
+        """Ends a host: what it has sent arrives up to some message; what was sent to it does not."""
         mortal = sorted(self.alive - set(self.roots))
         if not mortal:
             return

@@ -47,7 +47,7 @@ class World:
         del self.waiting[number]
 
     def _blockers(self, home: str, key: str, port: int) -> Iterable[Blocked]:
-        """Of the actors of `home` among those that the message went to."""
+        """Returns those of the actors of `home` among those that the message went to."""
         for actor in key.split():
             if self.homes[actor] != home:
                 continue

@@ -1,4 +1,4 @@
-"""Who is told of what: every end of a rank, in every order, and what callers hear afterwards."""
+"""Tests of who is told of what: every end of a rank, in every order, and what callers hear afterwards."""
 
 from __future__ import annotations
 

@@ -2069,7 +2069,7 @@ def test_spawning_in_the_constructor(cluster: InProcessCluster, kind: Any) -> No
 
 @owners
 def test_spawning_in_supervise(cluster: InProcessCluster, kind: Any) -> None:
-    """What takes the place of a lost child is the owner's like any other."""
+    """Shows that what takes the place of a lost child is the owner's like any other."""
     children = Script()
 
     def replace(actor: Any, failure: MeshFailure) -> bool:

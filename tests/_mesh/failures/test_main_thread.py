@@ -1,4 +1,4 @@
-"""When and where a fault is raised, and whose handler of SIGINT counts as the program's own.
+"""Tests of when and where a fault is raised, and whose handler of SIGINT counts as the program's own.
 
 Real programs, with real signals, are in tests/procs/test_faults.py.
 """
@@ -73,7 +73,7 @@ def frame_of(module: str, function: str) -> FrameType:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """What was told of a fault that the main thread has not taken yet."""
+    """Returns what was told of a fault that the main thread has not taken yet."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     faults = Faults()
     faults._pending = Fault("the report", "the block")

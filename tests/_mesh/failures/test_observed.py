@@ -1,4 +1,4 @@
-"""Which failures a call of their owner tells: every order of failing, observing and dropping, without a clock."""
+"""Tests of which failures a call of their owner tells: every order of failing, observing and dropping, without a clock."""
 
 from __future__ import annotations
 

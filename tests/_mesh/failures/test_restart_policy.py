@@ -1,4 +1,4 @@
-"""Who is restarted, how often and how soon: policies, and the bookkeeping of a group of meshes."""
+"""Tests of who is restarted, how often and how soon: policies, and the bookkeeping of a group of meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch has recorded of its collectives."""
+"""Tests of what torch has recorded of its collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes and host agents tell of themselves, on an in-process cluster."""
+"""Tests of what processes and host agents tell of themselves, on an in-process cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found to be wrong, of what processes have answered."""
+"""Tests of what is found to be wrong, of what processes have answered."""
 
 from __future__ import annotations
 

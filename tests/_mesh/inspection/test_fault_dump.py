@@ -1,4 +1,4 @@
-"""What Python's faulthandler writes, in the forms of several versions, becomes stacks."""
+"""Tests that what Python's faulthandler writes, in the forms of several versions, becomes stacks."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_a_handler_that_was_taken_away_is_noticed(program: Any, folder: Path) ->
 
 
 def test_a_descriptor_that_is_not_the_file_any_more_is_noticed(program: Any, folder: Path) -> None:
-    """What is written would go into a file of the program."""
+    """Refuses it: what is written would go into a file of the program."""
     after = "os.closerange(3, 64); mine = [open(sys.argv[1] + '/mine', 'w') for _ in range(20)]"
     program(after=after)
     assert why_not(folder) == "the descriptor that it would write to is not open any more"

@@ -1,4 +1,4 @@
-"""What a process answers to questions, without connections: the answers are caught as they are sent."""
+"""Tests of what a process answers to questions, without connections: the answers are caught as they are sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refused(body: bytes) -> str:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the question `q` of the module wait_graph does."""
+    """Gives what the question `q` of the module wait_graph does."""
     table: dict[str, Any] = {"fn": lambda who, argument: f"{who} {argument.decode()}".encode()}
 
     def answer(who: str, argument: bytes) -> bytes:

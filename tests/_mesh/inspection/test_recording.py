@@ -1,4 +1,4 @@
-"""How what was recorded leaves a process: with a client that answers, is slow, is gone or comes back."""
+"""Tests of how what was recorded leaves a process: with a client that answers, is slow, is gone or comes back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def part(number: int, name: str) -> tuple[Any, ...]:
 
 
 class Client:
-    """What a process sees of the program: it keeps what was sent, and answers when it is told to."""
+    """The program as a process sees it: it keeps what was sent, and answers when it is told to."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

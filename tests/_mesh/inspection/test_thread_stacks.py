@@ -1,4 +1,4 @@
-"""What a process tells of its threads and tasks, on an in-process cluster."""
+"""Tests of what a process tells of its threads and tasks, on an in-process cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, circles of waits and endpoints that run long, on an in-process cluster in virtual time."""
+"""Tests of who waits for whom, circles of waits and endpoints that run long, on an in-process cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def graph_with(edges: int = 0, handlers: int = 0) -> WaitGraph:
 
 
 def asks(endpoint: Any, *args: Any) -> Local[Callable[[], Any]]:
-    """What an actor is given to do: calls that endpoint and waits."""
+    """Returns what an actor is given to do: calls that endpoint and waits."""
     return Local(lambda: endpoint.call_one(*args).get())
 
 
@@ -702,7 +702,7 @@ class Logged(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[Callable[[], list[str]]]:
-    """What was logged so far about endpoints that run long."""
+    """Gives what was logged so far about endpoints that run long."""
     handler = Logged()
     logger = logging.getLogger("monarch")
     logger.addHandler(handler)
@@ -744,7 +744,7 @@ def test_an_endpoint_that_runs_long_is_logged_once(
 def test_an_endpoint_that_has_answered_runs_no_more(
     cluster: InProcessCluster, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has the answer may ask before the actor's thread is ready for its next message."""
+    """Asks at once: the caller who has the answer may ask before the actor's thread is ready for its next message."""
     reply = Proc.reply
 
     def then_wait(proc: Proc, *args: Any) -> None:

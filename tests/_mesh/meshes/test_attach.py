@@ -1,4 +1,5 @@
-"""What attaching makes of addresses and answers, and what a host makes of a spec that another has sent; no processes."""
+"""Tests of what attaching makes of addresses and answers, and what a host makes of a spec that another has sent; no
+processes."""
 
 from __future__ import annotations
 

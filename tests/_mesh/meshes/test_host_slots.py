@@ -1,4 +1,4 @@
-"""Which hosts of a mesh are lost, and who may take their places."""
+"""Tests of which hosts of a mesh are lost, and who may take their places."""
 
 from __future__ import annotations
 

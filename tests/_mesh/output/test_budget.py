@@ -1,4 +1,4 @@
-"""How much streamed output is on its way, and what is said of the rest."""
+"""Tests of how much streamed output is on its way, and what is said of the rest."""
 
 from __future__ import annotations
 

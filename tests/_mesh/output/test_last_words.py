@@ -1,4 +1,4 @@
-"""What is kept of the stderr of a process for the report of its end."""
+"""Tests of what is kept of the stderr of a process for the report of its end."""
 
 from __future__ import annotations
 

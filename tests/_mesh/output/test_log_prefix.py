@@ -17,7 +17,7 @@ from monarch._runtime.context import current
 
 
 class Instance:
-    """As much of a running actor as the prefix asks for."""
+    """A running actor, as much of one as the prefix asks for."""
 
     def __init__(self, display: str) -> None:
         self.name = "worker"

@@ -1,4 +1,4 @@
-"""What processes of other hosts may do to the client's terminal: show text, with colours."""
+"""Tests of what processes of other hosts may do to the client's terminal: show text, with colours."""
 
 from __future__ import annotations
 

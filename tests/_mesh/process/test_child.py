@@ -1,4 +1,4 @@
-"""What a new process does before it is one of ours."""
+"""Tests of what a new process does before it is one of ours."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_after_a_death_it_waits_for_the_restart(cluster: InProcessCluster, round
 
 
 def test_calls_that_fail_are_followed_by_none(cluster: InProcessCluster, gate: Gate) -> None:
-    """As a program recovers: the call under way fails, `healthy`, the call again."""
+    """Goes on as a program recovers: the call under way fails, `healthy`, the call again."""
     procs = this_host().spawn_procs({"gpus": 2})
     with RestartPolicy(max_restarts=20):
         mesh = procs.spawn("w", Worker)

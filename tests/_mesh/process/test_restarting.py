@@ -136,7 +136,7 @@ def actors_in(cluster: InProcessCluster, mesh: Any) -> list[list[str]]:
 
 
 def sizes(cluster: InProcessCluster) -> dict[str, Any]:
-    """What the client keeps."""
+    """Returns what the client keeps."""
     proc = cluster._proc
     return {
         "ports": len(proc.ports),
@@ -699,7 +699,7 @@ def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diar
 
 @pytest.fixture
 def orders(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[StopActor]:
-    """What the client has sent of orders to stop, once it is sent."""
+    """Returns what the client has sent of orders to stop, once it is sent."""
     proc, sent = cluster._proc, queue.SimpleQueue[StopActor]()
     post = proc.post
 
@@ -787,7 +787,7 @@ def test_an_order_to_make_room_that_comes_again_leaves_the_next_alone(
 def test_each_senders_messages_keep_their_order_over_restarts(
     cluster: InProcessCluster, diary: Script, kind: type
 ) -> None:
-    """Of casts and calls of several senders each actor handled some first ones, and in order."""
+    """Checks that of casts and calls of several senders each actor handled some first ones, and in order."""
     mesh = spawn(diary, kind)
     senders = [spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2)]
 
@@ -1990,7 +1990,7 @@ def test_processes_that_are_stopped_are_not_restarted_by_a_policy(cluster: InPro
 
 
 class Service(Actor):
-    """Of a program that knows of no restarts of ours."""
+    """A service of a program that knows of no restarts of ours."""
 
     def __init__(self) -> None:
         self.restarts = 0

@@ -1,4 +1,4 @@
-"""What programs give to say who may speak, put together with the environment."""
+"""Tests of what programs give to say who may speak, put together with the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slots of a host's devices meshes get, and what of it the processes hand on."""
+"""Tests of which slots of a host's devices meshes get, and what of it the processes hand on."""
 
 from __future__ import annotations
 

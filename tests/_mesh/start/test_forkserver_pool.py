@@ -1,4 +1,4 @@
-"""Which fork server serves a spec. Sockets without processes at their ends."""
+"""Tests of which fork server serves a spec. Sockets without processes at their ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pool:
         self.servers.add(begun, ["torch"])
 
     def asked_for_another(self) -> list[Any]:
-        """What the first fork server was asked to be forked for."""
+        """Returns what the first fork server was asked to be forked for."""
         try:
             received = receive_packet(self.first)
         except BlockingIOError:

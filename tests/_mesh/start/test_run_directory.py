@@ -1,4 +1,4 @@
-"""Who has a run's folder, and when it is removed."""
+"""Tests of who has a run's folder, and when it is removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 
 def abandon(directory: RunDirectory) -> None:
-    """As when all processes of a run are killed: its maker's pid is another process's now."""
+    """Leaves a run as when all processes of a run are killed: its maker's pid is another process's now."""
     os.close(directory.lock)
     note(directory, started=1)
 
@@ -134,7 +134,8 @@ def test_a_run_whose_lock_was_lost_stays_while_its_maker_lives(base: Path) -> No
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_copy_of_a_folder_ends_nobody(base: Path, monkeypatch: pytest.MonkeyPatch, copied: bool) -> None:
-    """As in an image of /tmp that is laid over it, with the processes in sight: the run may live on at the original."""
+    """Ends nobody, as in an image of /tmp that is laid over it, with the processes in sight: the run may live on at
+    the original."""
     directory = make_directory()
     monkeypatch.setenv("MONARCH_RUN", directory.path)
     (base / "away").mkdir(0o700)

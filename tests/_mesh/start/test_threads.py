@@ -1,4 +1,4 @@
-"""What share of a host's processors a process gets, and who may say otherwise."""
+"""Tests of what share of a host's processors a process gets, and who may say otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server an address means, and how it is spoken to. Pure."""
+"""Tests of which server an address means, and how it is spoken to. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of nodes, in the details, the overlays and without a screen. Pure."""
+"""Tests of what is said of nodes, in the details, the overlays and without a screen. Pure."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Driven:
         return view.render_line(index).text
 
     def text(self, id: str) -> str:
-        """Of a line or pane."""
+        """Returns the text of a line or pane."""
         shown = self.app.query_one(f"#{id}", Static)
         return "\n".join(strip.text.rstrip() for strip in shown.render_lines(shown.size.region)).strip()
 

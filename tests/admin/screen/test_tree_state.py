@@ -1,4 +1,4 @@
-"""Which rows the tree pane shows. Pure."""
+"""Tests of which rows the tree pane shows. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a connection may take."""
+"""Tests of how long a connection may take."""
 
 from __future__ import annotations
 

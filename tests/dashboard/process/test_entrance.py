@@ -1,4 +1,4 @@
-"""Who gets to a port over HTTP, and for how long."""
+"""Tests of who gets to a port over HTTP, and for how long."""
 
 from __future__ import annotations
 

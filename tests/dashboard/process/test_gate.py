@@ -1,4 +1,4 @@
-"""Who gets past the gate of an observer's ports."""
+"""Tests of who gets past the gate of an observer's ports."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Client:
         ghosts.haunt.broadcast(self.residents.slice(hosts=1))
 
     def heard_of_ghosts(self) -> list[int]:
-        """What the residents of the second host have heard so far."""
+        """Returns what the residents of the second host have heard so far."""
         return list(self.residents.slice(hosts=1).heard_of_ghosts.call().get(SECONDS).values())
 
     def replace(self, *workers: str) -> list[int]:
@@ -225,7 +225,7 @@ class Client:
         return self.hosts.replace(failed=True, workers=workers).get(SECONDS)
 
     def restart(self) -> list[Any]:
-        """What is gone; where all are then."""
+        """Returns what is gone; where all are then."""
         self.procs.restart(failed=True).get(SECONDS)
         self.residents.restart(failed=True).get(SECONDS)
         return self.where()
@@ -251,7 +251,7 @@ class Client:
         return [future.get(SECONDS) for future in self.residents.call.stream(number)]
 
     def heard(self) -> list[list[str]]:
-        """What each resident has heard, in that order."""
+        """Returns what each resident has heard, in that order."""
         return list(self.residents.heard.call().get(SECONDS).values())
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class Client:
         return self.faults.get(timeout=SECONDS)
 
     def end_casts(self) -> int:
-        """How many were sent."""
+        """Returns how many were sent."""
         return self.casts.end()
 
     def end_when_it_fails(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is declared for type checkers only is what there is."""
+"""Tests that what is declared for type checkers only is what there is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def methods(module: ModuleType, name: str) -> dict[str, ast.FunctionDef | ast.As
 
 
 def interface(name: str) -> bool:
-    """Whether a program uses this name of a mesh."""
+    """Returns whether a program uses this name of a mesh."""
     return not name.startswith("_") or name in ("__aenter__", "__aexit__", "__await__")
 
 

@@ -1,5 +1,5 @@
-"""What type checkers know of the public API: `make check` has mypy --strict and pyright read this file. The suite runs it, so
-that what is said of types holds of the values. wrong_uses.py has what both must refuse.
+"""The types that checkers know of the public API: `make check` has mypy --strict and pyright read this file. The suite
+runs it, so that what is said of types holds of the values. wrong_uses.py has what both must refuse.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both type checkers must refuse. Each line that says so is an error in mypy and in pyright, and no other line is:
+"""Uses that both type checkers must refuse. Each line that says so is an error in mypy and in pyright, and no other line is:
 a comment that silences nothing is itself an error (`make check`). Never run.
 """
 

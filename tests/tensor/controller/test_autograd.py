@@ -50,7 +50,7 @@ def both(procs: Any, program: Callable[[], list[Any]], tolerance: float = 1e-6) 
 
 
 def derived(model: nn.Module, *inputs: Any, **options: Any) -> list[Any]:
-    """What a model gives, and every gradient of the sum of its squares."""
+    """Returns what a model gives, and every gradient of the sum of its squares."""
     given = [value.requires_grad_() if value.is_floating_point() else value for value in inputs]
     out = model(*given, **options)
     out = out[0] if isinstance(out, tuple) else out

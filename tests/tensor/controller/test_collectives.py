@@ -40,7 +40,7 @@ def along(rank: tuple[int, int], dims: tuple[str, ...]) -> list[tuple[int, int]]
 
 
 def combined(tensors: list[torch.Tensor], reduction: str) -> torch.Tensor:
-    """What a reduction means, on local tensors. Halves are summed in float32, as documented."""
+    """Returns what a reduction means, on local tensors. Halves are summed in float32, as documented."""
     kind = tensors[0].dtype
     whole = torch.stack(tensors)
     if kind is torch.bool:

@@ -64,7 +64,7 @@ def test_a_factor_is_a_number_of_that_name(name: str) -> None:
 
 @pytest.fixture
 def issued(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What came through torch's dispatcher."""
+    """Gives what came through torch's dispatcher."""
     came: list[Any] = []
     operate = dispatch.operate
 

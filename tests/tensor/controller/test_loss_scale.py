@@ -20,7 +20,7 @@ OPTIMIZERS = {
 
 
 def training(kind: str, inputs: list[Any], steps: int = 5) -> tuple[dict[str, Any], list[float], Any]:
-    """What training gives whose third step has an infinity: weights, scales, and the scaler's state."""
+    """Returns what training gives whose third step has an infinity: weights, scales, and the scaler's state."""
     net = torch.nn.Linear(4, 3)
     with torch.no_grad():
         for number, weight in enumerate(net.parameters()):

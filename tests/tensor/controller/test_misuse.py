@@ -1,4 +1,4 @@
-"""What programs do wrong with distributed tensors is explained where they do it, in methods and in operators."""
+"""Tests that what programs do wrong with distributed tensors is explained where they do it, in methods and in operators."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_inputs_may_go_first(mesh: Any) -> None:
 
 
 def test_it_runs_beside_the_program(mesh: Any) -> None:
-    """What is issued after it can be fetched while nobody waits for it."""
+    """Shows that what is issued after it can be fetched while nobody waits for it."""
     with torch.no_grad():
         x = torch.ones(1) * (1 + mesh.rank("gpus"))
     pending = x.reduce("gpus", async_op=True)

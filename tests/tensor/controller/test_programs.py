@@ -1,4 +1,4 @@
-"""What programs do with tensors all day, under a mesh: the same as without."""
+"""Tests of what programs do with tensors all day, under a mesh: the same as without."""
 
 from __future__ import annotations
 

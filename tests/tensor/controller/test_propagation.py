@@ -1,4 +1,4 @@
-"""What an operation will give, worked out on fake tensors; metadata, numbers that cannot change it, taints."""
+"""Tests of what an operation will give, worked out on fake tensors; metadata, numbers that cannot change it, taints."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What has to be equal. The strides of dimensions without a second element mean nothing, and torch's kernels differ
-    in them."""
+    """Returns what has to be equal. The strides of dimensions without a second element mean nothing, and torch's
+    kernels differ in them."""
     steps = tuple(step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     where = (steps, tensor.storage_offset()) if tensor.numel() else None
     return tuple(tensor.shape), where, tensor.dtype, tensor.is_conj(), tensor.is_neg()

@@ -19,13 +19,13 @@ from tests.tensor.loopback import loopback
 
 
 def on_mesh(mesh: Any, program: Callable[[], Any]) -> list[Any]:
-    """What `program` gives on each rank."""
+    """Returns what `program` gives on each rank."""
     found = program()
     return [mt.inspect(found, gpus=rank) for rank in range(len(mesh))]
 
 
 def here(program: Callable[[], Any]) -> Any:
-    """What plain torch gives in this process."""
+    """Returns what plain torch gives in this process."""
     with mt.no_mesh.activate():
         return program()
 
@@ -214,7 +214,7 @@ def test_without_a_mesh_torch_is_as_ever() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 def test_accelerators_of_processes_that_have_none(loop: Any) -> None:
-    """As on a machine without one, nothing is seeded; states are zeros."""
+    """Seeds nothing, as on a machine without one; states are zeros."""
     torch.cuda.manual_seed(1)
     torch.cuda.manual_seed_all(1)
     torch.cuda.seed()

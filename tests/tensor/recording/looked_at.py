@@ -1,4 +1,4 @@
-"""What the first rank of a loopback has."""
+"""Questions about the first rank of a loopback."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from monarch.tensor import inspect
 
 
 def values(engine: Any, tensor: Any) -> Any:
-    """What rank 0 has, as numbers."""
+    """Returns what rank 0 has, as numbers."""
     return engine.local(tensor).tolist()
 
 

@@ -1,4 +1,5 @@
-"""What a recording took as constant and has changed is found, and recorded again: nothing stays as it was in silence."""
+"""Tests that what a recording took as constant and has changed is found, and recorded again: nothing stays as it was in
+silence."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.tensor.recording.looked_at import local, values
 
 
 def runs(mesh: Any, call: Callable[[], Any]) -> int:
-    """How many commands `call` issues."""
+    """Returns how many commands `call` issues."""
     before = len(mesh.client.runs())
     kept = call()
     found = len(mesh.client.runs()) - before
@@ -29,7 +29,7 @@ def runs(mesh: Any, call: Callable[[], Any]) -> int:
 
 
 def recordings(mesh: Any) -> int:
-    """How many of them rank 0 keeps."""
+    """Returns how many of them rank 0 keeps."""
     return sum(type(defined.call) is RecordedSegment for defined in mesh.client.executors[0].signatures.values())
 
 

@@ -1,4 +1,4 @@
-"""What a function reads of what is around it, from its code."""
+"""Tests of what a function reads of what is around it, from its code."""
 
 from __future__ import annotations
 

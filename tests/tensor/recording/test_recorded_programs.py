@@ -37,7 +37,8 @@ class Program:
         return tensors(scope)
 
     def once(self) -> Any:
-        """What a call gives, and what there is of its arguments and variables afterwards; the exception, if it raised one."""
+        """Returns what a call gives, and what there is of its arguments and variables afterwards; the exception, if it
+        raised one."""
         fresh = namespace()
         arguments = [fresh[name] for name in ARGUMENTS]
         try:

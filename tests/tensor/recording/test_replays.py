@@ -1,4 +1,5 @@
-"""What replays of `monarch.function` and of `monarch.tensor.compile` have in common: memory, effects, streams, meshes."""
+"""Tests of what replays of `monarch.function` and of `monarch.tensor.compile` have in common: memory, effects, streams,
+meshes."""
 
 from __future__ import annotations
 

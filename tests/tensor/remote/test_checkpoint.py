@@ -57,7 +57,7 @@ def same(state: Any, dims: Any) -> None:
 
 
 def alone(path: str) -> dict[str, Any]:
-    """What torch reads without any mesh."""
+    """Returns what torch reads without any mesh."""
     import torch.distributed.checkpoint as dcp
 
     net = {"w": torch.zeros(6, 8), "b": torch.zeros(5, dtype=torch.int64)}

@@ -544,7 +544,7 @@ def test_a_failure_of_one_rank_is_raised_by_call(loop: Any) -> None:
 
 
 class Lines(logging.Handler):
-    """What is logged at ERROR on `monarch`."""
+    """The lines that are logged at ERROR on `monarch`."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

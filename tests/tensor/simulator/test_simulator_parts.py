@@ -242,7 +242,7 @@ def test_a_receiver_has_it_when_the_sender_does_and_not_before() -> None:
 
 @st.composite
 def histories(draw: Any) -> list[tuple[Any, ...]]:
-    """What eight ranks do: work, collectives, moves, events between two streams."""
+    """Returns what eight ranks do: work, collectives, moves, events between two streams."""
     ranks = st.sets(st.integers(0, 7), min_size=1).map(sorted)
     streams, times = st.integers(0, 1), st.integers(0, 50)
     step = st.one_of(

@@ -35,7 +35,7 @@ class Stream:
             self.clock[stream] = max(time, self.clock.get(stream, 0))
 
     def is_behind(self, other: Stream) -> bool:
-        """Whether it has waited for anything of `other`."""
+        """Returns whether it has waited for anything of `other`."""
         return self.clock.get(other, 0) > 0
 
     def __repr__(self) -> str:
@@ -183,7 +183,8 @@ class Group:
 
 
 class Network:
-    """What two ranks have enqueued. `step` carries out what can be: the heads of both queues, as far as they fit."""
+    """The commands that two ranks have enqueued. `step` carries out what can be: the heads of both queues, as far as
+    they fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()

@@ -107,7 +107,7 @@ def test_a_value_that_cannot_be_sent_is_a_failure_of_the_fetch() -> None:
 
 
 def test_a_stream_whose_thread_fails_ends_the_worker() -> None:
-    """Whoever waits for it would wait for ever."""
+    """Ends the worker: what waits for the thread would wait for ever."""
     executor = Executor(0)
     ended: list[str] = []
     executor.end = ended.append
@@ -168,7 +168,7 @@ class Now(StreamThreads):
 
 
 class Opened:
-    """As a sealed call."""
+    """A call that was opened, in the form of a sealed one."""
 
     def __init__(self, call: Any) -> None:
         self.call = call

@@ -286,7 +286,7 @@ def test_a_death_ends_what_waits_for_it(how: str) -> None:
 
 
 class Look(Actor):
-    """What torch knows of groups in a process."""
+    """A look at what torch knows of groups in a process."""
 
     @endpoint
     def groups(self) -> tuple[int, bool]:

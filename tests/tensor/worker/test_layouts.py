@@ -63,7 +63,7 @@ def test_an_operation_that_does_what_its_fake_says(loop: Any, library: Any) -> N
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_kernel_of_torch_that_lays_out_otherwise(loop: Any, monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
-    """As those of a GPU may: the program's view is kept."""
+    """Keeps it as those of a GPU may: the program's view is kept."""
     from monarch.tensor import signature
     from monarch.tensor.worker import recorded as replay
 

@@ -1,4 +1,4 @@
-"""What a worker does when its device fails, and when a collective fails behind its stream's back."""
+"""Tests of what a worker does when its device fails, and when a collective fails behind its stream's back."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Worker:
         self.count = 0
 
     def run(self, *calls: Call, then: Any = ()) -> list[Any]:
-        """What each of them left."""
+        """Returns what each of them left."""
         batch: list[Any] = []
         for call in calls:
             self.count += 1

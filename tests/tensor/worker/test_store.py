@@ -34,7 +34,7 @@ def call() -> Iterator[Callable[..., Any]]:
 
 
 def through_cpp(store: Any) -> Any:
-    """As nccl's threads use it: torch's C++ calls the methods of the store behind a PrefixStore."""
+    """Uses it as nccl's threads use it: torch's C++ calls the methods of the store behind a PrefixStore."""
     return dist.PrefixStore("group 1/0.1", store)
 
 
@@ -118,7 +118,7 @@ def test_an_nccl_group_is_made_to_fail_without_its_process(given: str | None, mo
 
 
 def averaged(plan: ReductionPlan, parts: list[torch.Tensor]) -> torch.Tensor:
-    """What gloo makes of it: each rank prepares its own, the sum is the same everywhere."""
+    """Returns what gloo makes of it: each rank prepares its own, the sum is the same everywhere."""
     mine = [part.clone() for part in parts]
     for part in mine:
         plan.prepare(part, len(mine))

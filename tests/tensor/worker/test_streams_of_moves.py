@@ -17,7 +17,7 @@ WHERE = torch.device("cuda", 0)
 
 
 class Groups:
-    """Of one rank: every label and set of ranks has a Group on a Network that both ranks share."""
+    """The groups of one rank: every label and set of ranks has a Group on a Network that both ranks share."""
 
     def __init__(self, device: Device, rank: int, networks: dict[Any, Network]) -> None:
         self.device = device
