@@ -17,6 +17,7 @@ from monarch._wire.frame import Decoder, Frame
 from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from tests.support.loops import in_loop, loop_of_the_test
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
 LIMIT = 1 << 20
@@ -95,18 +96,6 @@ def ends(loop: Loop) -> Iterator[Ends]:
 
 def pieces(head: bytes, body: bytes = b"", *buffers: bytes) -> list[frame.Buffer]:
     return frame.encode(head, body, [memoryview(buffer) for buffer in buffers])
-
-
-def start(fn: Callable[..., Any], *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=fn, args=args, daemon=True)
-    thread.start()
-    return thread
-
-
-def join(*threads: threading.Thread) -> None:
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
 
 
 def fill(ends: Ends) -> int:

@@ -142,21 +142,8 @@ def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> N
     assert logs.count("serving as host ipc://") == 2 and "==> trainers_0: " in logs
     assert monarch("logs", "--paths", "trainers_1").stdout.count("==>") == 1
     assert "has no logs here of this name" in monarch("logs", "nope", status=1).stderr
-    os.kill(host_pid(monarch), signal.SIGKILL)
+    os.kill(monarch.worker_pid("trainers_0"), signal.SIGKILL)
     assert "lost connection to worker processes (trainers_0)" in monarch("status", status=1).stderr
-
-
-def host_pid(monarch: CommandLine) -> int:
-    """Returns the pid of the worker program of trainers_0."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if line.endswith(b"/trainers_0\0") and monarch.environment["TMPDIR"].encode() in line:
-                return int(entry.name)
-    raise AssertionError("no worker program")
 
 
 @full

@@ -137,7 +137,7 @@ if os.environ["WORLD_SIZE"] == "2":
         assert running.stdout is not None and running.stderr is not None
         begun = [running.stdout.readline().split() for _ in range(2)]
         assert sorted(line[:3] for line in begun) == [["begun", "0", "2"], ["begun", "1", "2"]]
-        os.killpg(worker_session(monarch, "trainers_1"), signal.SIGKILL)
+        os.killpg(monarch.worker_pid("trainers_1"), signal.SIGKILL)
         out, err = running.communicate(timeout=TIMEOUT)
         assert running.returncode == 0, err
         assert out.split()[:3] == ["begun", "0", "1"]
@@ -145,18 +145,6 @@ if os.environ["WORLD_SIZE"] == "2":
     finally:
         running.kill()
         running.communicate(timeout=TIMEOUT)
-
-
-def worker_session(monarch: CommandLine, key: str) -> int:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if line.endswith(f"/{key}\0".encode()) and monarch.environment["TMPDIR"].encode() in line:
-                return int(entry.name)
-    raise AssertionError("no worker program")
 
 
 @full

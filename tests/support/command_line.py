@@ -66,6 +66,18 @@ class CommandLine:
             start_new_session=True,
         )
 
+    def worker_pid(self, key: str) -> int:
+        """Returns the pid of the worker program of one host of a job: "trainers_0"."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    line = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if line.endswith(f"/{key}\0".encode()) and self.environment["TMPDIR"].encode() in line:
+                    return int(entry.name)
+        raise AssertionError("no worker program")
+
 
 @contextmanager
 def command_line(folder: Path) -> Iterator[CommandLine]:
