@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
 
 
 def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """Returns what it printed; fails when it does not end well."""
+    """What it printed; fails when it does not end well."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=cwd,
@@ -39,7 +39,7 @@ def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEO
 
 
 def run_commands(commands: Sequence[str], cwd: Path) -> list[str]:
-    """Returns what each wrote to stdout and stderr, in one shell. `python` and `monarch` are those of the tests."""
+    """What each wrote to stdout and stderr, in one shell. `python` and `monarch` are those of the tests."""
     if not commands:
         return []
     names = cwd.parent / "bin"

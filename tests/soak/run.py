@@ -67,8 +67,8 @@ class Hang(BaseException):
 
 
 def run(program: Program, patience: float = PATIENCE, faults: Faults | None = None) -> list[str]:
-    """Returns what was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose
-    system calls fail as they say."""
+    """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
+    fail as they say."""
     before = set(threading.enumerate())
     with _settings_for(program, faults is not None):
         runner = _Runner(program, patience, faults)
@@ -400,7 +400,7 @@ class _Runner:
         return True
 
     def _addresses(self) -> dict[str, str]:
-        """Returns the addresses of all processes, by their places."""
+        """Of all processes, by their places."""
         places = [process(procs, rank) for procs, mesh in list(self._procs.items()) for rank in range(len(mesh))]
         return {place: self._address(place) for place in (CLIENT, *places)}
 
@@ -518,7 +518,7 @@ class _Runner:
         self._join()
 
     def _residue(self) -> list[str]:
-        """Returns what is left when everything was stopped, and what goes by itself had the time to."""
+        """What is left when everything was stopped, and what goes by itself had the time to."""
         while (left := self._left()) and time.monotonic() < self._until:
             self._cluster.settle()
             self._clock.advance(self._limit)
@@ -560,8 +560,8 @@ class _Runner:
 
 
 def _needs_time(operation: Operation) -> bool:
-    """Returns whether something may end only at a time limit of the runtime: actors that nobody constructs in a new
-    process, notes that are lost with a connection."""
+    """Whether something may end only at a time limit of the runtime: actors that nobody constructs in a new process, notes
+    that are lost with a connection."""
     return isinstance(operation, (Lose, Cut, RestartProcs)) or (isinstance(operation, Spawn) and bool(operation.policy))
 
 
