@@ -119,6 +119,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def working_directory(pid: int) -> str:
+    """Returns the folder in which a process is; "" when it has ended, or is another user's."""
+    try:
+        return os.readlink(f"{_PROC}/{pid}/cwd")
+    except OSError:
+        return ""
+
+
 def environment(pid: int) -> list[bytes]:
     """Returns the variables that a process was started with, each `NAME=value`; none of what is gone, or another user's."""
     try:

@@ -26,13 +26,15 @@ class ProgramGone(ConnectionError):
 
 
 class Program:
-    """One that runs. `pid`, `started` (seconds since the epoch), `command` (its command line), `folder` (of its run)."""
+    """One that runs. `pid`, `started` (seconds since the epoch), `command` (its command line), `folder` (of its run).
+    `contained`: it runs in another container, which shares the folder of runs: `pid` is its number there."""
 
-    def __init__(self, folder: str, pid: int, started: float, command: str) -> None:
+    def __init__(self, folder: str, pid: int, started: float, command: str, contained: bool = False) -> None:
         self.folder = folder
         self.pid = pid
         self.started = started
         self.command = command
+        self.contained = contained
 
     def __repr__(self) -> str:
         return f"<Program {self.pid}: {self.command}>"
@@ -120,16 +122,19 @@ def running_programs() -> list[Program]:
 def program_at(folder: str) -> Program | None:
     """The program of that run folder; None when none runs there, or when somebody else can have made what is there."""
     path = os.path.join(folder, admin_socket.NAME)
+    contained = False
     try:
         pid = int(private_files.read(os.path.join(folder, "pid"), _PID, root=False))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:  # a killed one leaves its folder
             sock.setblocking(False)
             sock.connect(path)
+            contained = local_socket.peer_of(sock)[0] == 0  # it has no number here
     except BlockingIOError:  # it lives, and is too busy to take anybody
         pass
     except (OSError, ValueError):
         return None
-    return Program(folder, pid, _started(folder), procfs.command_line(pid))
+    command = "a program of another container" if contained else procfs.command_line(pid)
+    return Program(folder, pid, _started(folder), command, contained)
 
 
 def _started(folder: str) -> float:
@@ -140,8 +145,9 @@ def _started(folder: str) -> float:
 
 
 def choose(pid: int | None = None) -> Program:
-    """The program with that pid; without one, the one whose run folder MONARCH_PROGRAM names, or the only one there is.
-    ValueError, which says what there is and how to choose, when there is none or several."""
+    """The program with that pid; without one, the one whose run folder MONARCH_PROGRAM names, or the only one there is, or
+    the only one that runs in the folder in which this process is. Those of other containers are nobody's choice but by pid,
+    or where there is no other. ValueError, which says what there is and how to choose, when there is none or several."""
     folder = os.environ.get(_PROGRAM, "")
     if pid is None and folder:
         program = program_at(folder)
@@ -156,9 +162,14 @@ def choose(pid: int | None = None) -> Program:
         )
     if pid is not None:
         programs = [program for program in programs if program.pid == pid] or _none_with(pid, programs)
-    if len(programs) > 1:
-        raise ValueError(f"{len(programs)} programs run; say which with --pid:\n{listed(programs)}")
-    return programs[0]
+    there = [program for program in programs if not program.contained] or programs
+    here = [program for program in there if procfs.working_directory(program.pid) == os.getcwd()]
+    if len(there) > 1 and len(here) != 1:
+        raise ValueError(
+            f"{len(programs)} programs run; say which with --pid, or look from the folder in which only that one "
+            f"runs:\n{listed(programs)}"
+        )
+    return here[0] if len(there) > 1 else there[0]
 
 
 def _none_with(pid: int, programs: Sequence[Program]) -> list[Program]:

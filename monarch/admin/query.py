@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from monarch._mesh import plugins
-from monarch._mesh.inspection import sampler
+from monarch._mesh.inspection import doctor, sampler
 from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, TreeRequest
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
@@ -96,6 +97,10 @@ class ProgramQueries:
             return found
         actor = msgspec.structs.replace(actor, flight_recorder=events)
         return msgspec.structs.replace(found, properties=msgspec.structs.replace(found.properties, Actor=actor))
+
+    def doctor(self, apart: float = doctor.APART) -> Diagnosis:
+        """Finds what is wrong with the program, as `monarch.actor.diagnose` does. Takes a little over `apart` seconds."""
+        return doctor.examine(self._ask, apart=apart)
 
     def reach(self, address: str) -> None:
         """Returns when that process or host agent has answered. ProgramQueryFailed when it does not."""

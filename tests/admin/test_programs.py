@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from monarch._linux import private_files
+from monarch._linux import local_socket, private_files, procfs
 from monarch._mesh.inspection import admin_socket
 from monarch.admin import programs
+from monarch.admin.programs import Program
 from monarch.config import configured
 from tests.support.users import STRANGER, as_stranger, needs_root
 
@@ -78,3 +80,47 @@ def test_none_is_looked_for_where_others_can_exchange_folders(base: Path, one: P
     base.chmod(0o1777)
     os.chown(base, STRANGER, STRANGER)
     assert found() == []
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has these programs run: (pid, in this folder, in another container)."""
+
+    def run(*those: tuple[int, bool, bool]) -> None:
+        made = [Program(f"/run/{pid}", pid, 0.0, "python a.py", contained) for pid, _, contained in those]
+        folders = {pid: os.getcwd() if here else "/elsewhere" for pid, here, _ in those}
+        monkeypatch.delenv("MONARCH_PROGRAM", raising=False)
+        monkeypatch.setattr(programs, "running_programs", lambda: made)
+        monkeypatch.setattr(procfs, "working_directory", folders.__getitem__)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("those", "chosen"),
+    [
+        ([(7, False, False)], 7),
+        ([(7, False, False), (8, True, False)], 8),
+        ([(7, False, False), (2, True, True)], 7),  # a container that shares /tmp
+        ([(2, False, True)], 2),
+        ([(2, False, True), (7, False, False), (8, True, False)], 8),
+    ],
+)
+def test_the_program_that_is_meant(several: Any, those: list[tuple[int, bool, bool]], chosen: int) -> None:
+    several(*those)
+    assert programs.choose().pid == chosen
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_several_that_may_be_meant(several: Any, here: bool) -> None:
+    several((7, here, False), (8, here, False))
+    with pytest.raises(ValueError, match="2 programs run; say which with --pid"):
+        programs.choose()
+    assert programs.choose(8).pid == 8
+
+
+def test_a_program_of_another_container_is_named(base: Path, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not programs.running_programs()[0].contained
+    monkeypatch.setattr(local_socket, "peer_of", lambda sock: (0, os.getuid()))  # as the kernel tells of them
+    (program,) = programs.running_programs()
+    assert program.contained and "a program of another container" in programs.listed([program])

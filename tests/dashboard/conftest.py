@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from examples.simulated_dashboard import SimulatedJob
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
@@ -28,6 +29,9 @@ class Recorded:
 
     def payloads(self) -> list[dict[str, Any]]:
         return self.job.payloads()
+
+    def findings(self) -> list[Finding]:
+        return []
 
     def stacks(self) -> LiveStacks:
         return LiveStacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from examples.simulated_dashboard import FAILED, STRAGGLER
+from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.doctor import FRESH
 from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
+from monarch.dashboard.pages.latest_findings import LatestFindings
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
+
+FINDING = Finding("collective", "ranks 0-2 wait", [], "look there", "workers", [3])
 
 
 def test_summary(recorded: Any) -> None:
     made = recorded.api().summary()
-    assert made["actor_counts"]["by_status"] == {"idle": 72, "client": 1, "failed": 1}
+    assert made["actor_counts"]["by_status"] == {"processing": 63, "idle": 9, "client": 1, "failed": 1}
     assert made["system_actors"] == 64
     assert made["hierarchy_counts"] == {"host_meshes": 1, "proc_meshes": 2, "actor_meshes": 5}
     assert made["health_status"] == "unhealthy"
@@ -27,6 +33,43 @@ def test_summary(recorded: Any) -> None:
     assert "'gpus': 17/64} is slow in step(): 9" in made["concerns"][2]["text"]
     assert made["program"]["pid"] == 4711
     assert made["rows_lost"] == 0
+
+
+def test_the_doctors_findings_are_what_needs_attention(recorded: Any) -> None:
+    title = "ranks 0, 2-3 wait in all_reduce #4 of group dp; rank 1 has not entered it (at data.py:31 in load())"
+    finding = Finding("collective", title, [], "look there", "workers", [1])
+    now = recorded.job.now_us / 1e6
+    store = Store()
+    try:
+        findings = LatestFindings(lambda: [finding], lambda: 0.0, lambda look: look())
+        made = PageData(store, recorded, lambda: now, findings).summary()
+        assert (made["health_status"], made["concerns"]) == ("unhealthy", [{"level": "error", "text": title}])
+    finally:
+        store.close()
+    made = PageData(recorded.store, recorded, lambda: now, findings).summary()
+    assert title in [each["text"] for each in made["concerns"]]
+    assert not any("has been running" in each["text"] for each in made["concerns"])  # why is said
+
+
+def test_those_who_read_findings_do_not_wait_for_a_look() -> None:
+    clock = [0.0]
+    begun: list[Callable[[], None]] = []
+    looks = iter([[FINDING], None])
+
+    def look() -> list[Finding]:
+        found = next(looks)
+        if found is None:
+            raise OSError("gone")
+        return found
+
+    findings = LatestFindings(look, lambda: clock[0], begun.append)
+    assert (findings.read(), findings.read(), len(begun)) == ((), (), 1)  # one look at a time
+    begun.pop()()
+    assert (findings.read(), begun) == ([FINDING], [])
+    clock[0] += FRESH
+    assert (findings.read(), len(begun)) == ([FINDING], 1)
+    begun.pop()()
+    assert findings.read() == ()
 
 
 def test_rates_are_of_the_last_seconds(recorded: Any) -> None:

@@ -21,6 +21,7 @@ from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import AGENT, agent_of, name_of
 
 APART = 1.0  # seconds between the two looks
+FRESH = 10.0  # seconds between two diagnoses of those who look all the time: the screen and the dashboard
 
 
 def examine(ask: AskProgram, seconds: float = 2.0, apart: float = APART) -> Diagnosis:

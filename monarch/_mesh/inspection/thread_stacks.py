@@ -20,6 +20,7 @@ import msgspec
 from monarch._linux.procfs import thread_state
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of
+from monarch._mesh.inspection.folding import is_library
 from monarch._mesh.inspection.local_variables import LocalsLook, LocalsThread
 from monarch._mesh.inspection.stack_records import ProcessStacks, StackFrame, ThreadStack
 from monarch._text import NAME_LIMIT, sendable
@@ -101,8 +102,8 @@ class _Collector:
     def _of_thread(self, ident: int) -> Iterator[ThreadStack]:
         """A thread of no actor; nothing when only the runtime is in it."""
         frames, left_out = self._shown(stacks.frames_of_thread(self._running.get(ident)))
-        if frames:
-            name, number = self._name(ident)
+        name, number = self._name(ident)
+        if frames and (self._all or not _is_ours(name, frames)):
             yield ThreadStack(name, number, frames, state=self._state(ident), left_out=left_out)
 
     def _of_actor(self, instance: Instance, ident: int) -> Iterator[ThreadStack]:
@@ -184,6 +185,12 @@ class _Collector:
     def _state(self, ident: int) -> str:
         thread = self._threads.get(ident)
         return "" if thread is None else thread_state(self._proc.pid, thread.native_id or 0)
+
+
+def _is_ours(name: str, frames: list[StackFrame]) -> bool:
+    """True of a thread of the runtime that is in nothing but Python's own modules: it waits for a process, say."""
+    own = all(is_library(frame) and "-packages/" not in frame.file for frame in frames)
+    return own and name.startswith("monarch-")
 
 
 def _task_name(task: Any) -> str:

@@ -6,6 +6,7 @@ answer, the last tree stays, with the reason above it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from textual.message import Message
 from textual.theme import Theme
 from textual.widgets import Input, Static
 
+from monarch._mesh.inspection import doctor
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch._text import one_line, visible
 from monarch.admin.payloads import NodePayload
 from monarch.admin.screen import details, diagnostics, header, pages, themes
@@ -112,10 +115,12 @@ class MeshAdmin(App[None]):
         self.palette = themes.THEMES[options.theme]
         self.state = TreeState()
         self.error = ""
+        self.findings: Sequence[Finding] = ()  # the doctor's, of the last look
         self._now = now
         self._full: NodePayload | None = None  # the selected node, as it was last asked for by itself
         self._loaded = False
         self._spin = 0
+        self._rest = threading.Event()  # the doctor's, between two looks
         self._wake = threading.Event()  # something is to be asked before it is time
         self._whole = True  # and that is the tree
         self._ended = False
@@ -156,10 +161,12 @@ class MeshAdmin(App[None]):
         self.set_interval(_SPINS, self._turn)
         self._arrange()
         threading.Thread(target=self._keep_asking, name="monarch-tui", daemon=True).start()
+        threading.Thread(target=self._keep_diagnosing, name="monarch-tui-doctor", daemon=True).start()
 
     def on_unmount(self) -> None:
         self._ended = True
         self._wake.set()
+        self._rest.set()
 
     # --- asking, on a thread
 
@@ -174,6 +181,20 @@ class MeshAdmin(App[None]):
                 self._ask_node()
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
+
+    def _keep_diagnosing(self) -> None:
+        while not self._ended:
+            try:
+                found = self.source.doctor().findings
+            except Exception:  # the tree says what is wrong, or will
+                found = []
+            self._send(self.Done(functools.partial(self._diagnosed, found)))
+            self._rest.wait(doctor.FRESH)
+
+    def _diagnosed(self, findings: Sequence[Finding]) -> None:
+        if findings != self.findings:
+            self.findings = findings
+            self._draw()
 
     def _ask_tree(self) -> None:
         try:
@@ -249,7 +270,7 @@ class MeshAdmin(App[None]):
         splash.display = small or not self._loaded
         if small:
             splash.update(f"⚠ {self.say('content hidden — resize')}")
-        self.query_one("#error").display = bool(self.error) and self._loaded and not small
+        self.query_one("#error").display = bool(self.error or self.findings) and self._loaded and not small
         if self._loaded and not small:
             self.call_after_refresh(lambda: self.query_one(TreeView).redraw())
 
@@ -259,7 +280,7 @@ class MeshAdmin(App[None]):
             self._draw_splash()
             return
         self._draw_head()
-        self.query_one("#error", Static).update(visible(f"ERROR: {self.error}"))
+        self.query_one("#error", Static).update(visible(header.wrong(self.error, self.findings, self.say)))
         self.query_one(TreeView).redraw()
         self._draw_details()
 
@@ -291,7 +312,7 @@ class MeshAdmin(App[None]):
         palette = self.palette
         colours = {"good": palette.good, "warning": palette.warning, "error": palette.error, "dim": palette.dim}
         found: list[Any] = []
-        for section in details.sections(self.state.nodes, node, self._now(), self.say):
+        for section in details.sections(self.state.nodes, node, self._now(), self.say, self.findings):
             if section.title:
                 found.append(RichText(f"\n{section.title}", style=f"bold {palette.accent}"))
             for line in section.lines:

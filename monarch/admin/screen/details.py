@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch._text import age, size
 from monarch.admin import payloads
 from monarch.admin.payloads import (
@@ -39,8 +40,27 @@ class DetailSection(NamedTuple):
     lines: list[DetailLine]
 
 
-def sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words) -> list[DetailSection]:
-    """`now`: seconds since the epoch."""
+def sections(
+    nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words, findings: Sequence[Finding] = ()
+) -> list[DetailSection]:
+    """`now`: seconds since the epoch. `findings`: the doctor's, of which those of this node are said first."""
+    told = list(_findings(nodes, node, findings))
+    return [*([DetailSection("", told)] if told else []), *_sections(nodes, node, now, say)]
+
+
+def _findings(nodes: Mapping[str, NodePayload], node: NodePayload, findings: Sequence[Finding]) -> Iterator[DetailLine]:
+    """Those whose fault seems to be of this node: all for the root."""
+    actor = node.properties.Actor
+    above = nodes.get(node.parent or "") if actor is not None else node
+    proc = above.properties.Proc if above is not None else None
+    for finding in findings:
+        mine = proc is not None and proc.mesh_name == finding.mesh and proc.rank in finding.ranks
+        mine |= actor is not None and actor.name == finding.mesh and actor.rank in finding.ranks
+        if mine or node.properties.Root is not None:
+            yield DetailLine("", finding.title, "error")
+
+
+def _sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words) -> list[DetailSection]:
     properties = node.properties
     if properties.Root is not None:
         return _root(nodes, node, properties.Root, now, say)
@@ -110,7 +130,9 @@ def _proc(nodes: Mapping[str, NodePayload], node: NodePayload, proc: ProcPropert
     ]
     if debug.actor_work_queue_depth_high_water_mark:
         lines.append(DetailLine(say("Peak depth"), str(debug.actor_work_queue_depth_high_water_mark)))
-    lines.append(DetailLine(say("Last busy"), _last_busy(debug.last_nonzero_queue_depth_age_ms, say)))
+    running = labels.stuck(nodes, node)
+    busy = f"{say('now')}, {age(running)}" if running else _last_busy(debug.last_nonzero_queue_depth_age_ms, say)
+    lines.append(DetailLine(say("Last busy"), busy))
     lines.append(_as_of(node, say))
     if proc.is_poisoned:
         lines.append(DetailLine(say("Poisoned"), say("yes"), "error"))

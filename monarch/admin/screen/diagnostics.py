@@ -1,13 +1,17 @@
-"""Asks every node of the tree, one after the other, and says how long each took: `--diagnose` and the overlay of `d`.
+"""Asks every node of the tree, one after the other, and says how long each took, and what the doctor finds: `--diagnose` and
+the overlay of `d`.
 
 Two phases: what the others hang on (root, hosts, the client), then the program's processes and actors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
 from monarch.admin.screen import labels
@@ -46,8 +50,11 @@ class Check(NamedTuple):
 
 
 class CheckReport(NamedTuple):
+    """`findings`: the doctor's, of what keeps a program from going on whose nodes may all answer."""
+
     checks: list[Check]
     timed_out: bool = False
+    findings: Sequence[Finding] = ()
 
     def passed(self, phase: str | None = None) -> int:
         return sum(check.error is None for check in self.checks if phase in (None, check.phase))
@@ -57,11 +64,12 @@ class CheckReport(NamedTuple):
 
     @property
     def healthy(self) -> bool:
-        return not self.timed_out and bool(self.checks) and self.passed() == self.total()
+        return not self.timed_out and bool(self.checks) and self.passed() == self.total() and not self.findings
 
     def json(self) -> dict[str, Any]:
         return {
             "checks": [check.json() for check in self.checks],
+            "findings": [msgspec.to_builtins(finding) for finding in self.findings],
             "timed_out": self.timed_out,
             "summary": {
                 "total": self.total(),
@@ -97,7 +105,10 @@ def run(
         if clock() - begun > LONGEST:
             return CheckReport(checks, True)
         add(_check(source, node, note, phase, clock))
-    return CheckReport(checks)
+    try:
+        return CheckReport(checks, findings=source.doctor().findings)
+    except NoAnswer:  # it has ended meanwhile, or is of a version that does not know the question
+        return CheckReport(checks)
 
 
 def plan(nodes: dict[str, NodePayload]) -> Iterator[tuple[NodePayload, str | None, str]]:

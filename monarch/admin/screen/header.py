@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch._text import age
 from monarch.admin import payloads
 from monarch.admin.references import ROOT
@@ -38,6 +40,14 @@ def first(name: str, state: TreeState, options: Options, now: float, say: Words)
     if root is not None and root.silent:
         parts.append(f"{len(root.silent)} {say('Silent')}")
     return " • ".join(parts)
+
+
+def wrong(error: str, findings: Sequence[Finding], say: Words) -> str:
+    """Why nothing comes; else what the doctor has found, the likeliest cause first."""
+    if error or not findings:
+        return f"ERROR: {error}"
+    more = f" ({say('and {0} more', len(findings) - 1)}: d)" if len(findings) > 1 else ""
+    return findings[0].title + more
 
 
 def second(state: TreeState, say: Words) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch.admin.payloads import ConfigEntry
 from monarch.admin.screen import glossary
 from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, CheckReport
@@ -25,7 +26,7 @@ def diagnostics(report: CheckReport, done: bool, say: Words) -> tuple[str, list[
         title += f": {_verdict(report, say)}"
     else:
         title += f": {len(report.checks)} ..."
-    lines = []
+    lines = findings(report.findings)
     for phase in (ADMIN, MESH):
         checks = [check for check in report.checks if check.phase == phase]
         if checks:
@@ -34,9 +35,21 @@ def diagnostics(report: CheckReport, done: bool, say: Words) -> tuple[str, list[
     return title, lines
 
 
+def findings(found: Sequence[Finding]) -> list[PageText]:
+    """The doctor's, the likeliest cause first."""
+    lines = []
+    for finding in found:
+        lines.append(PageText(finding.title, "error"))
+        lines += [PageText(f"  {line}", "dim") for line in finding.evidence]
+        lines += [PageText(f"  -> {finding.advice}", "warning"), PageText("")]
+    return lines
+
+
 def _verdict(report: CheckReport, say: Words) -> str:
     if report.timed_out:
         return "out of time"
+    if report.findings:
+        return say("{0} wrong", len(report.findings))
     if report.healthy:
         return f"{say('all passed')} ({report.total()})"
     return ", ".join(f"{phase} {_word(report, phase, say)}" for phase in (ADMIN, MESH))

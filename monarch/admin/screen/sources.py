@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from monarch._mesh.inspection import doctor
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
 from monarch.admin.program_tree import ProgramTree
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
@@ -41,12 +43,17 @@ class ScreenSource(Protocol):
 
     def stacks(self, reference: str) -> dict[str, Any]: ...
 
+    def doctor(self) -> Diagnosis:
+        """What is wrong with the program, looked for now: takes over a second."""
+        ...
+
 
 class SocketSource:
     """A program of this user on this machine, through its admin socket."""
 
-    def __init__(self, program: Queryable) -> None:
+    def __init__(self, program: Queryable, apart: float = doctor.APART) -> None:
         self.name = f"pid {program.pid}"
+        self._apart = apart  # seconds between the doctor's looks
         self._queries = ProgramQueries(program)
         self._tree: ProgramTree | None = None
         self._lock = threading.Lock()
@@ -73,6 +80,12 @@ class SocketSource:
     def stacks(self, reference: str) -> dict[str, Any]:
         try:
             return self._queries.stacks(self._known(), reference, runtime=False)
+        except ProgramQueryFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def doctor(self) -> Diagnosis:
+        try:
+            return self._queries.doctor(self._apart)
         except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
@@ -117,6 +130,9 @@ class HttpSource:
 
     def stacks(self, reference: str) -> dict[str, Any]:
         return self._get(f"/v1/pyspy/{encoded(reference)}?program=1", dict[str, Any], STACKS)  # type: ignore[no-any-return]
+
+    def doctor(self) -> Diagnosis:
+        return self._get("/v1/doctor", Diagnosis, STACKS)  # type: ignore[no-any-return]
 
     def _get(self, path: str, type: Any, timeout: float) -> Any:
         request = urllib.request.Request(self._connection.url + path)

@@ -27,6 +27,8 @@ _ZH = {
     "Queue depth": "队列深度",
     "Peak depth": "峰值深度",
     "Last busy": "上次繁忙",
+    "now": "现在",
+    "{0} wrong": "{0} 处异常",
     "Poisoned": "已中毒",
     "Failed actors": "失败的 Actor",
     "Status": "状态",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
+from monarch.dashboard.pages.latest_findings import LatestFindings
 from monarch.dashboard.pages.live_data import LiveData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
@@ -36,12 +37,20 @@ class Unavailable(RuntimeError):
 
 
 class PageData:
-    """`live`: None for a saved program. `now`: seconds since the epoch; None: the newest time that was recorded."""
+    """`live`: None for a saved program. `now`: seconds since the epoch; None: the newest time that was recorded. `findings`:
+    the doctor's, of a program that runs."""
 
-    def __init__(self, store: Store, live: LiveData | None = None, now: Callable[[], float] | None = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        live: LiveData | None = None,
+        now: Callable[[], float] | None = time.time,
+        findings: LatestFindings | None = None,
+    ) -> None:
         self._store = store
         self._live = live
         self._now = now
+        self._findings = LatestFindings(live.findings) if findings is None and live is not None else findings
         self._answers = SharedAnswers(FRESH)
         self._profiles = TraceFiles(self._profile)
 
@@ -51,6 +60,7 @@ class PageData:
         return self._kept("summary", self._summary)
 
     def _summary(self) -> dict[str, Any]:
+        findings = self._findings.read() if self._findings is not None else ()
         failed = self._rows(queries.ended_actors("failed"))
         statuses = self._query(queries.statuses())
         made = shapes.summary(
@@ -60,6 +70,7 @@ class PageData:
             stopped=self._rows(queries.ended_actors("stopped")),
             message_states=self._message_states(),
             timeline=self._rows(queries.timeline())[0],
+            findings=findings,
         )
         now_us = self.now_us()
         until = now_us - int(RATE_DELAY * 1e6) if self._now is not None else now_us
@@ -76,6 +87,7 @@ class PageData:
             "missing_hosts": missing,
             "concerns": shapes.concerns(
                 failed=failed,
+                findings=findings,
                 running=self._running(),
                 slow=self._rows(queries.slow_actors(now_us - int(SLOW_WINDOW * 1e6))),
                 now_us=now_us,

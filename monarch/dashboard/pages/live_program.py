@@ -6,12 +6,13 @@ import logging
 import os
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._mesh.inspection import stacks_of_program
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed
 from monarch.dashboard.pages.icicle import RankStack
@@ -51,6 +52,12 @@ class LiveProgram:
             raise RuntimeError(str(exc)) from exc
         made: list[dict[str, Any]] = msgspec.to_builtins(list(tree.nodes.values()))
         return made
+
+    def findings(self) -> Sequence[Finding]:
+        try:
+            return ProgramQueries(self._program).doctor().findings
+        except ProgramQueryFailed as exc:
+            raise RuntimeError(str(exc)) from exc
 
     def stacks(self) -> LiveStacks:
         return self._stacks(None)

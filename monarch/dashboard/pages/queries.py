@@ -78,10 +78,12 @@ def mesh_counts() -> str:
 
 
 def statuses() -> str:
-    """Actors by latest status, the system's apart."""
+    """Actors by latest status, the system's apart. One in which an endpoint runs is at work, whatever it has said last."""
     return f"""
     WITH latest AS ({_LATEST_STATUS})
-    SELECT coalesce(latest.status, 'unknown') AS status, a.system AS is_system, count(*) AS actors
+    SELECT CASE WHEN latest.status IN ('idle', 'created') AND a.id IN (SELECT actor_id FROM ({running()}))
+                THEN 'processing' ELSE coalesce(latest.status, 'unknown') END AS status,
+           a.system AS is_system, count(*) AS actors
     FROM (SELECT id, bool_and(display_name IS NULL) AS system FROM actors GROUP BY id) a
     LEFT JOIN latest ON latest.actor_id = a.id GROUP BY ALL"""
 

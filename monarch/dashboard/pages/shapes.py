@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from monarch._mesh.inspection.diagnosis import Finding
 from monarch._text import counted, duration
 from monarch.dashboard.pages.queries import BUCKETS
 
@@ -37,6 +38,7 @@ def summary(
     stopped: Sequence[Row],
     message_states: Sequence[Row],
     timeline: Row,
+    findings: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """GET /api/summary. Actors of the system count nowhere but in `system_actors`."""
     by_status: Counter[str] = Counter()
@@ -47,7 +49,7 @@ def summary(
         else:
             by_status[row["status"]] += row["actors"]
     total = by_status.total()
-    health = health_of(by_status)
+    health = health_of(by_status, findings)
     status_of_messages: Counter[str] = Counter()
     by_endpoint: Counter[str] = Counter()
     for row in message_states:
@@ -99,13 +101,15 @@ def ended(row: Row) -> dict[str, Any]:
     }
 
 
-def health_of(by_status: Mapping[str, int]) -> dict[str, Any]:
+def health_of(by_status: Mapping[str, int], findings: Sequence[Finding] = ()) -> dict[str, Any]:
     """`health_status`, what it rests on, and how many actors it could look at."""
     failed, stopped = by_status.get("failed", 0), by_status.get("stopped", 0)
     live = sum(by_status.get(name, 0) for name in LIVE)
     unknown = sum(by_status.values()) - failed - stopped - live
     if failed:
         status, reasons = "unhealthy", [f"{counted(failed, 'actor')} failed"]
+    elif findings:
+        status, reasons = "unhealthy", ["the doctor has found what keeps the program from going on"]
     elif unknown:
         status, reasons = "unknown", [f"{counted(unknown, 'actor')} did not say how they are"]
     elif live:
@@ -123,6 +127,7 @@ def health_of(by_status: Mapping[str, int]) -> dict[str, Any]:
 def concerns(
     *,
     failed: Sequence[Row],
+    findings: Sequence[Finding] = (),
     running: Sequence[Row],
     slow: Sequence[Row],
     now_us: int,
@@ -130,7 +135,8 @@ def concerns(
     lost: int,
     missing: Sequence[str],
 ) -> list[dict[str, str]]:
-    """Returns what somebody should look at, the worst first: `level` is error, warning or note."""
+    """Returns what somebody should look at, the worst first: `level` is error, warning or note. What runs long is said where
+    the doctor's `findings` do not say why."""
     found = []
     first = [row for row in failed if not row["is_propagated"]] or list(failed)
     for row in sorted(first, key=lambda row: row["timestamp_us"])[:MOST_REASONS]:
@@ -139,7 +145,10 @@ def concerns(
         found.append({"level": "error", "text": f"{name} failed: {reason}", "actor_id": str(row["actor_id"])})
     if len(failed) > len(first[:MOST_REASONS]):
         found.append({"level": "error", "text": f"{counted(len(failed), 'actor')} failed in all"})
-    old = [row for row in running if now_us - row["active_us"] >= long_us]
+    # Failures are above already, with the actor.
+    told = [finding for finding in findings if finding.kind != "failed" or not failed]
+    found += [{"level": "error", "text": finding.title} for finding in told]
+    old = [row for row in running if not told and now_us - row["active_us"] >= long_us]
     by_endpoint: dict[str, list[Row]] = {}
     for row in old:
         by_endpoint.setdefault(row["endpoint"] or NOBODY, []).append(row)

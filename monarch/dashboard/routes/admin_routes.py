@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._mesh.inspection import doctor
 from monarch.admin import references
 from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
 from monarch.admin.program_tree import ProgramTree
@@ -41,6 +42,7 @@ class _Api:
         self._queries = ProgramQueries(program)
         self._store = store
         self._answers = SharedAnswers(FRESH)
+        self._looks = SharedAnswers(doctor.FRESH)
         self._profiles = 0
 
     def routes(self) -> list[Any]:
@@ -57,6 +59,7 @@ class _Api:
             get("/v1/admin", self._admin),
             get("/v1/tree", self._tree_page),
             get("/v1/nodes", self._nodes),
+            get("/v1/doctor", self._doctor),
             get("/v1/schema", self._schema),
             get("/v1/schema/{name}", self._schema),
             get("/v1/openapi.json", self._openapi),
@@ -105,6 +108,9 @@ class _Api:
         from starlette.responses import PlainTextResponse
 
         return PlainTextResponse(admin_tree_page.page(await self._tree(), _base(request)))
+
+    async def _doctor(self, request: Any) -> Any:
+        return answer(await self._looks.ask("doctor", self._queries.doctor))
 
     # --- one process
 

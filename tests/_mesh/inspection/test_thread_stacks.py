@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from monarch._mesh.agent.liveness import Liveness
-from monarch._mesh.inspection import questions, survey
+from monarch._mesh.inspection import questions, survey, thread_stacks
 from monarch._mesh.inspection.local_variables import TEXT, VARIABLES, LocalsLook, LocalsThread
+from monarch._mesh.inspection.stack_records import StackFrame
 from monarch.actor import Actor, ActorMesh, Stacks, endpoint, this_host, wait_graph
 from monarch.testing import InProcessCluster, Local
 from tests.support.actors import TIMEOUT, Gate
@@ -336,3 +337,16 @@ def test_a_stopped_process_is_known_by_how_its_suspicion_begins() -> None:
     life = Liveness(10.0, 10.0)
     life.stopped(19)
     assert life.suspicion.startswith(survey.STOPPED)
+
+
+def test_a_thread_of_the_runtime_that_waits_in_pythons_own_modules_is_left_out() -> None:
+    wait = StackFrame("/usr/lib/python3.11/subprocess.py", 1264, "Popen.wait")
+    own = StackFrame("/srv/train.py", 3, "load")
+    package = StackFrame("/usr/lib/python3.11/site-packages/torch/x.py", 1, "init")
+    left_out = [
+        ("monarch-watch-a", [wait]),
+        ("monarch-watch-a", [wait, own]),
+        ("monarch-x", [package]),
+        ("mine", [wait]),
+    ]
+    assert [thread_stacks._is_ours(*each) for each in left_out] == [True, False, False, False]

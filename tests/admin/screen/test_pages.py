@@ -37,7 +37,9 @@ def test_details_of_every_kind() -> None:
     nodes = list(trees.tree(trees.agent([], [trees.ended("uid.1")]), trees.process("client", [stuck])).nodes.values())
     assert lines(nodes, "root")["Uptime"] == "1m30s"
     assert lines(nodes, f"host:agent.agent@{HOST}")["Memory"] == "2.0 GiB of 8.0 GiB"
-    assert lines(nodes, f"client@{HOST}")["Last busy"] == "2 s ago"
+    assert lines(nodes, f"client@{HOST}")["Last busy"] == "now, 1m15s"
+    idle = list(trees.tree(trees.process("client", [trees.actor("w")])).nodes.values())
+    assert lines(idle, f"client@{HOST}")["Last busy"] == "2 s ago"
     actor = lines(nodes, stuck.id)
     assert actor["Status"] == "processing: step for 75000ms"
     assert actor["Processing time"] == "0.250 s"
@@ -135,7 +137,7 @@ def test_words_and_glossary_in_each_language() -> None:
 
 def diagnosed(program: FakeProgram, step: float = 0.0) -> CheckReport:
     times = itertools.count()
-    return diagnostics.run(SocketSource(program), lambda: next(times) * step)
+    return diagnostics.run(SocketSource(program, apart=0), lambda: next(times) * step)
 
 
 def test_a_healthy_program() -> None:

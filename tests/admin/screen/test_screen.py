@@ -7,10 +7,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.screen import once
 from monarch.admin.screen.app import MeshAdmin
@@ -24,6 +26,14 @@ from tests.support.hostile import NAME, fit
 from tests.support.tiers import first_of, full
 from tests.support.trees import HOST, NOW, FakeProgram
 
+FINDING = Finding(
+    "collective",
+    "ranks 0, 2-3 wait in all_reduce #4 of group dp; rank 1 has not entered it (at data.py:31 in load(), for 41.0 s)",
+    ["rank 1 has begun 3 collectives of that group"],
+    "see why rank 1 is there: `monarch stacks 1 --locals`",
+    "mesh",
+    [0],
+)
 PROC = f"mesh-0<uid>@{HOST}"
 LIMIT = 60.0
 
@@ -61,6 +71,16 @@ class Slow:
 
     def stacks(self, reference: str) -> dict[str, Any]:
         raise ValueError("broken")
+
+    def doctor(self) -> Diagnosis:
+        raise NoAnswer("it does not answer")
+
+
+class Hung(SocketSource):
+    """A program whose nodes all answer, and which does not go on."""
+
+    def doctor(self) -> Diagnosis:
+        return Diagnosis([FINDING, msgspec.structs.replace(FINDING, title="host one has 1 GiB left")], [], 2)
 
 
 Test = Callable[["Driven"], Awaitable[None]]
@@ -115,7 +135,7 @@ def run(
     **options: Any,
 ) -> None:
     async def inside() -> None:
-        shown = source or SocketSource(asked or program())
+        shown = source or SocketSource(asked or program(), apart=0)
         app = MeshAdmin(shown, Options(**({"refresh": 3600.0} | options)), now=lambda: NOW)
         async with app.run_test(size=size) as pilot:
             await test(Driven(app, pilot))
@@ -255,6 +275,27 @@ def test_diagnostics_and_again() -> None:
         assert screen.app.is_running
 
     run(test, asked=asked)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_hang_is_said_above_the_tree_at_the_rank_and_in_the_diagnostics(size: tuple[int, int]) -> None:
+    said = " ".join(FINDING.title.split())
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.until(lambda: bool(screen.app.findings))
+        await screen.pilot.pause()
+        assert screen.text("error").startswith("ranks 0, 2-3 wait in all_reduce #4 of group dp; rank 1 has not")
+        screen.app.state.jump(PROC)
+        screen.app._selected()
+        await screen.pilot.pause()
+        assert screen.text("details").startswith("ranks 0, 2-3 wait in all_reduce")
+        await screen.press("d")
+        await screen.until(lambda: "Diagnostics: 2 wrong" in screen.overlay.shown)
+        shown = " ".join(screen.overlay.shown.split())
+        assert said in shown and "-> see why rank 1 is there" in shown
+
+    run(test, source=Hung(program(), apart=0), size=size)
 
 
 def test_a_program_that_ends_leaves_its_last_tree_and_the_reason() -> None:
