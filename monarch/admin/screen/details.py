@@ -49,7 +49,7 @@ def sections(
 
 
 def _findings(nodes: Mapping[str, NodePayload], node: NodePayload, findings: Sequence[Finding]) -> Iterator[DetailLine]:
-    """Those whose fault seems to be of this node: all for the root."""
+    """Yields those whose fault seems to be of this node: all for the root."""
     actor = node.properties.Actor
     above = nodes.get(node.parent or "") if actor is not None else node
     proc = above.properties.Proc if above is not None else None

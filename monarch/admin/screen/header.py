@@ -43,7 +43,7 @@ def first(name: str, state: TreeState, options: Options, now: float, say: Words)
 
 
 def wrong(error: str, findings: Sequence[Finding], say: Words) -> str:
-    """Why nothing comes; else what the doctor has found, the likeliest cause first."""
+    """Says why nothing comes; else what the doctor has found, the likeliest cause first."""
     if error or not findings:
         return f"ERROR: {error}"
     more = f" ({say('and {0} more', len(findings) - 1)}: d)" if len(findings) > 1 else ""

@@ -36,7 +36,7 @@ def diagnostics(report: CheckReport, done: bool, say: Words) -> tuple[str, list[
 
 
 def findings(found: Sequence[Finding]) -> list[PageText]:
-    """The doctor's, the likeliest cause first."""
+    """Returns the doctor's as lines, the likeliest cause first."""
     lines = []
     for finding in found:
         lines.append(PageText(finding.title, "error"))

@@ -44,7 +44,7 @@ class ScreenSource(Protocol):
     def stacks(self, reference: str) -> dict[str, Any]: ...
 
     def doctor(self) -> Diagnosis:
-        """What is wrong with the program, looked for now: takes over a second."""
+        """Finds what is wrong with the program, now: takes over a second."""
         ...
 
 
