@@ -18,13 +18,35 @@ EXAMPLES = ROOT / "examples"
 TIMEOUT = 300
 
 
+def left_behind(folder: Path, before: set[Path], arguments: Sequence[str] = ()) -> list[str]:
+    """What a program has left in its folder and a checkout would show as untracked, but for what its arguments name. A
+    program that leaves nothing else finds its folder as it was when it is run again."""
+    named = {Path(word).parts[0] for word in arguments if word and not word.startswith("-")}
+    new = set(folder.iterdir()) - before
+    left = sorted(path.name + "/" * path.is_dir() for path in new if path.name not in named)
+    asked = "".join(f"{name}\n" for name in left)
+    told = subprocess.run(
+        ["git", "check-ignore", "--no-index", "--stdin"],
+        cwd=ROOT,
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if told.returncode > 1:  # no checkout, so nobody's to be kept clean
+        return []
+    ignored = set(told.stdout.splitlines())
+    return [name for name in left if name not in ignored]
+
+
 def environment() -> dict[str, str]:
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     return os.environ | {"PYTHONPATH": path}
 
 
 def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """What it printed; fails when it does not end well."""
+    """What it printed; fails when it does not end well. An example leaves nothing that git does not ignore."""
+    before = set(cwd.iterdir())
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=cwd,
@@ -35,6 +57,8 @@ def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEO
         check=False,
     )
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    if EXAMPLES in script.parents:
+        assert left_behind(cwd, before, arguments) == []
     return done
 
 

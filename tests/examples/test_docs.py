@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.running import ROOT, run_commands, run_program
+from tests.examples.running import ROOT, left_behind, run_commands, run_program
 from tests.support.pages import Command, commands, files, program, shown
 from tests.support.printed import Printed, broken, broken_commands, broken_texts
 from tests.support.recording import FIRST_LINE, recorded
@@ -59,6 +59,15 @@ def test_a_text_is_what_the_print_before_it_prints() -> None:
     assert len(broken_texts("x = 1\n", shown(page), [])) == 1
 
 
+def test_what_a_program_leaves_is_found_out(tmp_path: Path) -> None:
+    before = {tmp_path / "there"}
+    for name in ("there", "new", "named", "found.jsonl", "weights.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "__pycache__").mkdir()
+    wanted = ["new"] if (ROOT / ".git").exists() else []
+    assert left_behind(tmp_path, before, ["--file", "named/deep"]) == wanted
+
+
 def test_the_readme_holds_an_example() -> None:
     assert "from monarch.actor import" in program((ROOT / "README.md").read_text())
 
@@ -88,13 +97,17 @@ def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     folder.mkdir()
     for name, content in files_of_folder(page).items():
         (folder / name).write_text(content)
+    before = set(folder.iterdir())
     first, rest = program(text).split("\n", 1)
     assert not first, "code in the first line of a page"
     if rest.strip():
         script = folder / f"{page.stem}_md.py"
+        before.add(script)
         script.write_text(f"{FIRST_LINE.format(str(notes))}\n{rest}")
         run_program(script, cwd=folder)
     printed = recorded(notes)
     assert broken(f"\n{rest}", printed) + broken_texts(f"\n{rest}", shown(text), printed) == []
     asked = commands(text)
     assert broken_commands(asked, run_commands([one.text for one in asked], cwd=folder)) == []
+    if page.parent.name == "tutorial":
+        assert left_behind(folder, before) == [], "the next run of the chapter finds it"
