@@ -150,6 +150,8 @@ class ScheduledJob(JobTrait):
             interrupt = KeyboardInterrupt()
             self._give_back(interrupt)
             raise interrupt from None
+        except SchedulerError as exc:  # its words are all there is to say: not where in here they were heard
+            raise exc.with_traceback(None) from exc.__cause__
 
     def _state(self) -> JobState:
         """Waits for the hosts. What goes wrong before they have ever answered gives them back; hosts that were in use are

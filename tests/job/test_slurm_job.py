@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import stat
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,39 @@ def test_what_sbatch_says_is_told(slurm: Commands) -> None:
     slurm.add("sbatch", "echo hello")
     with pytest.raises(RuntimeError, match="Failed to parse job ID from sbatch output: 'hello'"):
         SlurmJob({"a": 1}).apply()
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+            "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+            "sbatch: error: _establish_config_source: failed to fetch config\n"
+            "sbatch: fatal: Could not establish a configuration source",
+            "not set up: .*login node.*SLURM_CONF.*ProcessJob",
+        ),
+        (
+            "sbatch: error: s_p_parse_file: cannot stat file /x: No such file or directory, retrying in 1sec up to 60sec\n"
+            "sbatch: error: ClusterName needs to be specified\n"
+            "sbatch: fatal: Unable to process configuration file",
+            "not set up: .*SLURM_CONF",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "controller is not to be reached from here: `scontrol ping`",
+        ),
+    ],
+    ids=["no-configuration", "no-such-file", "no-controller"],
+)
+def test_a_slurm_that_is_not_set_up_is_one_sentence(slurm: Commands, said: str, advice: str) -> None:
+    slurm.add("sbatch", f"cat >&2 <<'END'\n{said}\nEND\nexit 1")
+    with pytest.raises(SchedulerError) as caught:
+        SlurmJob({"a": 1}).apply()
+    last = said.splitlines()[-1]
+    assert re.fullmatch(rf"Failed to submit SLURM job: {re.escape(last)}\. .*{advice}.*", str(caught.value))
+    shown = traceback.format_exception(caught.value)
+    assert sum("monarch/job" in line for line in "".join(shown).splitlines()) == 2, "where it was called, and no more"
 
 
 def test_a_command_that_hangs_is_ended(slurm: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

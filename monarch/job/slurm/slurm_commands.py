@@ -16,6 +16,19 @@ from monarch.job.slurm.text import JobRow
 SECONDS = 30.0  # for one command
 _UNKNOWN = "Invalid job id"
 
+# What a command says, in any letter case, where this machine has no cluster -> what to do. The lines before it tell of
+# resolvers and files that were tried.
+_NOT_SET_UP = (
+    "Slurm is installed on this machine and not set up: it has no slurm.conf that can be read. Run this on a login node of "
+    "the cluster, or set SLURM_CONF to the cluster's file. Without a cluster, ProcessJob has hosts on this machine"
+)
+_ADVICE = {
+    "could not establish a configuration source": _NOT_SET_UP,
+    "unable to process configuration file": _NOT_SET_UP,
+    "unable to contact slurm controller": "Slurm's controller is not to be reached from here: `scontrol ping` says where it "
+    "should be, and SLURM_CONF names the file that says so",
+}
+
 
 def submit(script: str, environment: Mapping[str, str]) -> str:
     """Hands a script to sbatch; the job's id. SchedulerError in sbatch's words."""
@@ -152,5 +165,9 @@ def _silent(command: str) -> str:
 
 
 def _words(err: str) -> str:
-    """Returns what a command of Slurm's has said, as one line."""
-    return "; ".join(line.strip() for line in err.splitlines() if line.strip())
+    """Returns what a command of Slurm's has said, as one line, and what to do about it where that is known."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    for sign, advice in _ADVICE.items():
+        if telling := [line for line in lines if sign in line.lower()]:
+            return f"{telling[-1]}. {advice}"
+    return "; ".join(lines)
