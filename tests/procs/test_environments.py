@@ -193,6 +193,28 @@ def test_programs_in_different_process_namespaces_share_a_folder(scripts: Script
 
 @full
 @root
+@pytest.mark.parametrize("files", [5, 6, 7, 8])
+def test_a_disk_without_room_for_more_files_is_named(scripts: Scripts, tmp_path: Path, files: int) -> None:
+    """Room for so many, the folder itself among them: it ends at other steps of the start."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = "from monarch.actor import this_host; this_host().spawn_procs().initialized.get(30)"
+    mount = f"mount -t tmpfs -o nr_inodes={files},mode=700 none {disk}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{mount} && exec {sys.executable} -c '{program}'"],
+        capture_output=True,
+        text=True,
+        timeout=4 * TIMEOUT,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": str(disk)},
+    )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr and str(disk) in done.stderr, done.stderr
+    assert "MONARCH_RUNTIME_DIR" in done.stderr and "FileNotFoundError" not in done.stderr, done.stderr
+
+
+@full
+@root
 @pytest.mark.parametrize(
     "shm",
     first_of(["mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/x", "umount -l /dev/shm"]),

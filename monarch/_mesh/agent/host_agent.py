@@ -517,7 +517,12 @@ def run(descriptors: list[int], preload: list[str], begun: socket.socket | None)
         return
     if options.listen:
         agent_process.write(sock, agent_process.AgentStarted(listening.prefix))
-    agent = HostAgent(options, loop, listening, sock, first)
+    try:
+        agent = HostAgent(options, loop, listening, sock, first)
+    except OSError as exc:
+        if not os.path.isdir(options.directory):  # whoever started us has failed, said so and gone
+            return
+        raise SystemExit(f"monarch: the host agent cannot begin: {exc}") from None
     if begun is not None:
         agent.servers.add(begun, preload)
     agent.run()

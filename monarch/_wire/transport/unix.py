@@ -10,6 +10,7 @@ bytes that go with it, then closes.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -48,13 +49,24 @@ def listen(path: str) -> socket.socket:
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(path)
+        bind(sock, path)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def bind(sock: socket.socket, path: str) -> None:
+    """Gives the socket its place. OSError, which names it, as Python's own does not."""
+    try:
+        sock.bind(path)
+    except OSError as exc:
+        why = exc.strerror
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"{why}, not for one more file; MONARCH_RUNTIME_DIR names another folder"
+        raise OSError(exc.errno, why, path) from None
 
 
 def dial(path: str, wait: bool = True) -> socket.socket:
@@ -95,7 +107,7 @@ def _carry(folder: str, name: str, kind: str, fd: int, data: bytes) -> None:
         carrier.setblocking(False)
         # The name tells the other side what this is; the folder is ours alone, and nobody needs the file.
         path = f"{folder}/{kind}{os.getpid()}.{next(_handovers)}"
-        carrier.bind(path)
+        bind(carrier, path)
         os.unlink(path)
         carrier.connect(f"{folder}/{name}")
         if len(data) > _HANDOVER_BYTES or socket.send_fds(carrier, [data], [fd]) != len(data):
