@@ -10,6 +10,7 @@ Over 600 lines because the parts meet here: each names what it needs of the othe
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -104,6 +105,9 @@ class Proc:
         self.services: dict[str, Any] = {}  # actors that belong to the process itself, as meshes
         self.mailbox_messages = settings.mailbox_messages()
         self.frame_limit = settings.codec_max_frame_length()
+        self.large_argument = settings.large_argument_bytes() or sys.maxsize
+        # Only bodies of this size, and those with buffers, are looked at more closely.
+        self.checked_from = min(self.frame_limit or sys.maxsize, self.large_argument)
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
         self.actor_threads = ActorThreads(lambda: list(self.actors.values()))

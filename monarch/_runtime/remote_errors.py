@@ -43,7 +43,12 @@ def failure_error(failure: Failure, label: str | None) -> BaseException:
             error = exc
         if isinstance(error, Exception):
             return error
-    return SupervisionError(failure.report, label)
+    told = SupervisionError(failure.report, label)
+    if failure.stopped and not failure.will_restart and "restarted" not in failure.report:
+        told.add_note(
+            "What was stopped answers no more: spawn it anew, on new processes of spawn_procs() where they were stopped too"
+        )
+    return told
 
 
 def formatted(exc: BaseException) -> str:

@@ -51,7 +51,8 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         for rank, value in enumerate(self._values):
             yield Point(rank, extent), value
 
-    __iter__ = items
+    def __iter__(self) -> Iterator[tuple[Point, T_co]]:
+        return map(_PointAndValue, self.items())
 
     def values(self) -> list[T_co]:
         """The values in rank order; a fresh list."""
@@ -119,6 +120,20 @@ def not_the_values(mesh: ValueMesh[Any], mistake: str) -> str:
         f"{mistake}: it holds the result of each rank called: .values() is the list of all {len(mesh)}, .item({point}) the "
         f"one at a point"
     )
+
+
+class _PointAndValue(tuple[Point, Any]):
+    """A point and its value, which `sum(mesh)` would add to 0."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __radd__(self, other: Any) -> Any:
+            raise TypeError(
+                f"unsupported operand type(s) for +: {type(other).__name__!r} and a pair of point and value: iterating over "
+                f"a ValueMesh gives such pairs. The values alone are .values(), as in sum(mesh.values())"
+            )
 
 
 for _name, _method in arithmetic(not_the_values).items():

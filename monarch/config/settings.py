@@ -86,6 +86,8 @@ default_transport = transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TR
     "What processes listen on: a ChannelTransport, a short name, or a URL.")
 codec_max_frame_length = count(10 * GIB, "HYPERACTOR_CODEC_MAX_FRAME_LENGTH",
     "Largest message in bytes; a larger one fails its call and nothing is sent. 0 is no limit.")
+large_argument_bytes = count(256 * MIB, "MONARCH_LARGE_ARGUMENT_BYTES",
+    "Arguments of a call or spawn of this many bytes are warned of, once a process: RDMA buffers are faster. 0 is never.")
 outgoing_queue_bytes = count(64 * MIB, "MONARCH_OUTGOING_QUEUE_BYTES",
     "Bytes that may wait to be written to one connection before its senders wait.", minimum=1)
 segment_from = count(256 * KIB, "MONARCH_SEGMENT_FROM",

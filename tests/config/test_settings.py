@@ -82,6 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "mesh_bootstrap_enable_pdeathsig": True,
     "mesh_orphan_timeout": "1m",
     "job_lease": "4h",
+    "large_argument_bytes": 268435456,
     "worker_lease": "0s",
     "mesh_proc_spawn_max_idle": "30s",
     "mesh_terminate_concurrency": 16,

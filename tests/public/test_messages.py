@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import monarch
+from monarch._mesh.actors import receivers
 from monarch.actor import Actor, Channel, concurrent_endpoint, endpoint, get_or_spawn_controller, this_host, wait_graph
 from monarch.testing import InProcessCluster, Local
 from tests.support.scripts import Scripts
@@ -111,6 +112,17 @@ def closed(mode: str) -> Any:
         return file
 
 
+def stopped(mesh: Any) -> Any:
+    mesh.stop().get(TIMEOUT)
+    return mesh
+
+
+def on_stopped(procs: Any) -> Any:
+    actors = procs.spawn("short", Counter)
+    procs.stop().get(TIMEOUT)
+    return actors
+
+
 LOCK = threading.Lock()
 RESULT = [".get()", "await"]
 FUTURE = ["Future", "counters.add()", *RESULT]
@@ -147,6 +159,17 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
     ),
     "int(rank)": (lambda w: int(monarch.actor.current_rank()), TypeError, ["Point", ".rank"]),
     "values[0]": (lambda w: w.counters.add.call(1).get(TIMEOUT)[0], TypeError, [".values()", ".item(gpus=0)"]),
+    "sum(values)": (lambda w: sum(w.counters.add.call(1).get(TIMEOUT)), TypeError, ["pair", "sum(mesh.values())"]),
+    "a stopped mesh": (
+        lambda w: stopped(w.procs.spawn("short", Counter)).add.call(1).get(TIMEOUT),
+        monarch.actor.SupervisionError,
+        ["short.add()", "stopped: stopped by client", "spawn it anew"],
+    ),
+    "a mesh of stopped processes": (
+        lambda w: on_stopped(w.host.spawn_procs()).add.call(1).get(TIMEOUT),
+        monarch.actor.SupervisionError,
+        ["short.add()", "stopped: the process was stopped", "spawn_procs()"],
+    ),
     "mesh.value = 3": (
         lambda w: setattr(w.counters, "value", 3),
         AttributeError,
@@ -165,6 +188,7 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
     "spawn_procs('gpus')": (lambda w: w.host.spawn_procs("gpus"), TypeError, ['{"gpus": 4}', "'gpus'"]),
     "host.spawn": (lambda w: w.host.spawn("x", Counter), AttributeError, ["spawn_procs", '.spawn("name", Class)']),
     "spawn(Class, name)": (lambda w: w.procs.spawn(Counter, "x"), TypeError, ["name first", "Counter"]),
+    "spawn(Class)": (lambda w: w.procs.spawn(Counter), TypeError, ["a name first, then the class", 'spawn("counters"']),
     # what cannot be sent
     "a lock for __init__": (
         lambda w: w.procs.spawn("x", Counter, start={"a": [LOCK]}),
@@ -350,6 +374,33 @@ def test_a_call_that_waits_for_no_earlier_one_names_none() -> None:
             waits.slice(gpus=1).beside.call_one().get(0)
         assert "because" not in str(caught.value)
         del first, second
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 18], ids=["in-the-body", "beside-it"])
+def test_large_arguments_are_warned_of_once_with_the_way_out(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(receivers, "_warned", False)
+    with monarch.configured(large_argument_bytes=size), InProcessCluster():
+        counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)
+        counters.add.call(bytes(size // 2)).get(TIMEOUT)
+        assert caplog.messages == []
+        for _ in range(2):
+            counters.add.call(bytes(size)).get(TIMEOUT)
+        this_host().spawn_procs().spawn("more", Counter, bytes(size))
+        (text,) = caplog.messages
+    assert text.startswith("the arguments of counters.add() are ") and "for 2 actors" in text
+    assert "RDMABuffer" in text and "docs/how-to/large-data.md" in text and "large_argument_bytes" in text
+
+
+def test_large_arguments_of_a_constructor_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(receivers, "_warned", False)
+    with monarch.configured(large_argument_bytes=5000), InProcessCluster():
+        this_host().spawn_procs().spawn("more", Counter, bytes(5000))
+        (text,) = caplog.messages
+    assert text.startswith("the arguments of 'more' are 5 KiB, for 1 actor:")
 
 
 WRONG_CONSTRUCTOR = """

@@ -21,7 +21,7 @@ from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, no
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
 from monarch._mesh.actors.map_adverb import MapAdverb
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain, warn_if_large
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
 from monarch._mesh.casts.plan import RemoteReceivers
@@ -439,8 +439,13 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         if proc.closed is not None:
             raise proc.closed
         size = len(body)
-        if buffers or 0 < proc.frame_limit < size:
+        if buffers or size >= proc.checked_from:
             size = proc.check_size(body, buffers)
+            if size >= proc.large_argument:
+                count = len(self._mesh._plan) if only is None else 1
+                warn_if_large(
+                    size, proc.large_argument, f"the arguments of {self._mesh._spec.name}.{self._name}()", count
+                )
         spec, plan = self._mesh._spec, self._mesh._plan
         if sender.watcher is not None:
             from monarch._runtime.watcher import tell  # few actors have one

@@ -7,10 +7,12 @@ the first such object stops that, and the message is encoded again by `encode_fo
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from monarch import _text
 from monarch._errors import NotSendableError
 from monarch._runtime.context import current, here
 from monarch._wire import codec, culprit
@@ -69,6 +71,23 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
     for act in receivers.before.values():
         act()
     return body, buffers
+
+
+_warned = False  # of a large argument
+
+
+def warn_if_large(size: int, limit: int, what: str, count: int) -> None:
+    """Says, once a process, what else there is for arguments of `limit` bytes or more."""
+    global _warned
+    if size < limit or _warned:
+        return
+    _warned = True
+    logging.getLogger("monarch").warning(
+        "%s are %s, for %s: they are copied into messages, and what follows them waits. What is large goes faster beside the "
+        "messages: send an RDMABuffer of monarch.rdma, from which each actor reads (docs/how-to/large-data.md). Said once, "
+        "from %s on (setting large_argument_bytes)",
+        what, _text.size(size), _text.counted(count, "actor"), _text.size(limit),
+    )  # fmt: skip
 
 
 def explain(exc: Exception, receivers: Receivers, what: str, values: Mapping[str, Any]) -> None:

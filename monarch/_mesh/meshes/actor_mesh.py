@@ -83,9 +83,8 @@ class ActorMesh(MeshHandle, Generic[A]):
         return make_future(Done(self._mesh_name))
 
     def __repr__(self) -> str:
-        shape = str(self._shape)
         kind = "owned" if self._owned else "reference"
-        return f"ActorMesh(class={self._spec.cls}, shape={shape}), inner={kind} {self._mesh_name})"
+        return f"ActorMesh(class={self._spec.cls}, shape={self._shape}, inner={kind} {self._mesh_name})"
 
     # --- attributes
 

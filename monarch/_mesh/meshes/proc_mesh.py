@@ -122,7 +122,9 @@ class ProcMesh(MeshHandle):
         )
 
     if not TYPE_CHECKING:
-        spawn = called_as(spawn, 'procs.spawn("counters", Counter, ...)')
+        spawn = called_as(
+            spawn, 'procs.spawn("counters", Counter, ...): a name first, then the class and what it takes'
+        )
 
     def _train(self) -> None:
         """See `OwnedProcs.train`. Nothing where they belong to another process."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain, warn_if_large
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.ledger import MeshGone, Notify
 from monarch._mesh.failures.restart_policy import RestartGroup
@@ -147,7 +147,8 @@ class Spawning:
             values = {name: cls} | named(cls.__init__, 1, args, kwargs)
             explain(exc, receivers, f"{name} and its arguments, to spawn {spec.name!r}", values)
             raise
-        self._proc.check_size(body, buffers)
+        size = self._proc.check_size(body, buffers)
+        warn_if_large(size, self._proc.large_argument, f"the arguments of {spec.name!r}", len(spec.addresses))
         return ConstructorArgs(body, buffers)
 
     def _spawn_first(self, owned: OwnedActors, rank: int) -> list[Notify | MeshGone]:

@@ -98,14 +98,16 @@ class UnfetchedFailures:
                 failed.append(answer[0])
         worst = min(failed, key=lambda one: one.order, default=None)
         if worst is not None and not self._engine.is_told(worst):
-            _log.error("the Future of a call was dropped without a look at it. %s", self._engine.exception_of(worst))
+            _log.error("a call failed in a worker, and its Future was dropped without a look at it: keep the Future and call "
+                "get(). %s", self._engine.exception_of(worst))  # fmt: skip
 
     def say_untold(self, why: str) -> None:
         """Logs what no fetch tells of any more: the engine has ended."""
         untold = self._engine.untold
         for failed in untold[:_LOGGED]:
-            _log.error("nobody has fetched what depends on this, and %s has ended (%s). %s", self._engine.root, why,
-                self._engine.exception_of(failed))  # fmt: skip
+            _log.error("an operation on %s failed, and the mesh has ended (%s) before anybody fetched what depends on it. To "
+                "have the error raised, fetch a result with monarch.inspect(tensor), or end the mesh with its exit(), which "
+                "waits and raises it. %s", self._engine.root, why, self._engine.exception_of(failed))  # fmt: skip
         if len(untold) > _LOGGED:
             _log.error("%d more operations of %s have failed", len(untold) - _LOGGED, self._engine.root)
 

@@ -23,7 +23,8 @@ _EXPLANATIONS = {
         "a tensor of this process alone. Operations on a mesh take distributed tensors and Python numbers: send it there "
         "with monarch.replicate(tensor) (the same in each process) or monarch.shard(tensor, dim) (a part each), make it "
         "under the mesh, return it from a remote function, or leave the mesh with monarch.no_mesh.activate() to work on it "
-        "here"
+        "here. Parameters of a module that was made outside of `with mesh.activate():` are such tensors: make the module "
+        "inside, or take monarch.replicate(module)"
     ),
     "NO_MESH": (
         "a tensor of this process, and there is no active device mesh: activate one with `with proc_mesh.activate():` before "

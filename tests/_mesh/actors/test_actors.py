@@ -131,7 +131,8 @@ def test_spawn_gives_a_mesh_and_not_an_instance(procs2: ProcMesh) -> None:
 
 def test_the_repr_of_a_mesh_names_class_and_shape(procs2: ProcMesh) -> None:
     text = repr(procs2.spawn("cell", Cell))
-    assert text.startswith("ActorMesh(class=") and "Cell" in text and "gpus=2" in text
+    assert text.startswith("ActorMesh(class=") and "Cell" in text and "shape={gpus=2}, inner=" in text
+    assert text.count("(") == text.count(")")
 
 
 class HeldInit(Actor):
