@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import signal
 import sys
 import threading
@@ -109,6 +110,23 @@ class Steps:
                 return None
             self._left -= 1
         return self._on_step
+
+
+_SHORT = 30  # passes in turn in which a step has not come, until it is believed that there are no more
+
+
+def each_step(steps: Steps) -> Iterator[tuple[int, int]]:
+    """Yields (number of the pass, step to interrupt) for every step that there is, each until it has come. On a busy machine
+    a pass may be a short one, where another thread was quicker."""
+    step = short = 0
+    for number in itertools.count():
+        yield number, step
+        if steps.came:
+            step, short = step + 1, 0
+        elif short == _SHORT:
+            return
+        else:
+            short += 1
 
 
 def interrupted_calls(books: Any, act: Callable[[Any, int], None], every: int) -> Iterator[tuple[int, int, list[int]]]:
