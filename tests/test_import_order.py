@@ -39,7 +39,10 @@ PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
 SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard")
 FACES = ("builtins", "checkpoint", "memory", "profiler", "random", "simulator", "timer")
-OTHER_FACES = {"gather_mount": ("remotemount",), "_older_paths": ("actor", "telemetry", "tensor")}
+OTHER_FACES = {
+    "gather_mount": ("remotemount",),
+    "_older_paths": ("_runtime", "_mesh", "actor", "spmd", "telemetry", "tensor", "job"),
+}
 ROOT = ""  # monarch/__init__.py itself
 
 # The folders of a part, each importing only from its left and itself; TOP are the files beside them. The part's own

@@ -336,7 +336,7 @@ class Future(Generic[T_co]):
 
     def __init__(self, *args: Any) -> None:
         if len(args) != 2 or args[0] is not _MADE:
-            raise TypeError("a Future is made by the runtime (call(), recv(), stop(), ...), never by a program")
+            raise TypeError("Future objects are returned by Monarch operations: call(), recv(), stop(), ...")
         self._source: Source | None = args[1]
         self._value: Any = _PENDING
         self._error: BaseException | None = None

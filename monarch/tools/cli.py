@@ -28,6 +28,9 @@ from monarch._linux import private_files, terminal
 from monarch.job import modules
 from monarch.job.worker_launch import new_secret
 from monarch.tools import certs, verbs, worker_stdin
+from monarch.tools.verbs import shell_verb
+
+shell_on_job = shell_verb.shell_on_job
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -107,10 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Wrong usage, --help and --version raise SystemExit, as argparse does. Never raises Exception.
     """
-    parser = _parser()
+    parser = get_parser()
     _complete(parser)
     options = parser.parse_args(arguments)
-    if options.name is None:
+    if options.verb is None:
         parser.print_help(sys.stderr)
         return 1
     command: Callable[[argparse.Namespace], int | None] = options.command
@@ -125,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         text = str(error).strip() or "no further explanation"
         shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
-        terminal.note(f"monarch {options.name}: {shown}")
+        terminal.note(f"monarch {options.verb}: {shown}")
         return 1
 
 
@@ -137,10 +140,11 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         argcomplete.autocomplete(parser)
 
 
-def _parser() -> argparse.ArgumentParser:
+def get_parser() -> argparse.ArgumentParser:
+    """Makes the parser of the command's arguments, which are described at `monarch VERB --help`."""
     parser = _new("monarch", _TOP)
     parser.add_argument("--version", action="version", version=f"pymonarch {_version()}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="verb")
 
     def command(
         name: str, line: str, text: str, run: Callable[[argparse.Namespace], int | None]
@@ -387,3 +391,7 @@ def _log_as_worker() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(terminal.VisibleFormatter("monarch worker: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,11 +19,19 @@ class AddrType(enum.Enum):
 
 
 def get_ipaddr(hostname: str, port: int | None = None, addr_type: AddrType = AddrType.Default) -> str:
-    """An address of the host as text, without brackets. Link-local ones are skipped. OSError when there is none."""
-    return ip_address(hostname, port, addr_type.value)
+    """Returns an address of the host as text, without brackets. Link-local ones are skipped; by default an IPv4 address is
+    asked for where there is no IPv6 address. RuntimeError when there is none."""
+    families = (socket.AF_INET6, socket.AF_INET) if addr_type is AddrType.Default else (addr_type.value,)
+    reasons = []
+    for family in families:
+        try:
+            return ip_address(hostname, port, family)
+        except OSError as error:
+            reasons.append(str(error))
+    raise RuntimeError(f"no address of {hostname} was found: {'; '.join(reasons)}")
 
 
 def get_sockaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default) -> str:
-    """`address:port`, an IPv6 address in brackets. OSError when the host has none of this kind."""
+    """Returns `address:port`, an IPv6 address in brackets. RuntimeError when the host has none of this kind."""
     address = get_ipaddr(hostname, port, addr_type)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

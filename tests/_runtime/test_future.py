@@ -362,7 +362,7 @@ def test_get_on_a_running_loop_works_and_warns(caplog: pytest.LogCaptureFixture)
 
 def test_a_future_is_made_by_the_runtime_only() -> None:
     for args in ((), (Slot(),), (object(), Slot())):
-        with pytest.raises(TypeError, match="made by the runtime"):
+        with pytest.raises(TypeError, match="Future objects are returned by Monarch operations"):
             Future(*args)
 
 

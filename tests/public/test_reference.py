@@ -76,7 +76,9 @@ PUBLIC: dict[str, str] = {
 INNER = """
     monarch.actor.file_sync monarch.actor.host_agent monarch.actor.run_folders monarch.admin.output
     monarch.admin.stacks monarch.admin.status monarch.tensor.propagation monarch.tensor.remote.checkpoint
-    monarch.tensor.remote.device_memory monarch.tensor.simulator.effects monarch.trace.sampling
+    monarch.bootstrap_main monarch.tensor.remote.device_memory monarch.tensor.simulator.effects
+    monarch.timer.execution_timer monarch.tools.config.environment monarch.tools.utils monarch.tools.utils.conda
+    monarch.trace.sampling monarch.utils
 """.split()  # noqa: SIM905
 
 # What is public for its own package only, and methods that torch itself has no words for.

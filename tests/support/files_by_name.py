@@ -85,6 +85,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "a module of this package or of what is installed, found as every import is": (
         "__init__.py: __getattr__: importlib.import_module",
+        "_older_paths/_alias_modules.py: names_of.get: importlib.import_module",
         "actor/__init__.py: __getattr__: importlib.import_module",
         "job/schedulers.py: job_of: importlib.import_module",
         "rdma/backends/nixl/nixl_agent.py: _module: importlib.import_module",

@@ -282,7 +282,7 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_help_loads_no_runtime() -> None:
-    program = "import sys, monarch.tools.cli as c; c._parser().format_help(); print('monarch.actor' in sys.modules)"
+    program = "import sys, monarch.tools.cli as c; c.get_parser().format_help(); print('monarch.actor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 

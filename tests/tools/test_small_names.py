@@ -12,8 +12,10 @@ import pytest
 from monarch.spmd import addresses
 from monarch.tools import commands, debug_env
 from monarch.tools.config import Config
+from monarch.tools.config.environment import CondaEnvironment
 from monarch.tools.mesh_spec import JobState, MeshSpec, ServerSpec, mesh_spec_from_str
 from monarch.tools.network import AddrType, get_ipaddr, get_sockaddr
+from monarch.tools.utils import MONARCH_HOME, conda
 from tests.support.tiers import full
 
 
@@ -38,11 +40,43 @@ def test_ipv6_is_preferred_and_link_local_skipped(monkeypatch: pytest.MonkeyPatc
     assert get_sockaddr("node", 80, AddrType.IPv4) == "10.0.0.7:80"
     monkeypatch.setattr(addresses.socket, "getaddrinfo", resolver("10.0.0.7", "fe80::1"))
     assert get_ipaddr("node", 80) == "10.0.0.7"
-    with pytest.raises(OSError, match="node has no address that other hosts can dial"):
+    with pytest.raises(RuntimeError, match="node has no address that other hosts can dial"):
         get_ipaddr("node", 80, AddrType.IPv6)
     monkeypatch.setattr(addresses.socket, "getaddrinfo", resolver())
-    with pytest.raises(OSError, match="not known: node"):
+    with pytest.raises(RuntimeError, match="not known: node"):
         get_ipaddr("node", 80)
+
+
+def test_ipv4_is_asked_for_where_ipv6_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def getaddrinfo(host: str, port: object, family: int, kind: int) -> list[Any]:
+        asked.append(family)
+        return resolver("10.0.0.7")(host, port, family, kind)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", getaddrinfo)
+    assert get_ipaddr("node") == "10.0.0.7" and asked == [socket.AF_INET6, socket.AF_INET]
+
+
+def test_folders_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MONARCH_HOME", str(tmp_path / "home"))
+    assert MONARCH_HOME() == tmp_path / "home"
+    folder = MONARCH_HOME("cache", "one")
+    assert folder == tmp_path / "home" / "cache" / "one" and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv("MONARCH_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert MONARCH_HOME("x") == tmp_path / ".monarch" / "x"
+
+
+def test_the_conda_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    assert conda.active_env_dir() is None and conda.active_env_name() is None
+    environment = CondaEnvironment()
+    with pytest.raises(AssertionError, match="no conda environment is active"):
+        _ = environment.conda_prefix
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/rl")
+    assert (environment.conda_prefix, conda.active_env_name()) == ("/opt/conda/envs/rl", "rl")
+    assert CondaEnvironment("/given").conda_prefix == "/given"
 
 
 def test_meshes_of_older_launch_scripts() -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
 
+CLIENT = "client"  # the actor that stands for a program; its process makes it unique
 _RANK_DIGITS = 4  # base58 digits of a rank behind the key of its mesh
 
 
@@ -27,7 +28,11 @@ def proc_id(proc: Proc) -> str:
 
 def actor_uid(key: str, name: str, rank: int, singleton: bool) -> Uid:
     """Names an actor within its process. `singleton`: the client, and actors known by their name."""
-    return Uid.singleton(key) if singleton else Uid(name, key + encode58(rank, _RANK_DIGITS))
+    return Uid.singleton(_singleton(key, name)) if singleton else Uid(name, key + encode58(rank, _RANK_DIGITS))
+
+
+def _singleton(key: str, name: str) -> str:
+    return key if key == name else CLIENT
 
 
 def actor_address(instance: Instance) -> ActorAddr:
@@ -44,7 +49,7 @@ def actor_ids(proc: Proc) -> Callable[[str, str, int, bool], str]:
 
     def named(key: str, name: str, rank: int, singleton: bool) -> str:
         if singleton:
-            return key + where
+            return _singleton(key, name) + where
         digits = ranks.get(rank)
         if digits is None:
             digits = ranks[rank] = encode58(rank, _RANK_DIGITS)

@@ -72,7 +72,12 @@ class ActorMesh(MeshHandle, Generic[A]):
 
     @property
     def _proc_mesh(self) -> Any:
-        return self._spec.proc_mesh
+        return self.__dict__.get("_proc_mesh", self._spec.proc_mesh)
+
+    @_proc_mesh.setter
+    def _proc_mesh(self, mesh: Any) -> None:
+        """Libraries give a handle another one to keep beside it. It does not travel with the handle."""
+        self.__dict__["_proc_mesh"] = mesh
 
     @property
     def _mesh_name(self) -> str:
@@ -100,14 +105,17 @@ class ActorMesh(MeshHandle, Generic[A]):
     # --- endpoints
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        spec = self.__dict__.get("_spec")
+        if spec is None:  # one that is being copied
             raise AttributeError(name)
-        cls = self._spec.cls
+        cls = spec.cls
         attribute = attribute_of(cls, name)
         if isinstance(attribute, EndpointProperty):
             endpoint: Any = Endpoint(self, name, attribute)
             self.__dict__[name] = endpoint
             return endpoint
+        if name.startswith("__"):  # what Python and tools look for by themselves
+            raise AttributeError(name)
         if hasattr(cls, name):
             return NotAnEndpoint(self, name)
         raise AttributeError(_no_such_endpoint(cls, name), name=name, obj=None)  # obj: Python would add its own guess

@@ -352,7 +352,12 @@ def hosts_from_config(name: str) -> HostMesh:
 
 
 def two_local_hosts(name: str) -> HostMesh:
-    """Two hosts on this machine, as a mesh `{"hosts": 2}` called `name`. They end with this program."""
+    """Returns two hosts on this machine, as a mesh `{"hosts": 2}` called `name`. They end with this program."""
+    return local_hosts(name, 2)
+
+
+def local_hosts(name: str, count: int) -> HostMesh:
+    """Returns hosts on this machine, as a mesh `{"hosts": count}` called `name`. They end with this program."""
     from monarch._mesh.start import agent_process
     from monarch._mesh.start.run_directory import make_directory
 
@@ -360,7 +365,7 @@ def two_local_hosts(name: str) -> HostMesh:
     workers = []
     if not _started:
         at_exit(_end_started)
-    for _ in range(2):
+    for _ in range(count):
         directory = make_directory()
         where = f"ipc://{directory.path}/host"
         options = agent_process.AgentOptions(directory.path, where, worker=True, credentials=given)

@@ -23,14 +23,14 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", nargs="?", metavar="MODULE.ATTRIBUTE", help="the job, which is remembered")
+    parser.add_argument("module_path", nargs="?", metavar="MODULE.ATTRIBUTE", help="the job, which is remembered")
 
 
 def run(options: argparse.Namespace) -> int:
     from monarch.job import exec_command, set_current_job
 
-    if options.spec is not None:
-        set_current_job(options.spec)
+    if options.module_path is not None:
+        set_current_job(options.module_path)
     begun = time.monotonic()
     hosts = mesh_of(current_job().state(), None)
     status = exec_command(hosts, ["true"]).get()

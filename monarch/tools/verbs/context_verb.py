@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("use", "make a context the active one"),
         ("rm", "kill the context's job and remove it"),
     ):
-        named: Any = actions.add_parser(action, help=line).add_argument("context", metavar="NAME")
+        named: Any = actions.add_parser(action, help=line).add_argument("name", metavar="NAME")
         named.completer = _contexts
     actions.add_parser("ls", help="list contexts")
 
@@ -52,6 +52,6 @@ def run(options: argparse.Namespace) -> int:
         "use": (contexts.use, "Switched to"),
         "rm": (contexts.remove, "Removed"),
     }[options.action]
-    act(options.context)
-    show(f"{done} context {options.context!r}")
+    act(options.name)
+    show(f"{done} context {options.name!r}")
     return 0

@@ -53,7 +53,7 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--one", action="store_true", help="the first host of the first mesh (default)")
-    which.add_argument("--all", action="store_true", help="every host of every mesh")
+    which.add_argument("--all", dest="run_all", action="store_true", help="every host of every mesh")
     which.add_argument("--mesh", metavar="NAME", help="every host of this mesh")
     which.add_argument("--point", metavar="DIM=N,...", help="one host of the first mesh")
     parser.add_argument("--per-host", metavar="DIM=N,...", help="so many processes on each host")
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
     def act() -> int:
         meshes = chosen(current.state(), options)
-        several = options.all or options.mesh is not None
+        several = options.run_all or options.mesh is not None
         folder, told = options.output_dir, f"{options.output_dir}/ on each worker"
         view = None
         if several and folder is None and not options.stream:
@@ -153,7 +153,7 @@ def end(futures: Sequence[Future[int]]) -> None:
 
 
 def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
-    if options.all:
+    if options.run_all:
         return dict(state._hosts)
     return {options.mesh or "": mesh_of(state, options.mesh)}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 from monarch.tools.verbs.current_job import (
     add_environment,
@@ -34,15 +36,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    act = sys.modules["monarch.tools.cli"].shell_on_job  # by that name, under which programs replace it
+    status: int = act(
+        mesh_name=options.mesh, point_str=options.point, env=options.env, workdir=options.workdir, kill=options.kill
+    )
+    return status
+
+
+def shell_on_job(
+    *,
+    mesh_name: str | None = None,
+    point_str: str | None = None,
+    env: Sequence[str] = (),
+    workdir: str | None = None,
+    kill: bool = False,
+) -> int:
+    """Runs an interactive shell on one host of the current job, and returns its exit status; `monarch shell` does it.
+
+    `point_str` is `DIM=N,...`, `env` has `KEY=VALUE`; `kill` ends the job afterwards. ValueError for what cannot be read,
+    FileNotFoundError when there is no job.
+    """
     from monarch.job import shell
     from monarch.job.commands.run_command import chosen_hosts
 
-    env = environment(options.env)
-    place = point(options.point) if options.point else None
+    variables = environment(env)
+    place = point(point_str) if point_str else None
     current = current_job()
 
     def act() -> int:
-        hosts, _ = chosen_hosts(mesh_of(current.state(), options.mesh), None if place else 0, place)
-        return shell(hosts, env=env, workdir=options.workdir)
+        hosts, _ = chosen_hosts(mesh_of(current.state(), mesh_name), None if place else 0, place)
+        return shell(hosts, env=variables, workdir=workdir)
 
-    return killing(current, options.kill, act)
+    return killing(current, kill, act)

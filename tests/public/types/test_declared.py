@@ -13,6 +13,7 @@ import monarch
 from monarch._mesh.actors import actor
 from monarch._mesh.meshes import actor_mesh
 from monarch._shape.view import ShapedMesh
+from tests.support import path_stubs
 
 
 def methods(module: ModuleType, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -59,9 +60,18 @@ def test_the_stubs_of_older_paths_are_those_of_the_folder() -> None:
     """Checkers do not see that `monarch/__init__.py` adds a folder to its path: stubs/ says it to them."""
     package = Path(inspect.getfile(monarch)).parent
     folder, stubs = package / "_older_paths", package.parent / "stubs" / "monarch-stubs"
-    modules = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")} - {Path("__init__")}
-    assert {path.relative_to(stubs).with_suffix("") for path in stubs.rglob("*.pyi")} == modules
+    inner = {Path(name) for name in ("__init__", "_alias_modules", "_alias_table", "_private_names")}
+    modules = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")} - inner
+    made = path_stubs.expected()
+    found = {path for path in stubs.rglob("*.pyi") if path not in made}
+    assert {path.relative_to(stubs).with_suffix("") for path in found} == modules
     for module in modules:
         text = (stubs / module).with_suffix(".pyi").read_text()
-        dotted = ".".join(module.parts)
-        assert text == ("" if module.name == "__init__" else f"from monarch._older_paths.{dotted} import *\n")
+        dotted = ".".join(part for part in module.parts if part != "__init__")
+        says = module.name != "__init__" or "__all__" in (folder / module).with_suffix(".py").read_text()
+        assert text == (f"from monarch._older_paths.{dotted} import *\n" if says else "")
+
+
+def test_the_stubs_of_paths_that_a_table_makes_say_what_the_table_says() -> None:
+    written = {path: path.read_text() if path.exists() else None for path in path_stubs.expected()}
+    assert written == path_stubs.expected(), "run: python -m tests.support.path_stubs"

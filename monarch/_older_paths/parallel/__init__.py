@@ -1,0 +1,1 @@
+"""Models in parts, a part a process."""

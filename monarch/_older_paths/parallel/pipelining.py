@@ -1,0 +1,5 @@
+"""Pipelines over distributed tensors: not here."""
+
+raise ImportError(
+    "monarch.parallel.pipelining is not here: use torch.distributed.pipelining on the ranks of an SPMDActor"
+)

@@ -1,0 +1,1 @@
+from monarch import configure as configure

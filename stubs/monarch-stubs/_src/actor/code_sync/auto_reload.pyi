@@ -1,0 +1,2 @@
+from monarch.actor import Actor as Actor
+from monarch.actor import endpoint as endpoint

@@ -1,0 +1,5 @@
+from monarch.actor import Actor as Actor
+from monarch.actor import concurrent_endpoint as concurrent_endpoint
+from monarch.actor import debug_controller as debug_controller
+from monarch.actor import endpoint as endpoint
+from monarch.actor import get_or_spawn_controller as get_or_spawn_controller

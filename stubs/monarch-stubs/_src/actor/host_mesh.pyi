@@ -1,0 +1,14 @@
+from monarch.actor import BootstrapCommand as BootstrapCommand
+from monarch import Extent as Extent
+from monarch.actor import Future as Future
+from monarch.actor import HostMesh as HostMesh
+from monarch import NDSlice as NDSlice
+from monarch.actor import Point as Point
+from monarch.actor import ProcMesh as ProcMesh
+from monarch import Shape as Shape
+from monarch.actor import context as context
+from monarch._older_paths._private_names import create_local_host_mesh as create_local_host_mesh
+from monarch.actor import default_bootstrap_cmd as default_bootstrap_cmd
+from monarch.actor import returns_future as returns_future
+from monarch.actor import this_host as this_host
+from monarch.actor import this_proc as this_proc

@@ -1,0 +1,1 @@
+from monarch.actor import context as context

@@ -1,0 +1,15 @@
+from monarch.actor import Actor as Actor
+from monarch.actor import Future as Future
+from monarch._mesh.process.context import ActorInstance as HyInstance
+from monarch.actor import MeshFailure as MeshFailure
+from monarch.actor import ProcMesh as ProcMesh
+from monarch._mesh.meshes.system_actors import SetupActor as SetupActor
+from monarch import Shape as Shape
+from monarch import NDSlice as Slice
+from monarch.actor import context as context
+from monarch.actor import endpoint as endpoint
+from monarch.actor import get_active_proc_meshes as get_active_proc_meshes
+from monarch.actor import get_or_spawn_controller as get_or_spawn_controller
+from monarch.actor import register_proc_mesh_spawn_callback as register_proc_mesh_spawn_callback
+from monarch.actor import returns_future as returns_future
+from monarch.actor import unregister_proc_mesh_spawn_callback as unregister_proc_mesh_spawn_callback

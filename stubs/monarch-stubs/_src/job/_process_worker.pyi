@@ -1,0 +1,1 @@
+from monarch.actor import run_worker_loop_forever as run_worker_loop_forever

@@ -1,0 +1,2 @@
+from monarch.actor import HostMesh as HostMesh
+from monarch.job import JobState as JobState

@@ -1,0 +1,2 @@
+from monarch.job.kubernetes import KubernetesJob as KubernetesJob
+from monarch._older_paths._private_names import _WORKER_BOOTSTRAP_SCRIPT as _WORKER_BOOTSTRAP_SCRIPT

@@ -1,0 +1,1 @@
+from monarch.actor import HostMesh as HostMesh

@@ -1,0 +1,10 @@
+from monarch.actor import Actor as Actor
+from monarch.actor import ActorError as ActorError
+from monarch.actor import Channel as Channel
+from monarch.actor import Point as Point
+from monarch.actor import Port as Port
+from monarch.job import PortForwarder as PortForwarder
+from monarch.actor import PortReceiver as PortReceiver
+from monarch.actor import ProcMesh as ProcMesh
+from monarch.actor import current_rank as current_rank
+from monarch.actor import endpoint as endpoint

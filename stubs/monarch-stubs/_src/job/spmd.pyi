@@ -1,0 +1,2 @@
+from monarch.job.spmd import SPMDJob as SPMDJob
+from monarch.job.spmd import serve as serve

@@ -1,0 +1,11 @@
+from monarch.actor import Future as Future
+from monarch.actor import ProcMesh as ProcMesh
+from monarch.rdma import RDMAAction as RDMAAction
+from monarch.rdma import RDMABuffer as RDMABuffer
+from monarch.rdma import RDMAReadTransferWarning as RDMAReadTransferWarning
+from monarch.rdma import RDMATcpFallbackWarning as RDMATcpFallbackWarning
+from monarch.rdma import RDMAWriteTransferWarning as RDMAWriteTransferWarning
+from monarch.actor import context as context
+from monarch.rdma import get_rdma_backend as get_rdma_backend
+from monarch.rdma import is_ibverbs_available as is_ibverbs_available
+from monarch.rdma import is_rdma_available as is_rdma_available

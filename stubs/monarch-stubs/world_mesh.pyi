@@ -1,0 +1,1 @@
+from monarch._older_paths.world_mesh import *
