@@ -322,7 +322,10 @@ class LeaderFollower:
             self._parked.pop()
         except IndexError:
             return
-        self._park.release()
+        try:
+            self._park.release()
+        except RuntimeError:  # by another, who was held up for long between these two steps: it is awake
+            pass
 
     def close(self) -> None:
         """Ends leading: nobody leads any more."""
@@ -376,9 +379,9 @@ class LeaderFollower:
             seen = self._leads
         self.aside = False
         self._lead.acquire()  # a leader has it for what it handles, no longer
-        if not woken:
-            try:
-                self._parked.pop()
-            except IndexError:  # somebody is about to wake it
+        try:
+            self._parked.pop()  # also where one who was held up has woken it for an earlier time
+        except IndexError:
+            if not woken:  # somebody is about to wake it
                 self._park.acquire(timeout=ASIDE)
         loop.ident = ident

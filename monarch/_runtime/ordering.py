@@ -37,8 +37,9 @@ class Numbering:
     leave in any order once it is numbered.
 
     A receiver waits for every number, so none may be lost: one is written into its message in the same breath in which it is
-    counted. (A handler of signals can raise in the main thread; Python looks for signals behind calls and where functions
-    and loops begin, and there is none of these between the two steps.)
+    counted. (A handler of signals can raise in the main thread, or send; Python looks for signals behind calls and where
+    functions and loops begin, and there is none of these between the two steps, nor between them and the look whether a
+    handler has sent.)
     """
 
     __slots__ = ("_counts", "_lock", "_repeated", "_single")
@@ -48,7 +49,7 @@ class Numbering:
         # What was sent to a mesh since it all goes to the same receivers; such meshes are not in `_single`.
         self._repeated: dict[Hashable, _Repeated] = {}
         self._single: dict[Hashable, dict[RankKey, int]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of signals that sends may have interrupted who has it
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -56,24 +57,28 @@ class Numbering:
     def next(self, message: One, mesh: Hashable, rank: RankKey) -> None:
         """Numbers the next message to (mesh, rank); the first is 1."""
         with self._lock:
-            try:
-                counters = self._single[mesh]
-                counters[rank] = message.seq = counters[rank] + 1
-            except KeyError:
-                counters = self._counters(mesh)
-                last = self._last(counters, rank)
-                counters[rank] = message.seq = last + 1
+            while True:
+                try:
+                    counters = self._single[mesh]
+                    counters[rank] = message.seq = counters[rank] + 1
+                    return
+                except KeyError:
+                    counters = self._counters(mesh)
+                    self._last(counters, rank)
+                    counters.setdefault(rank, 0)
 
     def _counters(self, mesh: Hashable) -> dict[RankKey, int]:
         """Returns those of a mesh, all that was sent counted. With the lock held."""
         counters = self._counts.setdefault(mesh, {})
-        repeated = self._repeated.get(mesh)
-        if repeated is not None:
-            stamp, times = repeated.state
-            counted = {rank: counters[rank] + times for rank in repeated.ranks}
-            repeated.state = stamp, 0
-            counters.update(counted)
-            self._repeated.pop(mesh, None)
+        while mesh in self._repeated:
+            repeated = self._repeated[mesh]
+            state = repeated.state
+            counted = {rank: counters[rank] + state[1] for rank in repeated.ranks}
+            if mesh in self._repeated and self._repeated[mesh] is repeated and repeated.state is state:
+                del self._repeated[mesh]
+                self._single[mesh] = counters
+                counters.update(counted)
+                return counters
         self._single[mesh] = counters
         return counters
 
@@ -88,7 +93,7 @@ class Numbering:
         what it sends; only what names no incarnation could be for this one too, so that count goes on."""
         for known in list(counters):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
-                del counters[known]
+                counters.pop(known, None)
 
     def next_many(self, message: Many, mesh: Hashable, ranks: Sequence[RankKey]) -> None:
         """Numbers one message to many ranks, each there once: one number when all stand at the same count, else runs
@@ -97,22 +102,35 @@ class Numbering:
         The same tuple time after time, with nothing to others of the mesh in between, costs the same for any number of ranks.
         """
         with self._lock:
-            repeated = self._repeated.get(mesh)
-            if repeated is not None and repeated.ranks is ranks:
-                stamp, times = repeated.state
-                stamp = stamp + 1 if isinstance(stamp, int) else [(number + 1, length) for number, length in stamp]
-                repeated.state = stamp, times + 1
-                message.seqs = stamp
-                return
-            counters = self._counters(mesh)
-            numbers = {rank: self._last(counters, rank) + 1 for rank in ranks}
-            stamp = compress(list(numbers.values()))
-            again = _Repeated(ranks, stamp) if ranks and type(ranks) is tuple else None
+            while not self._number_many(message, mesh, ranks):
+                pass
+
+    def _number_many(self, message: Many, mesh: Hashable, ranks: Sequence[RankKey]) -> bool:
+        """False when a handler of signals has sent to the mesh meanwhile, and nothing was done."""
+        repeated = self._repeated.get(mesh)
+        if repeated is not None and repeated.ranks is ranks:
+            state = repeated.state
+            stamp, times = state
+            stamp = stamp + 1 if isinstance(stamp, int) else [(number + 1, length) for number, length in stamp]
+            if mesh not in self._repeated or self._repeated[mesh] is not repeated or repeated.state is not state:
+                return False
+            repeated.state = stamp, times + 1
             message.seqs = stamp
-            counters |= numbers
-            if again is not None:
-                del self._single[mesh]
-                self._repeated[mesh] = again
+            return True
+        counters = self._counters(mesh)
+        self._single.pop(mesh, None)  # it is there again once somebody sends to the mesh
+        numbers = {rank: self._last(counters, rank) + 1 for rank in ranks}
+        stamp = compress(list(numbers.values()))
+        again = _Repeated(ranks, stamp) if ranks and type(ranks) is tuple else None
+        if mesh in self._single or mesh in self._repeated:
+            return False
+        message.seqs = stamp
+        counters |= numbers
+        if again is None:
+            self._single[mesh] = counters
+        else:
+            self._repeated[mesh] = again
+        return True
 
     def forget(self, mesh: Hashable) -> None:
         """No more messages go to `mesh`: it has ended."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from monarch._runtime.ordering import Numbering, RankKey, Reorder, compress, cut, expand
 from monarch._wire.message import Stamp
+from tests.support.interrupts import Steps
 from tests.support.threads import together
 
 T = TypeVar("T")
@@ -332,3 +334,33 @@ def test_what_is_held_can_be_taken_out_once() -> None:
     assert sorted(reorder.drain()) == ["a2", "a3", "b2"]
     assert (reorder.held, reorder.drain()) == (0, [])
     assert accepted(reorder, "a", 1, "a1") == ["a1"]
+
+
+KINDS: dict[str, Any] = {"one": 1, "many": (0, 1), "others": (1, 2, (3, 1))}
+
+
+@pytest.mark.parametrize("handled", KINDS)
+@pytest.mark.parametrize("sent", KINDS)
+def test_a_handler_that_sends_at_any_step_of_a_send_takes_numbers_of_its_own(sent: str, handled: str) -> None:
+    def send(*kinds: str) -> None:
+        for kind in kinds:
+            to = KINDS[kind]
+            ranks = to if isinstance(to, tuple) else (to,)
+            stamp = many(numbering, "m", ranks) if ranks is to else one(numbering, "m", to)
+            for rank, number in zip(ranks, expand(stamp, len(ranks)), strict=True):
+                taken[rank].append(number)
+
+    steps, step = Steps(), 0
+    for before in ("many", "many"), ("one", "many"), ("many", "others"):
+        for step in itertools.count():
+            numbering = Numbering()
+            taken: dict[RankKey, list[int]] = defaultdict(list)
+            send(*before)
+            with steps.at(step, partial(send, handled)):
+                send(sent)
+            send(*KINDS)
+            for rank, numbers in taken.items():
+                assert sorted(numbers) == list(range(1, len(numbers) + 1)), (before, step, rank)
+            if not steps.came:
+                break
+    assert step > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 import struct
 import threading
@@ -13,9 +14,10 @@ import pytest
 
 from monarch._runtime.loop import Loop
 from monarch._wire import frame
-from monarch._wire.frame import Decoder, Frame
+from monarch._wire.frame import Decoder, Frame, encode_small
 from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
+from tests.support.interrupts import Steps
 from tests.support.loops import in_loop, loop_of_the_test
 from tests.support.threads import join, start
 
@@ -460,3 +462,27 @@ def test_a_machine_out_of_memory_for_a_while_breaks_no_connection(loop: Loop, ho
     owner.wait_lost()
     far.close()
     in_loop(loop, lambda: None)
+
+
+# --- handlers of signals that send
+
+
+@pytest.mark.parametrize("size", [10, 9000])
+def test_a_handler_that_sends_at_any_step_of_a_send_waits_for_nobody(ends: Ends, size: int) -> None:
+    """Both frames arrive, whole and once: small ones, and ones that the socket takes in parts."""
+
+    def send(head: bytes, body: bytes) -> None:
+        frame = encode_small(head, body)
+        if len(frame) > 1000 or not ends.connection.send_small(frame):
+            ends.connection.send(pieces(head, body))
+
+    steps, step = Steps(), 0
+    for step in itertools.count():
+        with steps.at(step, lambda: send(b"inner", bytes(size))):
+            send(b"outer", bytes(size))
+        heads = ends.read(1 + steps.came)
+        assert sorted(heads) == sorted([b"outer", b"inner"][: 1 + steps.came])
+        if not steps.came:
+            break
+    assert step > 20
+    assert ends.connection.queued == 0 and not ends.connection._deferred

@@ -8,18 +8,21 @@ A handler of signals may raise in the midst of a send (Ctrl-C). Frames stay whol
 not sent, of one that has begun the rest follows. Python looks for signals behind calls and where functions and loops begin.
 So `with` is used for the lock, which takes it and enters its block in one step; `(sent,) = map(send, (frame,))` calls and
 keeps the result in one step; and what belongs together is changed by statements with no call before the last of them. What
-else was left undone, the I/O thread does (`_mend`).
+else was left undone, the I/O thread does (`_mend`). A handler may send as well, while its own thread has the lock: then it
+leaves its pieces for that send, as the I/O thread does.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
+from types import FrameType
 
 from monarch._linux.descriptors import OUT_OF
 from monarch._wire import message
@@ -104,6 +107,8 @@ class StreamConnection:
                 taken = self._send_small(frame)
             finally:
                 self._lock.release()
+        elif self._lock.locked() and self._interrupted():
+            return False
         else:
             try:
                 with self._lock:
@@ -143,6 +148,10 @@ class StreamConnection:
                 self._send(pieces, wait, coalesce_within, owned)
             finally:
                 self._lock.release()
+        elif self._lock.locked() and self._interrupted():
+            if self._lost:
+                raise ConnectionLost(self._reason)
+            self._deferred.append(_owned(pieces, owned))
         else:
             try:
                 with self._lock:
@@ -161,6 +170,16 @@ class StreamConnection:
             self._coalesced = True
         else:
             self._write(pieces, wait, owned)
+
+    def _interrupted(self) -> bool:
+        """Returns whether this thread is sending here already: a handler of signals that sends has interrupted it."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if (code is _SEND or code is _SEND_SMALL) and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def _mend(self) -> None:
         """On the I/O thread, after a sender was interrupted: what it has left in the queue is written."""
@@ -519,6 +538,9 @@ class StreamConnection:
         self._decoder.release()  # code that remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
+
+
+_SEND, _SEND_SMALL = StreamConnection.send.__code__, StreamConnection.send_small.__code__
 
 
 def _nothing(_size: int) -> bytes:

@@ -1,0 +1,199 @@
+"""Who reads, in every order in which the threads of a process can take turns: the I/O thread and threads that wait run the
+code of `leader`, the loop, the connection and the Future, stopped at any line. Whoever waits gets what comes."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch._runtime import future, leader
+from monarch._runtime.future import Slot, Source
+from monarch._runtime.leader import LeaderFollower
+from monarch._runtime.loop import Loop, wake
+from monarch._wire.frame import Frame, encode_small
+from monarch._wire.transport.stream import StreamConnection
+from tests.support.schedules import Blocking, Polling, Schedules
+
+pytestmark = pytest.mark.full
+
+
+class Process:
+    """Its I/O thread stands aside, or is about to; its main thread, and others, wait for what is sent to them."""
+
+    def __init__(self, schedules: Schedules, waits: dict[str, list[bytes]]) -> None:
+        self.schedules = schedules
+        near, self.far = socket.socketpair()
+        self.loop = loop = Loop("test", clock=lambda: 0.0)
+        loop.on_error = self.raised
+        loop.ended_unasked = self.raised
+        loop.epoll = Polling(schedules, loop.epoll)  # type: ignore[assignment]
+        loop.share_lead("always")
+        assert loop._lead is not None
+        self.lead: Any = loop._lead
+        self.lead._lead = Blocking(schedules, self.lead._lead, main=False)
+        self.lead._park = Blocking(schedules, self.lead._park)
+        loop._came = True  # so that it stands aside
+        self.slots: dict[bytes, Slot] = {}
+        self.asked: list[bytes] = []
+        self.errors: list[BaseException] = []
+        self.connection = connection = StreamConnection(near, loop, self, limit=1 << 20)
+        connection.small = self.small
+        connection.start()
+        self.inner = (b"inner %d" % number for number in itertools.count())
+        self.bodies = [body for bodies in waits.values() for body in bodies]
+        self.threads: dict[str, Callable[[], object]] = {
+            name: lambda bodies=bodies: self.get_all(bodies)  # type: ignore[misc]
+            for name, bodies in waits.items()
+        }
+        self.daemons: dict[str, Callable[[], object]] = {"I/O": loop.run, "far": self.answer}
+        self.answered = 0
+        self.over = False
+        schedules.roles |= {
+            id(loop): "loop",
+            id(self.lead): "lead",
+            id(connection): "connection",
+            id(self): "process",
+        }
+
+    def raised(self, exc: BaseException) -> None:
+        self.errors.append(exc)
+
+    # --- its threads
+
+    def get_all(self, bodies: list[bytes]) -> None:
+        self.schedules.wait(lambda: not self.loop._came)  # then the I/O thread is about to stand aside
+        for body in bodies:
+            self.get(body)
+
+    def get(self, body: bytes) -> None:
+        slot = self.slots[body] = Slot()
+        self.asked.append(body)
+        assert slot.wait(None)
+        assert slot.ready
+
+    def answer(self) -> None:
+        """The other process."""
+        while True:
+            self.schedules.wait(lambda: self.answered < len(self.asked) or self.over)
+            if self.answered == len(self.asked):
+                return
+            body = self.asked[self.answered]
+            self.answered += 1
+            self.far.sendall(encode_small(b"other" if body.startswith(b"other") else b"small", body))
+
+    def handle(self) -> None:
+        self.get(next(self.inner))
+
+    # --- what comes
+
+    def small(self, connection: StreamConnection, head: bytes, body: bytes) -> bool:
+        if head != b"small":
+            return False
+        self.slots[body].set(body)
+        return True
+
+    def connection_received(self, connection: Any, frames: list[Frame]) -> None:
+        for frame in frames:
+            self.slots[bytes(frame.body)].set()
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        raise AssertionError(reason)
+
+    # --- for the schedules
+
+    def state(self) -> object:
+        lead, loop, connection = self.lead, self.loop, self.connection
+        try:
+            unread = connection._sock.recv(1 << 16, socket.MSG_PEEK)  # type: ignore[union-attr]
+        except BlockingIOError:
+            unread = b""
+        return (
+            [lead.aside, lead._turn, lead._claim, lead._lead, lead._park, lead._parked, lead._leader, lead._leads],
+            [lead._answers and len(lead._answers), lead._followed, lead._misses, lead._ended],
+            [loop.soon, loop.ident, loop._polling, loop._came, loop.epoll.came(), len(loop._wakes)],
+            [connection._kept, connection._decoder.empty, connection.reads, unread],
+            [(body, slot.ready, slot._wakers) for body, slot in self.slots.items()],
+            [self.answered, self.asked, self.over],
+        )
+
+    def finish(self) -> None:
+        self.over = True
+        self.loop.stop()
+
+    def check(self) -> None:
+        self.connection.close("the test is over")
+        self.far.close()
+        self.connection._sock.close()  # type: ignore[union-attr]
+        if self.errors:
+            raise self.errors[0]
+        assert all(slot.ready for slot in self.slots.values())
+        assert len(self.slots) == len(self.asked)
+
+
+CORE = (leader, StreamConnection._quick, Source.on_ready)
+CODE = (
+    *CORE,
+    *(Loop._turn, Loop.call_soon, Loop.wake, Loop._drain_wake, Loop._wake_others, Loop.want_write, wake),
+    *(StreamConnection._readable, StreamConnection._take_kept, StreamConnection._received),
+    *(Source.wait, Source.set_ready, Source.discard),
+)
+
+
+@pytest.fixture
+def explore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    creating = future._creating
+
+    def explore(
+        waits: dict[str, list[bytes]], kind: type[Process] = Process, code: Sequence[Any] = CODE, **bounds: int
+    ) -> None:
+        schedules = Schedules(*code, **{"times": 0, **bounds})
+        monkeypatch.setattr(future, "threading", SimpleNamespace(Lock=lambda: Blocking(schedules, threading.Lock())))
+        monkeypatch.setattr(future, "_creating", Blocking(schedules, creating))
+        print(f"{', '.join(waits)}, {bounds}: {schedules.explore(lambda schedules: kind(schedules, waits))}")
+
+    monkeypatch.setattr(leader, "current", [])
+    monkeypatch.setattr(leader, "SLICE", 1e9)
+    monkeypatch.setattr(leader, "gettrace", lambda: None)
+    for module in (leader, future):
+        monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    return explore
+
+
+HANDLING = (
+    *(LeaderFollower._handle, LeaderFollower._take_away, LeaderFollower.stand_aside, LeaderFollower.recall),
+    StreamConnection._quick,
+)
+WAITS: list[tuple[dict[str, list[bytes]], dict[str, Any]]] = [
+    ({"main": [b"a"]}, {"switches": 2, "times": 0}),
+    ({"main": [b"other a", b"b"]}, {}),
+    ({"main": [b"a"], "thread": [b"b"]}, {"code": CORE}),
+    ({"main": [b"a"]}, {"switches": 0, "times": 2, "signals": 1}),
+    ({"main": [b"a"]}, {"signals": 1, "code": HANDLING}),
+    ({"main": [b"a"]}, {"switches": 0, "signals": 2, "code": HANDLING}),
+]
+
+
+@pytest.mark.parametrize("waits,bounds", WAITS)
+def test_whoever_waits_gets_what_comes(
+    waits: dict[str, list[bytes]], bounds: dict[str, Any], explore: Callable[..., None]
+) -> None:
+    """Handlers of signals wait for messages of their own. "other": what no leader takes."""
+    explore(waits, **bounds)
+
+
+class TakingTime(Process):
+    """A handler goes on until the I/O thread is back, and waits then."""
+
+    def handle(self) -> None:
+        self.schedules.wait(lambda: not self.lead.aside)
+        super().handle()
+
+
+def test_a_handler_that_takes_its_time_and_waits_gets_what_comes(explore: Callable[..., None]) -> None:
+    explore({"main": [b"a"]}, TakingTime, switches=0, signals=1)
