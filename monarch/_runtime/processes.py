@@ -123,6 +123,13 @@ class Processes:
             peer.watched = True
             self._us.tell(agent_of(address), Watch(address, peer.incarnation))
 
+    def follow(self, address: str) -> None:
+        """Does the same for a process of any host."""
+        peer = self.peer(address)
+        if not peer.watched:
+            peer.watched = True
+            self._us.tell(agent_of(address), Watch(address, peer.incarnation))
+
     def use_agent(self, connection: Connection) -> None:
         """The connection to this host's agent."""
         self.peer(agent_of(self._us.address)).connection = connection

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from monarch._mesh.actors.behaviour import explain_errors
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.process.named_actors import process_service
+from monarch._mesh.process.process_watch import own_process, watch_processes
 from monarch._runtime.future import follow, read_if_dropped, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
@@ -15,12 +17,14 @@ from monarch.actor._pickling import pickle_from
 __all__ = [
     "Receivers",
     "Sealed",
+    "explain_errors",
     "follow",
     "importable",
     "in_thread",
     "lives_here",
     "open_stream",
     "own_key",
+    "own_process",
     "process_service",
     "read_if_dropped",
     "reduce_for",
@@ -28,6 +32,7 @@ __all__ = [
     "start_thread",
     "stream_encrypted",
     "stream_obstacle",
+    "watch_processes",
     "when_ready",
 ]
 

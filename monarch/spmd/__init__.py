@@ -9,6 +9,8 @@ General layout, from the inside out:
     layout  who is which rank of what (pure)
     device_mesh
             the mesh of a rank as torch's DeviceMesh
+    gloo_sockets, group_guard
+            the end of a process's groups when one of their ranks dies
     ranks   the actor that does it in each process
     setup   the program's side
     main_program, spmd_actor

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +24,7 @@ from monarch._text import first_line
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads
 from monarch.actor.lowlevel import start_thread
 from monarch.spmd import device_mesh
+from monarch.spmd.group_guard import OWN_THREADS, Member, Membership, guard, is_in_group, own_member, stores_at
 from monarch.spmd.layout import VisibleDevices
 from monarch.spmd.spmd_actor import host_and_port
 
@@ -68,16 +71,38 @@ class TorchSetup(Actor):
         _process.attempt = self
 
     @endpoint
-    async def look(self) -> VisibleDevices:
-        """Returns what this process has."""
-        return VisibleDevices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
+    async def look(self) -> tuple[VisibleDevices, Member]:
+        """Returns what this process has, and which it is."""
+        visible = os.environ.get(next(iter(vendors.visible_variables()), ""), "")
+        return VisibleDevices(vendors.count(), visible), own_member()
+
+    @endpoint
+    async def leave(self) -> str:
+        """Out of the collectives of the group before; returns what still is in one, "" when nothing is."""
+        inside = guard.leave("it was ended by setup_torch_distributed(), which was called again", _END)
+        return f"{self._where()}: {', '.join(inside)}" if inside else ""
+
+    @endpoint
+    async def end_process(self) -> None:
+        """The end of this process: nothing less ends what it is in."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @endpoint
     async def prepare(
-        self, environment: dict[str, str], dims: dict[str, int], device: int | None, threads: int | None
+        self,
+        environment: dict[str, str],
+        dims: dict[str, int],
+        device: int | None,
+        threads: int | None,
+        members: Sequence[Member] | None,
     ) -> None:
-        """Sets what the process's libraries and its program read."""
+        """Sets what the process's libraries and its program read. The death of one of `members` ends the group."""
         os.environ.update(environment)
+        if members is None:
+            guard.forget()
+        else:
+            stores = stores_at(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+            guard.enter(Membership(self.rank, members), stores)
         device_mesh.ranks.are(dims)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -142,7 +167,7 @@ class TorchSetup(Actor):
             except RuntimeError:  # given up, and its loop is closed
                 pass
 
-        start_thread(run, "monarch-torch-setup")
+        start_thread(run, f"{OWN_THREADS}setup")
         try:
             await asyncio.wait_for(done, group.setup_timeout)
         except TimeoutError:
@@ -152,6 +177,7 @@ class TorchSetup(Actor):
     async def keep(self) -> None:
         """Every rank is in the group."""
         self._kept = True
+        guard.entered()
 
     def _join(self, group: TorchGroup) -> None:
         dist = device_mesh.torch_distributed()
@@ -196,9 +222,9 @@ class TorchSetup(Actor):
 
 def _end_group() -> None:
     """Leaves torch's default group, if this process is in one: within _END seconds, or RuntimeError."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if not is_in_group():
         return
+    dist = sys.modules["torch.distributed"]
     failed: list[str] = []
 
     def end() -> None:
@@ -210,7 +236,7 @@ def _end_group() -> None:
         except Exception as exc:
             failed.append(first_line(exc))
 
-    thread = start_thread(end, "monarch-torch-end")
+    thread = start_thread(end, f"{OWN_THREADS}end")
     thread.join(_END)
     if thread.is_alive() or dist.is_initialized():
         why = failed[0] if failed else f"it has not ended within {_END:g} s"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from monarch.actor import ActorError, Future, ProcMesh, SupervisionError
 from monarch.actor.lowlevel import in_thread
 from monarch.spmd import layout
+from monarch.spmd.group_guard import Member
 from monarch.spmd.layout import RankLocation, VisibleDevices
 from monarch.spmd.ranks import TorchGroup, TorchSetup
 from monarch.spmd.spmd_actor import family_of
 
+logger = logging.getLogger("monarch")
 _MARGIN = 10.0  # seconds that a rank gets to say that it was not done in time
 _PREPARE = 60.0  # seconds for what waits for nobody, importing torch among it
 
@@ -25,10 +28,11 @@ def setup(
     timeout: float | None,
     threads: int | None,
     setup_timeout: float,
+    on_death: str,
 ) -> Future[None]:
     """See `monarch.actor.setup_torch_distributed`. `places`: of each rank, its host and which process there it is."""
     found = [RankLocation(*place) for place in places]
-    task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout)
+    task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout, on_death)
     return in_thread(task, "monarch-torch-setup")
 
 
@@ -63,7 +67,8 @@ def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr:
             )
             environments = layout.environments(layout.by_last_dimension(list(procs.extent.sizes)))
             dims = dict(procs.sizes)
-            _tell(actors, environments, dims, str(to), int(at or 0), [None] * len(environments), None)
+            members = [member for _, member in actors.look.call().get(_PREPARE).values()]
+            _tell(actors, environments, dims, str(to), int(at or 0), [None] * len(environments), None, members)
         finally:
             actors.stop().get(_PREPARE)
 
@@ -78,14 +83,15 @@ def _distributed(
     timeout: float | None,
     threads: int | None,
     setup_timeout: float,
+    on_death: str,
 ) -> None:
+    actors = _spawn(procs, setup_timeout)
     try:
-        procs.healthy(timeout=setup_timeout).get()
-    except NotImplementedError:  # a reference: calls say what is wrong with it
-        pass
-    actors: Any = procs.spawn("torch-setup", TorchSetup)
-    try:
-        devices: list[VisibleDevices] = actors.look.call().get(_PREPARE).values()
+        if init:
+            actors = _leave(procs, actors, setup_timeout)
+        looked: list[tuple[VisibleDevices, Member]] = actors.look.call().get(_PREPARE).values()
+        devices = [visible for visible, _ in looked]
+        members = [member for _, member in looked] if on_death == "abort" else None
         backend = backend or layout.backend_for(places, devices)
         loopback = len({place.host for place in places}) == 1
         first = _one(actors, 0)
@@ -94,7 +100,8 @@ def _distributed(
         else:
             address, port = first.free_port.call_one(loopback).get(_PREPARE)
         chosen = [place.number if devices[rank].present else None for rank, place in enumerate(places)]
-        _tell(actors, layout.environments(layout.by_host(places)), dict(procs.sizes), address, port, chosen, threads)
+        environments = layout.environments(layout.by_host(places))
+        _tell(actors, environments, dict(procs.sizes), address, port, chosen, threads, members)
         if init:
             group = TorchGroup(backend, address, port, timeout, setup_timeout)
             actors.join.call(group).get(setup_timeout + _MARGIN)
@@ -102,10 +109,35 @@ def _distributed(
     except ActorError as exc:
         told = exc.exception if isinstance(exc.exception, (RuntimeError, ImportError)) else exc
         raise RuntimeError(f"the process group of {len(places)} ranks was not set up: {told}") from exc
-    except SupervisionError:
-        raise
     finally:
         actors.stop()
+
+
+def _spawn(procs: ProcMesh, seconds: float) -> Any:
+    try:
+        procs.healthy(timeout=seconds).get()
+    except NotImplementedError:  # a reference: calls say what is wrong with it
+        pass
+    return procs.spawn("torch-setup", TorchSetup)
+
+
+def _leave(procs: ProcMesh, actors: Any, seconds: float) -> Any:
+    """Has all ranks out of the group before. A rank that cannot leave it is killed; returns the actors of those that are
+    there then."""
+    stuck = {rank: where for rank, where in enumerate(actors.leave.call().get(_PREPARE).values()) if where}
+    if not stuck:
+        return actors
+    for rank, where in stuck.items():
+        logger.warning(
+            "%s. It cannot leave the process group before, and so it is killed, and restarted by the policy of its actors",
+            where,
+        )
+        try:
+            _one(actors, rank).end_process.call_one().get(_PREPARE)
+        except SupervisionError:  # it is heard of
+            pass
+    actors.stop()
+    return _spawn(procs, seconds)
 
 
 def _tell(
@@ -116,11 +148,12 @@ def _tell(
     port: int,
     devices: Sequence[int | None],
     threads: int | None,
+    members: Sequence[Member] | None,
 ) -> None:
     waiting = []
     for rank, environment in enumerate(environments):
         environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        waiting.append(_one(actors, rank).prepare.call_one(environment, dims, devices[rank], threads))
+        waiting.append(_one(actors, rank).prepare.call_one(environment, dims, devices[rank], threads, members))
     for answer in waiting:
         answer.get(_PREPARE)
 

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from monarch.actor import Actor, current_rank, endpoint
+from monarch.actor import Actor, context, current_rank, endpoint
 from monarch.spmd import layout
 from monarch.spmd.addresses import ip_address
+from monarch.spmd.group_guard import Membership, guard, members_of, stores_at
 from monarch.spmd.main_program import run_main
 
 
@@ -30,6 +31,7 @@ class SPMDActor(Actor):
         self.local_rank, self.local_world_size, self.group_rank, self.group_world_size = places[self.rank]
         self.world_size = len(places)
         self._environment = layout.environments(places)[self.rank]
+        self._members = members_of(context().actor_instance.proc_mesh)
 
     @endpoint
     def get_host_port(self, use_ipaddr: Any = None) -> tuple[str, int]:
@@ -39,17 +41,21 @@ class SPMDActor(Actor):
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Sets the eleven variables that torchrun sets, for this rank."""
+        """Sets the eleven variables that torchrun sets, for this rank. From then on torch groups of this process end when
+        the process of another rank dies."""
+        self._set_environment(master_addr, master_port)
+
+    def _set_environment(self, master_addr: str, master_port: int) -> None:
         os.environ.update(self._environment)
         os.environ.update({"MASTER_ADDR": str(master_addr), "MASTER_PORT": str(master_port)})
+        guard.enter(Membership(self.rank, self._members), stores_at(str(master_addr), int(master_port)))
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
         """`setup_env`, then runs `["train.py", ...]` or `["-m", "module", ...]` as `__main__` in this process. True when it
         has ended well; RuntimeError with the status for sys.exit with another than 0; what it raises otherwise. ValueError
         without a program."""
-        os.environ.update(self._environment)
-        os.environ.update({"MASTER_ADDR": str(master_addr), "MASTER_PORT": str(master_port)})
+        self._set_environment(master_addr, master_port)
         try:
             run_main(list(script_args))
         except SystemExit as exc:

@@ -357,6 +357,13 @@ _DEBUGGER = (
     f"print(wait_graph().get())"
 )
 _INPUT = f"{_NO_STDIN}Read the input in the program, and pass it as an argument."
+_explaining: list[Callable[[BaseException], None]] = []
+
+
+def explain_errors(explain: Callable[[BaseException], None]) -> None:
+    """`explain(exc)` for each exception of an endpoint or constructor of this process, on its thread, before it is sent: it
+    may say more of its cause. For optional packages. It must not raise."""
+    _explaining.append(explain)
 
 
 def _advise(exc: BaseException) -> None:
@@ -369,3 +376,5 @@ def _advise(exc: BaseException) -> None:
         text = _INPUT
     if text and text not in getattr(exc, "__notes__", ()):
         exc.add_note(text)
+    for explain in _explaining:
+        explain(exc)

@@ -343,7 +343,7 @@ def describe_exit(ended: ProcEnded) -> str:
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
-def _whereabouts(ended: ProcEnded) -> str:
+def whereabouts(ended: ProcEnded) -> str:
     """`pid 7 on node3, at unix:...`; neither is always known."""
     pid = f"pid {ended.pid}" if ended.pid else ""
     host = f"on {ended.hostname}" if ended.hostname else ""
@@ -360,7 +360,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
         text = f"Supervision event: actor {shown} has status:\n  {status}"
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
-    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {_whereabouts(ended)}"
+    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {whereabouts(ended)}"
     tail = "".join(f"\n      {line}" for line in ended.tail)
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes.proc_mesh import ProcMesh
@@ -19,6 +19,7 @@ def setup_torch_distributed(
     timeout: float | None = None,
     threads: int | None = None,
     setup_timeout: float = 120.0,
+    on_death: Literal["abort", "wait"] = "abort",
 ) -> Future[None]:
     """Makes the processes of a mesh, or of a slice of one, the ranks of a torch.distributed process group.
 
@@ -34,6 +35,13 @@ def setup_torch_distributed(
     restarts or for another slice: a group that a process is in is ended first. Any number of groups of different processes
     may be set up at once; a process is in one at a time.
 
+    `on_death`: with "abort", when the process of a rank dies, collectives of all others end within about a second with an
+    error that names that rank: those of every torch group of their processes, in backward passes too, and the making of
+    groups. With "wait" they end when torch ends them: at a broken connection, or after `timeout`.
+
+    Called again, it first ends the collectives that a rank is still in. The process of a rank that cannot leave them is
+    killed, to be restarted by the policy of its actors, and a warning says which and what it is in.
+
     The Future raises SupervisionError when a process ends meanwhile (call again when it is back: `healthy()`), and
     RuntimeError that says which rank could not reach whom, or was not done within `setup_timeout` seconds; then no rank is in
     the group or waits for it. TypeError, ValueError for arguments that cannot be.
@@ -48,9 +56,11 @@ def setup_torch_distributed(
             raise ValueError(f"{name} must be a finite number of seconds above 0, got {seconds!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be 1 or more, got {threads!r}")
+    if on_death not in ("abort", "wait"):
+        raise ValueError(f"on_death must be 'abort' or 'wait', got {on_death!r}")
     procs._train()
     done: Future[None] = plugins.outer("spmd.setup")(
-        procs, procs._places(), backend, init, timeout, threads, setup_timeout
+        procs, procs._places(), backend, init, timeout, threads, setup_timeout, on_death
     )
     return done
 

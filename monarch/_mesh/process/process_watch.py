@@ -1,0 +1,65 @@
+"""A watch over other processes, those of this host and of others: who asks hears of their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from monarch._mesh.failures.ledger import describe_exit, whereabouts
+from monarch._runtime.context import here
+from monarch._runtime.replies import Entry
+from monarch._wire.message import ProcEnded
+
+_REPLACED = 0.1  # seconds within which word of a process that took the place of an earlier one follows that of its end
+
+
+class _ProcessWatch(Entry):
+    """See `watch_processes`."""
+
+    __slots__ = ("_ended", "_members", "_proc")
+
+    def __init__(self, members: Mapping[str, int], ended: Callable[[str, str, bool], None]) -> None:
+        super().__init__(None)
+        self._members = dict(members)
+        self._ended = ended
+        self._proc = here()
+        self._proc.ports.add(self)
+        for address in members:
+            self._proc.processes.follow(address)
+        for address in members:  # what was told before
+            known = self._proc.processes.end_of(address)
+            if known is not None:
+                self._proc.loop.call_soon(lambda known=known: self.process_ended(known))  # type: ignore[misc]
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        incarnation = self._members.get(ended.address)
+        if incarnation is None or ended.incarnation < incarnation:
+            return
+        if incarnation < 0:
+            self._proc.loop.call_later(_REPLACED, lambda: self._look(ended))
+        else:
+            self._tell(ended)
+
+    def _look(self, ended: ProcEnded) -> None:
+        if self._proc.processes.end_of(ended.address) is not None:
+            self._tell(ended)
+
+    def _tell(self, ended: ProcEnded) -> None:
+        if self._members.pop(ended.address, None) is not None:
+            self._ended(ended.address, f"{describe_exit(ended)}, {whereabouts(ended)}", ended.stopped)
+
+    def give_up(self, error: BaseException) -> None:
+        self.close()
+
+
+def watch_processes(members: Mapping[str, int], ended: Callable[[str, str, bool], None]) -> Callable[[], None]:
+    """Watches processes, given as their addresses and incarnations, a negative one for whichever lives there now.
+
+    `ended(address, how, stopped)` is called on the I/O thread, once for each that ends or has ended, and must not wait.
+    `stopped`: whether it was asked to end. Returns what ends the watch."""
+    return _ProcessWatch(members, ended).close
+
+
+def own_process() -> tuple[str, int]:
+    """Returns address and incarnation of this process, as `watch_processes` takes them."""
+    proc = here()
+    return proc.address, proc.incarnation
