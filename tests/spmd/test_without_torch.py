@@ -74,5 +74,5 @@ def test_the_error_of_the_set_up_is_one_line() -> None:
     missing = ImportError("torch is not installed where this rank runs: pip install 'pymonarch[torch]' there")
     procs: Any = _Procs(ActorError(missing, "Actor call torch-setup.open failed.", "its traceback"))
     with pytest.raises(RuntimeError) as caught:
-        setup._distributed(procs, [], None, True, None, None, 1.0)
+        setup._distributed(procs, [], None, True, None, None, 1.0, "wait")
     assert str(caught.value) == f"the process group of 0 ranks was not set up: {missing}"
