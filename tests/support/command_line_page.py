@@ -58,7 +58,7 @@ def told(action: argparse.Action) -> str:
 
 def page() -> str:
     text = HEAD
-    for name, said, actions in verbs(cli._parser()):
+    for name, said, actions in verbs(cli.get_parser()):
         text += f"\n## {name}\n\n"
         text += f"{said[:1].upper()}{said[1:]}.\n" if said else ""
         if actions:

@@ -14,6 +14,6 @@ def test_the_page_is_what_the_parser_says() -> None:
 
 def test_the_guide_shows_every_verb() -> None:
     guide = (command_line_page.PAGE.parents[1] / "cli.md").read_text()
-    verbs = [name.split()[1] for name, _, _ in command_line_page.verbs(cli._parser()) if len(name.split()) == 2]
+    verbs = [name.split()[1] for name, _, _ in command_line_page.verbs(cli.get_parser()) if len(name.split()) == 2]
     assert len(verbs) > 15
     assert [verb for verb in verbs if not re.search(rf"`{verb}`|monarch {verb}\b", guide)] == []
