@@ -13,6 +13,7 @@ A test that fails names its seed and prints the program, cut down to the operati
     python -m tests.soak 1234 --shrink         cut down
     python -m tests.soak 1234 --faults         over real Unix sockets whose system calls fail now and then (`sockets`)
     python -m tests.soak --seeds 10000         seeds 0 to 9999, on all cores (also: make soak SEEDS=10000)
+    python -m tests.soak --seeds 10000 --load  beside two busy loops, with threads switched every 10 µs
 
 To add an operation: a dataclass in `program`, a maker in `generate`, a case in `run`, and what it excuses in `model`. To add
 a promise: a generator of its violations in `model.RULES`.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 
 from tests.soak.generate import generate
-from tests.soak.run import run
-from tests.soak.soak import BUDGET, check_faults, many, report
+from tests.soak.soak import BUDGET, busy, check, check_faults, many
 
 
 def main() -> int:
@@ -20,49 +20,41 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--jobs", type=int, help="how many at a time (default: one a core)")
     parser.add_argument("--faults", action="store_true", help="over real sockets whose system calls fail now and then")
+    parser.add_argument("--load", action="store_true", help="beside two busy loops, with threads switched more often")
     asked = parser.parse_args()
-    if asked.seeds is not None:
-        return _soak(asked.first, asked.seeds, asked.jobs, asked.faults)
-    if asked.seed is None:
+    if asked.seed is None and asked.seeds is None:
         parser.error("a seed, or --seeds")
-    if asked.faults:
-        return _replay_faults(asked.seed, asked.times)
-    return _replay(asked.seed, asked.times, asked.shrink)
+    with busy() if asked.load else contextlib.nullcontext():
+        return _soak(asked) if asked.seeds is not None else _replay(asked)
 
 
-def _replay(seed: int, times: int, cut_down: bool) -> int:
-    program = generate(seed)
-    for time_number in range(times):
-        wrong = run(program)
+def _replay(asked: argparse.Namespace) -> int:
+    for time_number in range(asked.times):
+        if asked.faults:
+            wrong = check_faults(asked.seed, asked.load)
+        else:
+            wrong = check(asked.seed, BUDGET if asked.shrink else 0.0, asked.load)
         if wrong:
-            print(f"run {time_number + 1} of {times}")
-            print(report(program, wrong, BUDGET if cut_down else 0.0))
+            print(f"run {time_number + 1} of {asked.times}\n{wrong}")
             return 1
-    print(f"seed {seed}:\n{program}\n{times} run(s), nothing wrong")
+    print(f"seed {asked.seed}:\n{generate(asked.seed)}\n{asked.times} run(s), nothing wrong")
     return 0
 
 
-def _replay_faults(seed: int, times: int) -> int:
-    for time_number in range(times):
-        wrong = check_faults(seed)
-        if wrong:
-            print(f"run {time_number + 1} of {times}\n{wrong}")
-            return 1
-    print(f"seed {seed}: {times} run(s) with faults, nothing wrong")
-    return 0
-
-
-def _soak(first: int, count: int, jobs: int | None, faults: bool) -> int:
+def _soak(asked: argparse.Namespace) -> int:
     began, failed = time.monotonic(), []
-    for done, (seed, found) in enumerate(many(range(first, first + count), jobs, faults), 1):
+    seeds = range(asked.first, asked.first + asked.seeds)
+    for done, (seed, found) in enumerate(many(seeds, asked.jobs, asked.faults, asked.load), 1):
         if found:
             failed.append(seed)
             print(f"\n{found}\n", flush=True)
-        if done % 100 == 0 or done == count:
-            print(f"{done} of {count} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True)
+        if done % 100 == 0 or done == asked.seeds:
+            print(
+                f"{done} of {asked.seeds} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True
+            )
     if failed:
-        option = " --faults" if faults else ""
-        print(f"failed: {' '.join(map(str, sorted(failed)))}; again: python -m tests.soak SEED --times 100{option}")
+        options = "".join(f" --{name}" for name in ("faults", "load") if getattr(asked, name))
+        print(f"failed: {' '.join(map(str, sorted(failed)))}; again: python -m tests.soak SEED --times 100{options}")
     return bool(failed)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from tests.soak import faulty
 from tests.soak.generate import generate
@@ -17,22 +22,41 @@ from tests.soak.shrink import shrink
 BUDGET = 60.0  # seconds for cutting a program down
 _ATTEMPTS = 3  # runs of a smaller program before it counts as one that works: the races differ
 _PATIENCE = 5.0  # seconds that one of these runs may take
+_BUSY_SWITCH = 1e-5  # seconds after which Python takes the interpreter from a thread, at the latest, under load
+_LOOPS = 2  # processes that do nothing but take the processor
 
 
-def check(seed: int, budget: float = BUDGET) -> str:
-    """Runs the program of a seed; "" or the report of what was wrong."""
-    program = generate(seed)
+def check(seed: int, budget: float = BUDGET, load: bool = False) -> str:
+    """Runs the program of a seed; "" or the report of what was wrong. Under `load` threads are switched more often."""
+    program = _shaken(generate(seed), load)
     wrong = run(program)
     return report(program, wrong, budget) if wrong else ""
 
 
-def check_faults(seed: int) -> str:
+def check_faults(seed: int, load: bool = False) -> str:
     """The same over real sockets whose system calls fail. Also counts descriptors."""
-    program, faults, before = faulty.program_of(seed), faulty.faults_of(seed), descriptors()
+    program, faults, before = _shaken(faulty.program_of(seed), load), faulty.faults_of(seed), descriptors()
     wrong = run(program, faults=faults)
     if not wrong and (left := descriptors() - before) > 0:  # fewer: the program before was still closing its own
         wrong = [f"{left} descriptors are left"]
     return f"{report(program, wrong, 0.0)}\n{faults}" if wrong else ""
+
+
+def _shaken(program: Program, load: bool) -> Program:
+    interval = min(program.switch_interval, _BUSY_SWITCH) if load else program.switch_interval
+    return dataclasses.replace(program, switch_interval=interval)
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Has processes that take the processor beside the soak."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_LOOPS)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def descriptors() -> int:
@@ -40,18 +64,16 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def many(seeds: Iterable[int], jobs: int | None = None, faults: bool = False) -> Iterator[tuple[int, str]]:
+def many(
+    seeds: Iterable[int], jobs: int | None = None, faults: bool = False, load: bool = False
+) -> Iterator[tuple[int, str]]:
     """(seed, report) of each, as they come, several at a time in processes of their own."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_checked_faults if faults else _checked, seeds, chunksize=10)
+        yield from pool.imap_unordered(partial(_checked, faults, load), seeds, chunksize=10)
 
 
-def _checked(seed: int) -> tuple[int, str]:
-    return seed, check(seed)
-
-
-def _checked_faults(seed: int) -> tuple[int, str]:
-    return seed, check_faults(seed)
+def _checked(faults: bool, load: bool, seed: int) -> tuple[int, str]:
+    return seed, check_faults(seed, load) if faults else check(seed, load=load)
 
 
 def report(program: Program, wrong: list[str], budget: float) -> str:
