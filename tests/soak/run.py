@@ -22,6 +22,7 @@ from monarch.testing import InProcessCluster, Local, VirtualClock
 from tests.soak import model
 from tests.soak.actors import hear, note_failure, send, spawn_on
 from tests.soak.history import Done, History, Over, Refused, Sent, Spawned, Struck
+from tests.soak.message_log import MessageLog, lines, recording, report
 from tests.soak.program import (
     BROADCAST,
     CALL_ONE,
@@ -59,6 +60,7 @@ _LIMIT_SPREAD = 8.0  # with several hosts, or faults: what waits for a link, or 
 _LOST = 4.0  # virtual seconds in which hosts that cannot connect lose each other
 _PARTED = 1.0  # virtual seconds that hosts may be parted: well below that
 _BEAT = 0.5  # virtual seconds
+_STEPS = 5_000  # of messages, in the report of a failure
 _ROLL_CALL = 1_000_000  # its messages are numbered from here
 
 
@@ -70,10 +72,14 @@ def run(program: Program, patience: float = PATIENCE, faults: Faults | None = No
     """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
     fail as they say."""
     before = set(threading.enumerate())
-    with _settings_for(program, faults is not None):
-        runner = _Runner(program, patience, faults)
+    with recording(MessageLog()) as log, _settings_for(program, faults is not None):
+        runner = _Runner(program, patience, faults, log)
         wrong = runner.run()
-    return wrong + model.broken_rules(runner.history.facts()) + _threads_left(before)
+    facts = runner.history.facts()
+    wrong += model.broken_rules(facts) + _threads_left(before)
+    if wrong:
+        wrong += ["what happened:", *map(str, facts), "what happened to messages:", lines(log.steps()[-_STEPS:])]
+    return wrong
 
 
 @contextmanager
@@ -124,8 +130,9 @@ def _stack(frame: Any) -> str:
 
 
 class _Runner:
-    def __init__(self, program: Program, patience: float, faults: Faults | None) -> None:
+    def __init__(self, program: Program, patience: float, faults: Faults | None, log: MessageLog) -> None:
         self.history = History()
+        self._log = log
         self._program = program
         self._clock = VirtualClock()
         self._cluster: InProcessCluster
@@ -169,7 +176,8 @@ class _Runner:
                         self._do(operation)
                     wrong += self._finish()
                 except Hang as hang:
-                    wrong.append(f"hang: {hang}\n{self._situation()}")
+                    messages = report(self._log.steps())  # before the end, which closes all ports
+                    wrong.append(f"hang: {hang}\n{messages}\n{self._situation()}")
                 finally:
                     self._open_gates()
         except Exception as exc:
