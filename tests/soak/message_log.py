@@ -62,6 +62,11 @@ class MessageLog:
             line = ("\t".join((f"{step.at:.6f}", *step[1:])).replace("\n", " ") + "\n").encode()
             self._left -= os.write(self._fd, line)
 
+    @property
+    def last(self) -> float:
+        """When the last step was noted."""
+        return self._steps[-1].at if self._steps else 0.0
+
     def steps(self) -> list[Step]:
         return list(self._steps.copy())
 

@@ -53,7 +53,8 @@ from tests.soak.program import (
 from tests.soak.sockets import SocketCluster
 from tests.support.syscalls import Faults
 
-PATIENCE = 60.0  # real seconds for a whole program; what is not there by then never comes
+PATIENCE = 60.0  # real seconds in which no message makes a step; what is not there by then never comes
+_LONGEST = 20  # times that, for a whole program
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
 _LIMIT_SPREAD = 8.0  # with several hosts, or faults: what waits for a link, or for room to accept, has to come in time
@@ -150,7 +151,8 @@ class _Runner:
         self._partitions: list[Any] = []
         self._parted_at = 0.0
         self._torn = False  # links were cut since the last Join
-        self._until = time.monotonic() + patience
+        self._began, self._patience = time.monotonic(), patience
+        self._last = time.monotonic() + _LONGEST * patience
         self._shared = Local(self.history)
         self._procs: dict[str, Any] = {}
         self._meshes: dict[str, Any] = {}
@@ -470,16 +472,22 @@ class _Runner:
         """Its value or exception; Hang when neither comes. Where the runtime may wait for its own time limits, they pass
         when nothing has come for a while."""
         while True:
-            left = max(0.0, self._until - time.monotonic())
+            left = self._left_to_wait()
             patience = min(left, _QUIET) if self._needs_time else left
             try:
                 return future.get(patience)
             except TimeoutError:
                 if "pending" not in repr(future):
                     return future.get()  # there since, or the endpoint's own
-            if patience == left:
+            if not self._left_to_wait():
                 raise Hang(f"no answer to {what}")
-            self._clock.advance(self._limit)
+            if self._needs_time:
+                self._clock.advance(self._limit)
+
+    def _left_to_wait(self) -> float:
+        """Real seconds. A machine that has other work gives little time, but messages go on then."""
+        now = time.monotonic()
+        return max(0.0, min(self._last, max(self._log.last, self._began) + self._patience) - now)
 
     def _open_gates(self) -> None:
         for gate in self._gates.values():
@@ -514,7 +522,7 @@ class _Runner:
     def _see_what_follows(self) -> None:
         """Until the client was told of every failure, or a policy has restarted who failed."""
         while not self.history.wait_for(lambda facts: not model.owed(facts), _QUIET if self._needs_time else PATIENCE):
-            if time.monotonic() > self._until:
+            if not self._left_to_wait():
                 raise Hang(f"nobody was told of the end of {model.owed(self.history.facts())}, nor was it restarted")
             self._clock.advance(self._limit)
 
@@ -527,7 +535,7 @@ class _Runner:
 
     def _residue(self) -> list[str]:
         """What is left when everything was stopped, and what goes by itself had the time to."""
-        while (left := self._left()) and time.monotonic() < self._until:
+        while (left := self._left()) and self._left_to_wait():
             self._cluster.settle()
             self._clock.advance(self._limit)
         return left
