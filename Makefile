@@ -100,6 +100,7 @@ test-browser: $(READY)  ## the dashboard's pages in a real Chromium
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)
 	@$(BIN)/python -m tests.soak --faults --seeds $(or $(SEEDS),2000)
+	@$(BIN)/python -m tests.soak --processes --seeds 200
 
 fuzz: $(READY)  ## hostile input at every door, an hour in all: make fuzz MINUTES=5 TARGETS=http SEED=1
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(TARGETS)

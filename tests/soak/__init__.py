@@ -6,12 +6,14 @@ holds back, repeats and loses frames and whose connections break. `run` carries 
 time, where every actor notes what it handles; `model` holds rules over these notes that must hold however the threads and
 processes raced.
 
-A test that fails names its seed and prints the program, cut down to the operations that matter, and the promise it broke:
+A test that fails names its seed and prints the program, cut down to the operations that matter, the promise it broke, and of
+something that never ended where each message is (`message_log`):
 
     python -m tests.soak 1234                  the program of seed 1234, and what is wrong with it
     python -m tests.soak 1234 --times 100      until it fails: the program is the same each time, the races are not
     python -m tests.soak 1234 --shrink         cut down
     python -m tests.soak 1234 --faults         over real Unix sockets whose system calls fail now and then (`sockets`)
+    python -m tests.soak 1234 --processes      in real processes, some of which are stopped for moments
     python -m tests.soak --seeds 10000         seeds 0 to 9999, on all cores (also: make soak SEEDS=10000)
     python -m tests.soak --seeds 10000 --load  beside two busy loops, with threads switched every 10 µs
 

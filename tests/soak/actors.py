@@ -9,7 +9,10 @@ from typing import Any
 from monarch.actor import Actor, ActorError, MeshFailure, concurrent_endpoint, context, endpoint
 from monarch.testing import Local
 from tests.soak.history import Born, Ended, Handled, Heard, History, Receipt, Sent, Told
+from tests.soak.message_log import record_here
 from tests.soak.program import BROADCAST, STREAM, Cast, Spawn
+
+record_here()
 
 HELD = 60.0  # real seconds after which an actor that was held goes on, should the program have died
 
@@ -23,7 +26,7 @@ class Plain(Actor):
 
     def __init__(self, history: Local[History], mesh: str, place: Sequence[str], broken: Sequence[int], handles: bool):
         instance = context().actor_instance
-        self.history = history.value
+        self.shared, self.history = history, history.value
         self.actor = (mesh, instance.rank.rank)
         self.life = instance._instance.incarnation
         self.name = f"{mesh}[{self.actor[1]}]~{self.life}"
@@ -79,7 +82,7 @@ class Plain(Actor):
     @endpoint
     def adopt(self, sender: str, number: int, spawn: Spawn, procs: Any, places: tuple[str, ...]) -> Any:
         self.handled(sender, number, "adopt")
-        mesh = spawn_on(Local(self.history), spawn, spawn.meshes[0], procs, places)
+        mesh = spawn_on(self.shared, spawn, spawn.meshes[0], procs, places)
         self.meshes.append(mesh)
         return mesh
 

@@ -3,7 +3,7 @@
 The runtime knows nothing of it and pays nothing for it. In the block of `recording` functions of its classes are replaced by
 ones that also note a step: numbered, posted, taken by a connection or kept, read, held behind a number, put into the mailbox,
 handled, answered, refused. Bounded: the oldest steps go. With a folder each process also appends to a file there, so that
-what it noted outlives it (`read_folder`).
+what it noted outlives it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Ports
 from monarch._wire.message import Answer, Call, Cast, TreeAnswer
 
+FOLDER = "MONARCH_SOAK_MESSAGES"  # the variable by which processes know that and where they write
 KEPT = 200_000  # steps
 _FILE = 32 * 1024 * 1024  # bytes that a process writes into a folder, at most
 _SHOWN = 40  # messages in a report
@@ -43,9 +44,11 @@ class Step(NamedTuple):
 
 
 class MessageLog:
-    """Steps in the order in which they were noted. Any thread may note."""
+    """Steps in the order in which they were noted. Any thread may note. With a `folder` they are written there, too; `others`
+    is where other processes write."""
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", others: str = "") -> None:
+        self.others = others
         self._steps: deque[Step] = deque(maxlen=KEPT)
         self.places: dict[int, str] = {}  # table of ports -> its process
         self.here = threading.local()  # what this thread does just now
@@ -59,7 +62,8 @@ class MessageLog:
         step = Step(time.monotonic(), where, key, what)
         self._steps.append(step)
         if self._fd >= 0 and self._left > 0:
-            line = ("\t".join((f"{step.at:.6f}", *step[1:])).replace("\n", " ") + "\n").encode()
+            fields = (f"{step.at:.6f}", *(" ".join(field.split()) for field in step[1:]))
+            line = ("\t".join(fields) + "\n").encode(errors="replace")
             self._left -= os.write(self._fd, line)
 
     @property
@@ -68,17 +72,25 @@ class MessageLog:
         return self._steps[-1].at if self._steps else 0.0
 
     def steps(self) -> list[Step]:
-        return list(self._steps.copy())
+        steps = list(self._steps.copy())
+        return sorted(steps + _read(self.others)) if self.others else steps
 
 
-def read_folder(folder: str) -> list[Step]:
-    """What all processes have written there, in the order of time."""
+def record_here() -> None:
+    """In a process of a soak: notes until it ends."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        recording(MessageLog(folder)).__enter__()
+
+
+def _read(folder: str) -> list[Step]:
+    """What all processes have written there."""
     steps = []
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
             fields = [line.rstrip("\n").split("\t", 3) for line in file]
         steps += [Step(float(at), *rest) for at, *rest in fields if len(rest) == 3]
-    return sorted(steps)
+    return steps
 
 
 _STREAM_STEPS = ("missed", "take_up", "path_lost", "skip_lost", "sender_ended", "_refuse_waiting")
@@ -93,7 +105,8 @@ def report(steps: Sequence[Step]) -> str:
     for step in steps:
         by_key[step.key].append(step)
     pending = [key for key, life in by_key.items() if "#" in key and not _is_over(by_key, life)]
-    parts = [f"{len(pending)} of {sum('#' in key for key in by_key)} messages have not come to their end"]
+    count = len({*pending, *(key for key in by_key if "@" in key)})
+    parts = [f"{len(pending)} of {count} messages have not come to their end"]
     shown: set[str] = set()
     for key in sorted(pending, key=lambda key: by_key[key][0].at)[:_SHOWN]:
         for related in (key, *_awaited(by_key, key)):
@@ -110,7 +123,7 @@ def _is_over(by_key: dict[str, list[Step]], life: list[Step]) -> bool:
         return any(what.startswith("posted") for what in whats)
     port = next((what.partition(" for ")[2] for what in whats if " for port " in what), "")
     if port:
-        return any(step.what.startswith(_OVER) for step in by_key[port])
+        return any(step.what.startswith(_OVER) for step in by_key.get(port, ()))
     return any(what.startswith(_OVER) for what in whats)
 
 

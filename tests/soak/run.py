@@ -23,6 +23,7 @@ from tests.soak import model
 from tests.soak.actors import hear, note_failure, send, spawn_on
 from tests.soak.history import Done, History, Over, Refused, Sent, Spawned, Struck
 from tests.soak.message_log import MessageLog, lines, recording, report
+from tests.soak.processes import ProcessCluster, WallClock
 from tests.soak.program import (
     BROADCAST,
     CALL_ONE,
@@ -52,6 +53,7 @@ from tests.soak.program import (
 )
 from tests.soak.sockets import SocketCluster
 from tests.support.syscalls import Faults
+from tests.support.threads import left_beside, stacks
 
 PATIENCE = 60.0  # real seconds in which no message makes a step; what is not there by then never comes
 _LONGEST = 20  # times that, for a whole program
@@ -69,22 +71,26 @@ class Hang(BaseException):
     """Something that must end did not. No Exception, so that nothing takes it for an answer."""
 
 
-def run(program: Program, patience: float = PATIENCE, faults: Faults | None = None) -> list[str]:
+def run(
+    program: Program, patience: float = PATIENCE, faults: Faults | None = None, real: ProcessCluster | None = None
+) -> list[str]:
     """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
-    fail as they say."""
+    fail as they say; `real`: in processes."""
     before = set(threading.enumerate())
-    with recording(MessageLog()) as log, _settings_for(program, faults is not None):
-        runner = _Runner(program, patience, faults, log)
+    limits = {} if real is not None else _limits(program, faults is not None)
+    log = MessageLog(others=real.messages if real is not None else "")
+    with recording(log), _settings_for(program, limits):
+        runner = _Runner(program, patience, faults, log, real)
         wrong = runner.run()
     facts = runner.history.facts()
-    wrong += model.broken_rules(facts) + _threads_left(before)
+    wrong += model.broken_rules(facts) + left_beside(before)
     if wrong:
         wrong += ["what happened:", *map(str, facts), "what happened to messages:", lines(log.steps()[-_STEPS:])]
     return wrong
 
 
 @contextmanager
-def _settings_for(program: Program, faults: bool) -> Iterator[None]:
+def _settings_for(program: Program, limits: dict[str, str | int]) -> Iterator[None]:
     """Chances of this interpreter, and its log, for one program."""
     logger, interval = logging.getLogger("monarch"), sys.getswitchinterval()
     level = logger.level
@@ -92,7 +98,7 @@ def _settings_for(program: Program, faults: bool) -> Iterator[None]:
     sys.setswitchinterval(program.switch_interval)
     logger.setLevel(logging.CRITICAL)
     try:
-        with monarch.configured(**_limits(program, faults)):
+        with monarch.configured(**limits):
             yield
     finally:
         logger.setLevel(level)
@@ -114,30 +120,23 @@ def _limits(program: Program, faults: bool) -> dict[str, str | int]:
     }
 
 
-def _threads_left(before: set[threading.Thread]) -> list[str]:
-    left = [thread for thread in threading.enumerate() if thread not in before]
-    for thread in left:
-        thread.join(5.0)
-    frames = sys._current_frames()
-    return [
-        f"thread {thread.name} is left:\n{_stack(frames.get(thread.ident or 0))}"
-        for thread in left
-        if thread.is_alive()
-    ]
-
-
-def _stack(frame: Any) -> str:
-    return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
-
-
 class _Runner:
-    def __init__(self, program: Program, patience: float, faults: Faults | None, log: MessageLog) -> None:
-        self.history = History()
+    def __init__(
+        self,
+        program: Program,
+        patience: float,
+        faults: Faults | None,
+        log: MessageLog,
+        real: ProcessCluster | None,
+    ) -> None:
+        self.history = History() if real is None else real.history
         self._log = log
         self._program = program
-        self._clock = VirtualClock()
-        self._cluster: InProcessCluster
-        if faults is None:
+        self._clock: Any = VirtualClock() if real is None else WallClock()
+        self._cluster: Any
+        if real is not None:
+            self._cluster = real
+        elif faults is None:
             self._cluster = InProcessCluster(
                 clock=self._clock, seed=program.seed, patience=5.0, hosts=program.hosts, gateway=program.gateway
             )
@@ -153,17 +152,18 @@ class _Runner:
         self._torn = False  # links were cut since the last Join
         self._began, self._patience = time.monotonic(), patience
         self._last = time.monotonic() + _LONGEST * patience
-        self._shared = Local(self.history)
+        self._shared: Any = Local(self.history) if real is None else real.history
         self._procs: dict[str, Any] = {}
         self._meshes: dict[str, Any] = {}
         self._spawned: dict[str, Spawned] = {}
         self._owned: list[str] = []  # meshes that the client spawned
-        self._gates: dict[int, Local[threading.Event]] = {}
+        self._gates: dict[int, Any] = {}
+        self._new_gate = (lambda number: Local(threading.Event())) if real is None else real.gate
         self._frozen: list[Freeze] = []
         self._answers: list[tuple[Cast, Any]] = []
         self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
         self._delays = 0.0  # seconds that frames under way may take at most
-        self._needs_time = bool(program.hosts or faults) or any(map(_needs_time, program.operations))
+        self._needs_time = bool(program.hosts or faults or real) or any(map(_needs_time, program.operations))
         self._doing = "the beginning"
 
     def run(self) -> list[str]:
@@ -299,8 +299,10 @@ class _Runner:
         with self.history.sending(Sent(CLIENT, CLIENT, hold.number, hold.mesh, (hold.rank,), BROADCAST, "hold")):
             view.hold.broadcast(CLIENT, hold.number, self._gate(hold.number))
 
-    def _gate(self, number: int) -> Local[threading.Event]:
-        return self._gates.setdefault(number, Local(threading.Event()))
+    def _gate(self, number: int) -> Any:
+        if number not in self._gates:
+            self._gates[number] = self._new_gate(number)
+        return self._gates[number]
 
     def _kill(self, kill: Kill) -> None:
         procs = self._find(self._procs, kill.procs)
@@ -569,10 +571,8 @@ class _Runner:
         return found.slice(**{found.extent.labels[0]: rank})
 
     def _situation(self) -> str:
-        frames = sys._current_frames()
-        stacks = "\n".join(f"{t.name}:\n{_stack(frames.get(t.ident or 0))}" for t in threading.enumerate())
         statistics = "\n".join(f"  {key}: {value}" for key, value in self._cluster.statistics().items())
-        return f"{statistics}\nthreads:\n{stacks}"
+        return f"{statistics}\nthreads:\n{stacks()}"
 
 
 def _needs_time(operation: Operation) -> bool:

@@ -7,14 +7,19 @@ import dataclasses
 import gc
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from multiprocessing.util import Finalize
 
-from tests.soak import faulty
+from monarch.actor import this_host
+from tests.soak import faulty, processes
 from tests.soak.generate import generate
+from tests.soak.message_log import FOLDER
 from tests.soak.program import Program
 from tests.soak.run import run
 from tests.soak.shrink import shrink
@@ -42,6 +47,19 @@ def check_faults(seed: int, load: bool = False) -> str:
     return f"{report(program, wrong, 0.0)}\n{faults}" if wrong else ""
 
 
+def check_processes(seed: int, load: bool = False) -> str:
+    """The same in real processes, of which some are stopped for moments."""
+    if FOLDER not in os.environ:  # before the first process begins
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="mnm")
+        Finalize(None, shutil.rmtree, (os.environ[FOLDER],), exitpriority=0)
+    program, messages = _shaken(processes.program_of(seed), load), os.environ[FOLDER]
+    this_host()  # what the client of this process has begun is not the program's
+    wrong = run(program, real=processes.ProcessCluster(seed, messages))
+    for name in os.listdir(messages):
+        os.unlink(os.path.join(messages, name))
+    return report(program, wrong, 0.0) if wrong else ""
+
+
 def _shaken(program: Program, load: bool) -> Program:
     interval = min(program.switch_interval, _BUSY_SWITCH) if load else program.switch_interval
     return dataclasses.replace(program, switch_interval=interval)
@@ -64,16 +82,22 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+CHECKS: dict[str, Callable[..., str]] = {"": check, "faults": check_faults, "processes": check_processes}
+PROGRAMS = {"": generate, "faults": faulty.program_of, "processes": processes.program_of}
+
+
 def many(
-    seeds: Iterable[int], jobs: int | None = None, faults: bool = False, load: bool = False
+    seeds: Iterable[int], jobs: int | None = None, kind: str = "", load: bool = False
 ) -> Iterator[tuple[int, str]]:
     """(seed, report) of each, as they come, several at a time in processes of their own."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(partial(_checked, faults, load), seeds, chunksize=10)
+        yield from pool.imap_unordered(partial(_checked, kind, load), seeds, chunksize=10)
+        pool.close()
+        pool.join()
 
 
-def _checked(faults: bool, load: bool, seed: int) -> tuple[int, str]:
-    return seed, check_faults(seed, load) if faults else check(seed, load=load)
+def _checked(kind: str, load: bool, seed: int) -> tuple[int, str]:
+    return seed, CHECKS[kind](seed, load=load)
 
 
 def report(program: Program, wrong: list[str], budget: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -35,3 +37,26 @@ def where() -> tuple[int, bool, bool]:
     except RuntimeError:
         loop = False
     return threading.get_ident(), threading.current_thread() is threading.main_thread(), loop
+
+
+def left_beside(before: set[threading.Thread]) -> list[str]:
+    """Those that have begun since and do not end, each with its stack."""
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(5.0)
+    return [
+        f"thread {thread.name} is left:\n{stack}"
+        for thread, stack in _with_stacks()
+        if thread in left and thread.is_alive()
+    ]
+
+
+def stacks() -> str:
+    """Of all threads."""
+    return "\n".join(f"{thread.name}:\n{stack}" for thread, stack in _with_stacks())
+
+
+def _with_stacks() -> list[tuple[threading.Thread, str]]:
+    frames = sys._current_frames()
+    found = [(thread, frames.get(thread.ident or 0)) for thread in threading.enumerate()]
+    return [(thread, "".join(traceback.format_stack(frame)) if frame else "(no stack)") for thread, frame in found]
