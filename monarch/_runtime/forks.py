@@ -23,6 +23,11 @@ def follow(proc: Proc) -> None:
     _all.add(proc)
 
 
+def unfollow(proc: Proc) -> None:
+    """Takes note that `proc` has closed its links itself."""
+    _all.discard(proc)
+
+
 def close(descriptors: Iterable[int]) -> None:
     """The parent's, which may be in use there."""
     for fd in descriptors:

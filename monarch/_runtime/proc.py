@@ -690,6 +690,7 @@ class Proc:
         if self.payloads is not None:
             self.payloads.close()
         self.processes.close("this process is closing")
+        forks.unfollow(self)
 
     def forked(self) -> None:
         """Closes, in a child made by `os.fork`, the descriptors of the links without a word: they are the parent's."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from monarch._mesh.agent import roster
-from monarch._runtime import actor_table, processes
+from monarch._runtime import actor_table, forks, processes
 from monarch.actor import Actor, ActorError, endpoint, this_host
 from monarch.testing import InProcessCluster, VirtualClock, simulated
 from tests.support.tiers import full
@@ -100,6 +100,13 @@ def test_spawned_and_stopped_processes(clock: VirtualClock, count: int) -> None:
         procs.stop().get(TIMEOUT)
 
     assert growth(clock, step, 1_000, count) < MOST
+
+
+def test_processes_that_have_ended_are_not_followed_through_forks(clock: VirtualClock) -> None:
+    before = len(forks._all)
+    for _ in range(5):
+        this_host().spawn_procs().stop().get(TIMEOUT)
+    assert len(forks._all) == before
 
 
 @counted(20_000, 100_000)
