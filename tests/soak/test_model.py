@@ -151,5 +151,5 @@ def test_what_is_owed_is_named() -> None:
 
 def test_a_broken_rule_says_its_promise_and_how_it_was_broken() -> None:
     (text,) = model.broken_rules(story(*LIVED, sent(1), handled(1), heard(1, error="Odd")))
-    assert text.startswith("What ends without a value ends with SupervisionError")
+    assert text.startswith("Checks that what ends without a value ends with SupervisionError")
     assert "ended with Odd" in text
