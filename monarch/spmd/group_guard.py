@@ -125,6 +125,8 @@ class GroupGuard:
             membership = self._membership
             if membership is not None:
                 membership.ended = membership.ended or why
+            elif not is_in_group():  # a backward pass of its own may run
+                return []
         return self._end(membership, time.monotonic() + patience)
 
     def explain(self, exc: BaseException) -> None:

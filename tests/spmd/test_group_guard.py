@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch.spmd import gloo_sockets
+from monarch.spmd import gloo_sockets, group_guard
 from monarch.spmd.group_guard import GroupGuard, Member, Membership, abort_nccl
 
 MEMBERS = [Member(f"unix:/p.{rank}", 0) for rank in range(4)]
@@ -131,6 +131,13 @@ def test_communicators_are_aborted_together_the_latest_first(monkeypatch: pytest
     names.clear()
     abort_nccl()
     assert len(done) == 4
+
+
+def test_a_process_without_a_group_has_none_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass of its own, which may take long, is not looked at."""
+    monkeypatch.setattr(group_guard, "is_in_group", lambda: False)
+    monkeypatch.setattr(group_guard, "threads_inside", lambda: pytest.fail("looked"))
+    assert GroupGuard().leave("set up for the first time", patience=0.0) == []
 
 
 # --- gloo: two ranks in one process
