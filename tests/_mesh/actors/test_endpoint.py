@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ def test_on_self_an_endpoint_is_the_plain_method() -> None:
 
 def test_on_the_class_it_is_its_description() -> None:
     assert Worker.plus is prop("plus")
-    assert (prop("plus").__name__, prop("plus").__doc__) == ("plus", "What it does.")
+    assert (prop("plus").__name__, prop("plus").__doc__) == ("plus", "Adds numbers.")
     assert repr(prop("plus")) == "<endpoint Worker.plus>"
 
 
@@ -117,7 +118,7 @@ class FakeProc:
 
     address = "unix:/h/client"
     host = "unix:/h"
-    frame_limit = 0
+    checked_from = sys.maxsize
 
     def __init__(self) -> None:
         self.ports = Ports()
