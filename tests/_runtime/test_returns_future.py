@@ -29,7 +29,7 @@ def test_the_body_begins_with_the_first_observation_and_runs_once() -> None:
         runs.append(threading.get_ident())
         return x + y
 
-    assert (body.__name__, body.__doc__) == ("body", "What it does.")
+    assert (body.__name__, body.__doc__) == ("body", "Returns what it does.")
     future = body(1, y=2)
     assert isinstance(future, Future) and runs == []
     assert future.get() == 3 == future.get(1.0)
