@@ -78,7 +78,7 @@ class RunningHandler(Text, msgspec.Struct, frozen=True):
     `queued`: messages of its actor that wait until it has returned, `waiting` the endpoints of the first of them;
     `is_async`: it is an `async def`."""
 
-    names = ("who", "host", "endpoint", "file", "function")
+    names = ("who", "host", "endpoint", "file", "function", "waiting")
 
     who: str
     rank: int
