@@ -19,11 +19,11 @@ TIMEOUT = 300
 
 
 def left_behind(folder: Path, before: set[Path], arguments: Sequence[str] = ()) -> list[str]:
-    """What a program has left in its folder and a checkout would show as untracked, but for what its arguments name. A
-    program that leaves nothing else finds its folder as it was when it is run again."""
-    named = {Path(word).parts[0] for word in arguments if word and not word.startswith("-")}
+    """Returns what a program has left in its folder and a checkout would show as untracked, but for what its arguments name.
+    A program that leaves nothing else finds its folder as it was when it is run again."""
+    words = [Path(word) for word in arguments if word and not word.startswith("-")]
     new = set(folder.iterdir()) - before
-    left = sorted(path.name + "/" * path.is_dir() for path in new if path.name not in named)
+    left = sorted(path.name + "/" * path.is_dir() for path in new if not any(is_named(path, word) for word in words))
     asked = "".join(f"{name}\n" for name in left)
     told = subprocess.run(
         ["git", "check-ignore", "--no-index", "--stdin"],
@@ -37,6 +37,12 @@ def left_behind(folder: Path, before: set[Path], arguments: Sequence[str] = ()) 
         return []
     ignored = set(told.stdout.splitlines())
     return [name for name in left if name not in ignored]
+
+
+def is_named(path: Path, word: Path) -> bool:
+    """Tells whether an argument names a file, or a folder that it is in; `trace.json` also names `trace_1.json`."""
+    numbered = word.suffix != "" and path.suffix == word.suffix and path.stem.startswith(f"{word.stem}_")
+    return path.name in (word.parts[0], word.name) or numbered
 
 
 def environment() -> dict[str, str]:
@@ -58,7 +64,8 @@ def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEO
     )
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     if EXAMPLES in script.parents:
-        assert left_behind(cwd, before, arguments) == []
+        left = left_behind(cwd, before, arguments)
+        assert left == [], f"{script.name} has left {left}"
     return done
 
 
