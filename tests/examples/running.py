@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
 
 
 def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """What it printed; fails when it does not end well. An example leaves nothing that git does not ignore."""
+    """Returns what it printed; fails when it does not end well. An example leaves nothing that git does not ignore."""
     before = set(cwd.iterdir())
     done = subprocess.run(
         [sys.executable, str(script), *arguments],

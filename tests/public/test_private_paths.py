@@ -55,7 +55,7 @@ def test_all_of_a_module_can_be_imported() -> None:
 
 
 def test_a_pickle_made_under_either_path_loads() -> None:
-    """What was pickled by the name that another implementation gives a class is this one's."""
+    """Loads, by the name that another implementation gives a class, this one's."""
     assert pickle.loads(b"cmonarch._src.actor.actor_mesh\nActorError\n.") is monarch.actor.ActorError
     from monarch._src.actor.shape import Extent as Same
 

@@ -68,7 +68,7 @@ class MessageLog:
 
     @property
     def last(self) -> float:
-        """When the last step was noted."""
+        """Returns when the last step was noted."""
         return self._steps[-1].at if self._steps else 0.0
 
     def steps(self) -> list[Step]:
@@ -84,7 +84,7 @@ def record_here() -> None:
 
 
 def _read(folder: str) -> list[Step]:
-    """What all processes have written there."""
+    """Returns what all processes have written there."""
     steps = []
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:

@@ -125,7 +125,7 @@ class FileHistory(History):
             return list(self._facts)
 
     def close(self) -> None:
-        """What is noted from now on is nobody's."""
+        """Says that what is noted from now on is nobody's."""
         with self._changed:
             self._take()
             os.close(self._fd)
@@ -164,7 +164,7 @@ class FileHistory(History):
 
 
 class ProcessCluster:
-    """What `run` needs of a cluster, in real processes, which write the steps of messages into the folder `messages`."""
+    """A cluster as `run` needs it, in real processes, which write the steps of messages into the folder `messages`."""
 
     def __init__(self, seed: int, messages: str) -> None:
         self.network = SimpleNamespace(calm=lambda: None)

@@ -1,4 +1,4 @@
-"""What is said where torch is not installed."""
+"""Errors where torch is not installed."""
 
 from __future__ import annotations
 

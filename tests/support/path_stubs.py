@@ -1,4 +1,4 @@
-"""What type checkers read of modules that are made from a table: `python -m tests.support.path_stubs` writes them."""
+"""Stubs for type checkers of modules that are made from a table: `python -m tests.support.path_stubs` writes them."""
 
 from __future__ import annotations
 

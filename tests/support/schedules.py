@@ -48,7 +48,7 @@ class Stuck(BaseException):
 
 
 class World(Protocol):
-    """What runs: made anew for each schedule."""
+    """A world that runs, made anew for each schedule."""
 
     threads: dict[str, Callable[[], object]]  # those that end by themselves; "main" is the main thread's
     daemons: dict[str, Callable[[], object]]  # those that end with `finish`
@@ -57,7 +57,7 @@ class World(Protocol):
         """Runs for a signal."""
 
     def state(self) -> object:
-        """What threads share."""
+        """Returns what threads share."""
 
     def finish(self) -> None:
         """On the main thread: the others have ended."""
@@ -67,7 +67,7 @@ class World(Protocol):
 
 
 class Explored(NamedTuple):
-    """How much was tried."""
+    """The count of what was tried."""
 
     schedules: int
     states: int

@@ -1,4 +1,4 @@
-"""Where the tools keep files of a user, and in which conda environment this process runs."""
+"""Folders for files of a user, and the conda environment of this process."""
 
 from __future__ import annotations
 
