@@ -320,14 +320,17 @@ def test_who_says_nothing_in_tls_gives_way_too(tmp_path: Any, monkeypatch: pytes
     monkeypatch.setattr(http_entrance, "UNKNOWN", 4)
     made = make_certificates(str(tmp_path), ["localhost"], 1)
     served = Served(host="0.0.0.0", token="t", certificate=str(made.certificate), private_key=str(made.private_key))
+    idle = [served.connect() for _ in range(8)]
     try:
-        idle = [served.connect() for _ in range(8)]
+        # The last to give way does so for the last to come: all are here by then.
+        served.until(lambda: sum(map(_closed, idle)) == 4)
         served.until(lambda: len(served.entrance._visitors) == 4)
-        assert sum(not one for one in map(_closed, idle)) == 4
         for each in idle:
             each.close()
         served.until(lambda: not served.entrance._visitors)
     finally:
+        for each in idle:
+            each.close()
         served.server.close()
 
 
