@@ -10,18 +10,23 @@ from monarch._runtime.future import follow, read_if_dropped, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
 from monarch._runtime.thread_task import in_thread
+from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
 from monarch._wire.sealed import Sealed
 from monarch.actor._pickling import pickle_from
 
 __all__ = [
+    "Acceptor",
+    "Dialler",
     "Receivers",
     "Sealed",
+    "Secret",
     "explain_errors",
     "follow",
     "importable",
     "in_thread",
     "lives_here",
+    "load_secret",
     "open_stream",
     "own_key",
     "own_process",

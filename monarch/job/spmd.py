@@ -9,7 +9,6 @@ import re
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import job_logger
 from monarch.job.schedulers import SCHEDULERS, job_of
 from monarch.job.torchrun import command_words
-from monarch.job.worker_launch import WorkerLaunch, new_secret
+from monarch.job.worker_launch import TLS, WorkerLaunch, new_secret, start_beside
 
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
@@ -260,22 +259,8 @@ class _RankWorker:
         else:
             scheme = "tcp" if transport == "tcp" else "tls"
             self.address, served = f"{scheme}://{socket.gethostname()}:{port}", f"{scheme}://*:{port}"
-        tls = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
-        launch = WorkerLaunch(
-            secret, None, {key: os.environ[name] for key, name in tls.items() if os.environ.get(name)}
-        )
-        # Ranks of torchrun have variables that are about themselves, and so do what they start: those of a host have none.
-        environment = {key: value for key, value in os.environ.items() if key not in _VARIABLES.values()}
-        self.process = subprocess.Popen(
-            [*launch.command(sys.executable, served), "--stdin"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(launch.stdin())
-        self.process.stdin.flush()
+        tls = {key: os.environ[name] for key, name in TLS.items() if os.environ.get(name)}
+        self.process = start_beside(WorkerLaunch(secret, None, tls), served, stdout=subprocess.DEVNULL)
 
 
 def _rank(key: str, given: int | None) -> int:

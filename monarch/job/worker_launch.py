@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 SECRET = "MONARCH_SECRET"
 LEASE = "MONARCH_WORKER_LEASE"
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
 
 
@@ -51,3 +56,25 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 def new_secret() -> str:
     """Returns 256 random bits as text."""
     return secrets.token_hex(32)
+
+
+def start_beside(
+    launch: WorkerLaunch, address: str, *, stdout: Any, stderr: Any = None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a worker on this machine that ends with this process: it reads its orders from a pipe, and ends when that
+    does."""
+    # Ranks of torchrun have variables that are about themselves, and so do what they start: those of a host have none.
+    environment = {key: value for key, value in os.environ.items() if key not in _OF_RANKS}
+    process = subprocess.Popen(
+        [*launch.command(sys.executable, address), "--stdin"],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(launch.stdin())
+    process.stdin.flush()
+    return process

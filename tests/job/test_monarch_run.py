@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,113 @@ open("{tmp_path}/done" + rank, "w").write(os.environ["WORLD_SIZE"])
     assert "too few hosts may be left: those that have died are replaced" in out.getvalue()
     mesh.shutdown().get(TIMEOUT)
     faults.rest()
+
+
+class OnceANode:
+    """The same command, started on each of two nodes, which are this machine."""
+
+    def __init__(self, monarch: CommandLine) -> None:
+        self.monarch = monarch
+        monarch.environment["MONARCH_SECRET"] = "of the test"
+        self.started: list[subprocess.Popen[str]] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(self, node: str, *words: str, nodes: str = "2") -> subprocess.Popen[str]:
+        self.monarch.environment["NODE"] = node
+        meet = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "7"]
+        self.started.append(self.monarch.start("run", *meet, *words))
+        return self.started[-1]
+
+
+@pytest.fixture
+def once(monarch: CommandLine) -> Iterator[OnceANode]:
+    found = OnceANode(monarch)
+    yield found
+    for one in found.started:
+        one.kill()
+        one.communicate(timeout=TIMEOUT)
+
+
+def ends(running: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    found = []
+    for one in running:
+        out, err = one.communicate(timeout=TIMEOUT)
+        found.append((one.returncode, out, err))
+    return found
+
+
+@full
+def test_commands_started_once_a_node_form_one_world(monarch: CommandLine, once: OnceANode) -> None:
+    """One leads and shows what all print; --node-rank is obeyed; one more command than --nnodes says is refused."""
+    script = program(
+        monarch,
+        """
+print("rank", rank, os.environ["WORLD_SIZE"], os.environ["GROUP_RANK"], os.environ["NODE"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+if "fail" in sys.argv and rank == 3:
+    sys.exit(7)
+""",
+    )
+    per_node = ["--nproc-per-node", "2"]
+    running = [once.start(node, "--node-rank", node, *per_node, script, "fail") for node in ("1", "0")]
+    lines = queue.SimpleQueue[str]()
+    readers = [threading.Thread(target=lambda one=one: [lines.put(line) for line in one.stdout]) for one in running]
+    for reader in readers:
+        reader.start()
+    begun = sorted(lines.get(timeout=TIMEOUT) for _ in range(4))
+    assert begun == [f"rank {rank} 4 {rank // 2} {rank // 2}\n" for rank in range(4)]
+    [(status, _, err)] = ends([once.start("2", *per_node, script, "fail")])
+    assert status == 1 and "is one more" in err, err
+    (monarch.folder / "go").touch()
+    for one in running:
+        assert one.wait(TIMEOUT) == 7
+    for reader in readers:
+        reader.join()
+    said = [one.stderr.read() for one in running if one.stderr is not None]
+    assert all("2 nodes have met" in err for err in said)
+    assert sum("rank 3 ended with status 7" in err for err in said) == 1
+    assert sum("shows what the ranks print" in err for err in said) == 1
+
+
+@full
+def test_a_signal_to_one_command_ends_the_run_of_all(monarch: CommandLine, once: OnceANode, watch: type[Watch]) -> None:
+    script = program(monarch, "print(os.getpid(), flush=True)\ntime.sleep(1000)")
+
+    def begin() -> tuple[list[subprocess.Popen[str]], Watch]:
+        """The one that leads first."""
+        leader = once.start("0", "--rdzv-conf", "is_host=true", script)
+        other = once.start("1", "--rdzv-conf", "is_host=false", script)
+        assert leader.stdout is not None
+        return [leader, other], watch([int(leader.stdout.readline()) for _ in range(2)])
+
+    running, left = begin()
+    running[1].send_signal(signal.SIGTERM)
+    found = ends(running)
+    assert [status for status, _, _ in found] == [143, 143], found
+    assert "SIGTERM: all ranks are ended" in found[0][2] and left.survivors(TIMEOUT) == {}
+    # And when the one that leads is killed, nothing goes on.
+    running, left = begin()
+    running[0].kill()
+    found = ends(running)
+    assert found[1][0] == 1 and "has gone: the ranks of this node are ended" in found[1][2], found
+    assert left.survivors(TIMEOUT) == {}
+
+
+@full
+def test_commands_that_do_not_fit_each_other(monarch: CommandLine, once: OnceANode) -> None:
+    script = program(monarch, "print('ran')")
+    found = ends([once.start("0", script), once.start("1", script, nodes="3")])
+    assert [(status, out) for status, out, _ in found] == [(1, "")] * 2
+    assert all("say different numbers of nodes: --nnodes" in err for _, _, err in found), found
+    [(status, _, err)] = ends([once.start("0", "--rdzv-conf", "join_timeout=0.5", script)])
+    assert status == 1 and f"1 of 2 commands came to {once.endpoint} within 0.5 s" in err
+    nobody = ["run", "--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:5", "--rdzv-conf", "join_timeout=0", script]
+    assert "no command leads at --rdzv-endpoint 192.0.2.1:5 after 0 s" in monarch(*nobody, status=1).stderr
+    del monarch.environment["MONARCH_SECRET"]
+    said = monarch("run", "--nnodes", "2", "--rdzv-endpoint", once.endpoint, script, status=1)
+    assert "export MONARCH_SECRET=$(monarch secret)" in said.stderr and said.stdout == ""
 
 
 SAME = """

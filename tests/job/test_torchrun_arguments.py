@@ -13,6 +13,7 @@ from monarch.job.commands.command_plan import PYTHON, Sink
 from monarch.job.torchrun import arguments, failures, rank_plan
 from monarch.job.torchrun.arguments import RankStreams, TorchrunOptions
 from monarch.job.torchrun.failures import RankFailure
+from monarch.job.torchrun.meeting import MeetingPlace
 
 
 def parsed(*words: str, env: Mapping[str, str] | None = None) -> TorchrunOptions:
@@ -59,9 +60,53 @@ def test_the_master_and_the_signals() -> None:
     assert parsed("--local-ranks-filter", "0,2", "a.py").shown == {0, 2}
 
 
-def test_how_agents_meet_has_no_meaning() -> None:
-    found = parsed("--rdzv-backend", "c10d", "--rdzv_endpoint", "n:1", "--rdzv-id", "7", "--node-rank", "0", "a.py")
-    assert found.unused == ["--rdzv-backend", "--rdzv-endpoint", "--node-rank"] and found.run_id == "7"
+def test_what_has_no_meaning() -> None:
+    found = parsed("--monitor-interval", "1", "--rdzv_endpoint", "n:1", "--rdzv-id", "7", "--node-rank", "0", "a.py")
+    assert found.unused == ["--monitor-interval"] and found.run_id == "7" and found.meeting is None
+    assert found.unused_with_job == ["--rdzv-endpoint", "--node-rank"] and found.lonely_endpoint == "n:1"
+
+
+def met(*words: str, env: Mapping[str, str] | None = None) -> MeetingPlace:
+    found = parsed("--nnodes", "2", *words, "a.py", env=env).meeting
+    assert found is not None
+    return found
+
+
+def test_where_commands_of_all_nodes_meet() -> None:
+    found = met(
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:4711", "--node-rank", "1", "--local-addr", "10.0.0.2"
+    )
+    assert found == MeetingPlace(host="node1", port=4711, node_rank=1, local_address="10.0.0.2")
+    assert str(met("--rdzv-endpoint", "[fd00::1]:5")) == "[fd00::1]:5"
+    assert [met("--rdzv-endpoint", text).port for text in ("node1", "fd00::1", "[fd00::1]")] == [29400] * 3
+    static = met("--master-addr", "node1", "--node-rank=0")
+    assert (static.host, static.port, static.node_rank) == ("node1", 29500, 0)
+    said = "join_timeout=5,last_call_timeout=2,is_host=true,read_timeout=9"
+    told = met("--rdzv-endpoint", "n:1", "--rdzv-conf", said)
+    assert (told.limit, told.last_call, told.leads) == (5, 2, True)
+    assert met(env={"PET_RDZV_ENDPOINT": "n:7", "PET_NODE_RANK": "1"}).port == 7
+    # A single node meets nobody, and processes of this machine neither.
+    assert parsed("--standalone", "--nnodes", "2", "--rdzv-endpoint", "n:1", "a.py").meeting is None
+    assert parsed("--nnodes", "2", "a.py").meeting is None
+
+
+def test_commands_that_srun_has_multiplied() -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
+
+    def check(*words: str, with_job: bool = False, env: Mapping[str, str] = step) -> None:
+        arguments.check_starts(parsed(*words, "a.py"), env, with_job)
+
+    for endpoint in ("localhost:0", "localhost:29500", "127.0.0.1:5", "node1:0"):
+        check("--rdzv-endpoint", endpoint)
+    check("--nnodes", "4", "--rdzv-endpoint", "n:1")
+    check("--nnodes", "4", env={"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, with_job=True)
+    check("--nnodes", "4", env={"SLURM_NTASKS": "4"})
+    with pytest.raises(ValueError, match="4 times, and each would run on all hosts of the job: start it once"):
+        check(with_job=True)
+    with pytest.raises(ValueError, match=r"each would run 4 nodes of its own: .* --rdzv-endpoint HOST:PORT"):
+        check("--nnodes", "4")
+    with pytest.raises(ValueError, match="without --nnodes each would run alone: say --nnodes 4"):
+        check("--rdzv-endpoint", "node1:29500")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +120,23 @@ def test_how_agents_meet_has_no_meaning() -> None:
         (["-r", "4", "a.py"], "'4' says no streams"),
         (["-t", "0:5", "a.py"], "'0:5' says no streams"),
         (["--signals-to-handle", "SIGFOO", "a.py"], "'SIGFOO' is not the name of a signal"),
-        (["--node-rank", "1", "a.py"], "started once, not once on every node"),
+        (["--node-rank", "1", "a.py"], "--node-rank 1 is one of several nodes, and --nnodes says one"),
+        (["--nnodes", "2", "--node-rank", "0", "a.py"], "meet at --rdzv-endpoint HOST:PORT, and none is given"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "a.py"], "meet at --rdzv-endpoint HOST:PORT, and none is given"),
+        (["--nnodes", "2", "--rdzv-backend", "etcd", "--rdzv-endpoint", "n:1", "a.py"], "write --rdzv-backend c10d"),
+        (["--nnodes", "2", "--rdzv-endpoint", "n:0", "a.py"], "have to know the port at which they meet"),
+        (["--nnodes", "2", "--rdzv-endpoint", "n:x", "a.py"], "--rdzv-endpoint is HOST:PORT, got 'n:x'"),
+        (["--nnodes", "2", "--rdzv-endpoint", ":5", "a.py"], "--rdzv-endpoint is HOST:PORT, got ':5'"),
+        (
+            ["--nnodes", "2", "--rdzv-endpoint", "n:1", "--node-rank", "x", "a.py"],
+            "--node-rank is the number of this node",
+        ),
+        (["--nnodes", "2", "--rdzv-endpoint", "n:1", "--rdzv-conf", "x", "a.py"], "NAME=VALUE,NAME=VALUE; got 'x'"),
+        (
+            ["--nnodes", "2", "--rdzv-endpoint", "n:1", "--rdzv-conf", "timeout=x", "a.py"],
+            "a number of seconds, got 'x'",
+        ),
+        (["--nnodes", "2", "--rdzv-endpoint", "n:1", "--rdzv-conf", "is_host=x", "a.py"], "true or false, got 'x'"),
         (["--numa-binding", "node", "a.py"], "--numa-binding is not there in monarch run"),
         (["--virtual-local-rank", "a.py"], "--virtual-local-rank is not there"),
         (["-m", "--no-python", "a.py"], "exclude each other"),

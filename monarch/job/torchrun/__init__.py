@@ -1,7 +1,10 @@
 """`monarch run`: torchrun's arguments, on the hosts of any job.
 
-arguments   what may be said on the command line (pure)
-plan        what each rank runs, its environment and its files (pure)
-failures    which rank failed first, and what is told of it (pure)
-run         starts the ranks, follows them, ends and restarts them
+arguments        what may be said on the command line (pure)
+rank_plan        what each rank runs, its environment and its files (pure)
+failures         which rank failed first, and what is told of it (pure)
+run              starts the ranks, follows them, ends and restarts them
+meeting          who takes part when commands are started once on every node (pure)
+meeting_sockets  how they talk, once they have proven that they belong together
+once_a_node      the command that leads, and those that lend it their hosts
 """

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 from monarch.job.commands.command_plan import PYTHON
+from monarch.job.torchrun import meeting
+from monarch.job.torchrun.meeting import MeetingPlace
 
-# How agents of torchrun find each other and watch their workers. Here one program has started all of them.
-WITHOUT_MEANING = (
-    "rdzv_backend", "rdzv_endpoint", "rdzv_conf", "monitor_interval", "start_method", "local_addr", "node_rank",
-)  # fmt: skip
+# How commands that are started once on every node find each other. Where a job has the hosts they mean nothing.
+OF_MEETINGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "local_addr", "node_rank")
+# How agents of torchrun watch their workers.
+WITHOUT_MEANING = ("monitor_interval", "start_method")
 NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding", "duplicate_stdout_filters", "duplicate_stderr_filters")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -36,8 +38,9 @@ class RankStreams(msgspec.Struct, frozen=True):
 
 class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that were given. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or
-    auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `unused`: given and without meaning
-    here."""
+    auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `meeting`: where commands that are
+    started on every node meet, None for a single one; `lonely_endpoint`: where they would, with more than one; `unused`:
+    given and without meaning, `unused_with_job`: where a job has the hosts."""
 
     nodes: tuple[int, int] | None
     per_node: str
@@ -54,7 +57,10 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None
     signals: list[int]
     grace: float
+    meeting: MeetingPlace | None
+    lonely_endpoint: str
     unused: list[str]
+    unused_with_job: list[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--shutdown-timeout", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default: 30)")
     add("--standalone", action="store_true", help="one host")
-    for name in (*WITHOUT_MEANING, *NOT_THERE):
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where commands that are started once on every node meet")
+    add("--node-rank", metavar="N", help="which node this is, of commands that meet (default: as they come)")
+    for name in (*OF_MEETINGS, *WITHOUT_MEANING, *NOT_THERE):
+        if name in ("rdzv_endpoint", "node_rank"):
+            continue
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--virtual-local-rank", "--virtual_local_rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("training_script", metavar="SCRIPT", help="what every rank runs")
@@ -115,8 +125,6 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
     for name in (*NOT_THERE, "virtual_local_rank"):
         if value(name, None):
             raise ValueError(f"{_option(name)} is not there in monarch run: leave it out")
-    if str(value("node_rank", "0")) != "0":
-        raise ValueError("--node-rank: monarch run is started once, not once on every node; it starts the ranks of all")
     restarts = value("max_restarts", 0, int)
     if restarts < 0:
         raise ValueError(f"--max-restarts is 0 or more, got {restarts}")
@@ -124,12 +132,13 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
     shown = value("local_ranks_filter", "")
     address = value("master_addr", None)
     nnodes = value("nnodes", None)
+    hosts = (1, 1) if value("standalone", False, bool) else None if nnodes is None else nodes(nnodes)
     script, arguments = given.training_script, list(given.training_script_args)
     module, no_python = value("module", False, bool), value("no_python", False, bool)
     if module and no_python:
         raise ValueError("--module and --no-python exclude each other: a module is run by Python")
     return TorchrunOptions(
-        nodes=(1, 1) if value("standalone", False, bool) else None if nnodes is None else nodes(nnodes),
+        nodes=hosts,
         per_node=per_node(value("nproc_per_node", "1")),
         command=command(script, arguments, module, no_python, value("run_path", False, bool)),
         name=script,
@@ -144,8 +153,66 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
         master_port=value("master_port", 29500 if address else None, int),
         signals=signals(value("signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")),
         grace=grace,
+        meeting=_meeting(value, hosts),
+        lonely_endpoint=_lonely(value("rdzv_endpoint", ""), hosts, value("standalone", False, bool)),
         unused=[_option(name) for name in WITHOUT_MEANING if getattr(given, name) is not None],
+        unused_with_job=[_option(name) for name in OF_MEETINGS if getattr(given, name) is not None],
     )
+
+
+def _meeting(value: Any, hosts: tuple[int, int] | None) -> MeetingPlace | None:
+    """Returns where the commands of all nodes meet: at --rdzv-endpoint, else at --master-addr and --master-port as
+    torchrun's of a static rendezvous do."""
+    endpoint = value("rdzv_endpoint", "")
+    master = value("master_addr", "")
+    rank = value("node_rank", None)
+    if hosts is None or hosts[1] == 1:
+        if rank not in (None, "0"):
+            raise ValueError(
+                f"--node-rank {rank} is one of several nodes, and --nnodes says one: give --nnodes, and --rdzv-endpoint "
+                f"HOST:PORT where the commands meet"
+            )
+        return None
+    if not endpoint and master:
+        endpoint = f"{f'[{master}]' if ':' in master else master}:{value('master_port', 29500, int)}"
+    if not endpoint:
+        if rank is not None or value("rdzv_backend", None) is not None:
+            raise ValueError(
+                f"--nnodes {hosts[1]}: commands that are started once on every node meet at --rdzv-endpoint HOST:PORT, and "
+                f"none is given; where a job has the hosts, name it with --job and start monarch run once"
+            )
+        return None
+    return meeting.place(endpoint, value("rdzv_backend", "c10d"), value("rdzv_conf", ""), rank, value("local_addr", ""))
+
+
+def _lonely(endpoint: str, hosts: tuple[int, int] | None, standalone: bool) -> str:
+    """Returns the endpoint at which a command that is the only one was told to meet others; "" for this machine's own."""
+    alone = hosts is None or hosts[1] == 1
+    here = endpoint.startswith(("localhost", "127.", "[::1]", ":")) or endpoint.endswith(":0")
+    return endpoint if alone and not standalone and not here else ""
+
+
+def check_starts(options: TorchrunOptions, environment: Mapping[str, str], with_job: bool) -> None:
+    """ValueError when srun has started this command several times, and each would run the whole: as many copies, of which
+    none knows of the others."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks == "1" or "SLURM_PROCID" not in environment:
+        return
+    if with_job:
+        raise ValueError(
+            f"srun starts this command {tasks} times, and each would run on all hosts of the job: start it once, without "
+            f"srun or with srun --nodes 1 --ntasks 1"
+        )
+    if options.meeting is None and options.nodes is not None and options.nodes[1] > 1:
+        raise ValueError(
+            f"srun starts this command {tasks} times, and each would run {options.nodes[1]} nodes of its own: say where "
+            f"they meet, --rdzv-backend c10d --rdzv-endpoint HOST:PORT, with one command a node (srun --ntasks-per-node 1)"
+        )
+    if options.lonely_endpoint:
+        raise ValueError(
+            f"srun starts this command {tasks} times with --rdzv-endpoint {options.lonely_endpoint}, and without --nnodes "
+            f"each would run alone: say --nnodes {tasks}"
+        )
 
 
 def nodes(text: str) -> tuple[int, int]:

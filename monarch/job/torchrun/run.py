@@ -62,22 +62,66 @@ class HostProbe(Actor):
         return urlsplit(context().actor_instance.actor_id.addr).hostname or ""
 
 
+class Passing:
+    """The way for signals that other commands of the run were given. One is enough: they often get the same at once, and
+    this command as well."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notes: queue.SimpleQueue[tuple[str, int]] | None = None
+        self._number = 0
+
+    def put(self, number: int) -> None:
+        with self._lock:
+            self._number = number
+            if self._notes is not None:
+                self._notes.put(("passed", number))
+
+    @contextmanager
+    def into(self, notes: queue.SimpleQueue[tuple[str, int]]) -> Iterator[None]:
+        """Inside, signals are notes; one that came before is the first."""
+        with self._lock:
+            self._notes = notes
+            if self._number:
+                notes.put(("passed", self._number))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._notes = None
+
+
 def run(
-    hosts: HostMesh, options: TorchrunOptions, where: str, env: Mapping[str, str] | None = None, out: Any = None
+    hosts: HostMesh,
+    options: TorchrunOptions,
+    where: str,
+    env: Mapping[str, str] | None = None,
+    out: Any = None,
+    passing: Passing | None = None,
 ) -> int:
     """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
     else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
     What is told goes to `out`, by default stderr. ValueError for what the hosts do not have."""
-    return _TorchrunRun(hosts, options, where, dict(env or {}), sys.stderr if out is None else out).run()
+    told = sys.stderr if out is None else out
+    return _TorchrunRun(hosts, options, where, dict(env or {}), told, passing or Passing()).run()
 
 
 class _TorchrunRun:
-    def __init__(self, hosts: HostMesh, options: TorchrunOptions, where: str, env: dict[str, str], out: Any) -> None:
+    def __init__(
+        self,
+        hosts: HostMesh,
+        options: TorchrunOptions,
+        where: str,
+        env: dict[str, str],
+        out: Any,
+        passing: Passing,
+    ) -> None:
         self._given = hosts
         self._options = options
         self._where = where
         self._env = env
         self._out = out
+        self._passing = passing
         self._run_id = options.run_id or uuid.uuid4().hex[:12]
         self._unique = uuid.uuid4().hex[:8]
         self._per_host = 1  # ranks, in the attempt that is the last
@@ -164,6 +208,7 @@ class _TorchrunAttempt:
         self, run: _TorchrunRun, meshes: Sequence[ProcMesh], commands: Sequence[RankCommand], names: Sequence[str]
     ) -> None:
         self._options = run._options
+        self._passing = run._passing
         self._say = run._say
         self._names = names
         self._count = len(commands) // len(meshes)
@@ -184,7 +229,7 @@ class _TorchrunAttempt:
         self._asked = 0  # the signal that asked for the end of the run
 
     def follow(self) -> int | tuple[list[RankFailure], list[int]]:
-        with _signals(self._options.signals, self._ready):
+        with noted_signals(self._options.signals, self._ready), self._passing.into(self._ready):
             starting = [one.start.call_one(command) for one, command in zip(self._ranks, self._commands, strict=True)]
             for rank, started in enumerate(starting):
                 try:
@@ -214,7 +259,9 @@ class _TorchrunAttempt:
             self._deadline = None
             self._signal(signal.SIGKILL)
             return
-        if what == "signal":
+        if what == "passed" and self._asked:
+            return
+        if what in ("signal", "passed"):
             self._say(f"{signal.Signals(number).name}: all ranks are ended")
             if self._asked:
                 self._signal(signal.SIGKILL)
@@ -278,7 +325,7 @@ class _TorchrunAttempt:
 
 
 @contextmanager
-def _signals(numbers: Sequence[int], notes: queue.SimpleQueue[tuple[str, int]]) -> Iterator[None]:
+def noted_signals(numbers: Sequence[int], notes: queue.SimpleQueue[tuple[str, int]]) -> Iterator[None]:
     """Inside, these signals are notes. Elsewhere than on the main thread nothing can be done, and nothing is."""
     if threading.current_thread() is not threading.main_thread():
         yield

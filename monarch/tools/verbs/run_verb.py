@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from monarch._linux import terminal
 from monarch.job.torchrun import arguments as torchrun
 from monarch.tools.verbs.current_job import CurrentJob, add_kill, environment, mesh_of, named_job
@@ -19,7 +21,8 @@ LINE = "run a program on every rank, as torchrun does, on this machine or a job"
 TEXT = """\
 Runs a program on every rank, with torchrun's arguments and environment variables, from one place: without --job on
 this machine, with it on the job's hosts. A job is started when it does not run, and goes on afterwards unless --kill
-says otherwise.
+says otherwise. Started once on every node, as torchrun is, with --nnodes and --rdzv-endpoint HOST:PORT, the commands form
+one world; they need a secret in common (MONARCH_SECRET or MONARCH_SECRET_FILE).
 
 Ends with 0 when all ranks did. When a rank fails the others are ended, the first one to fail is told with its traceback, and
 its exit status is that of the command; with --max-restarts all ranks begin anew before that.
@@ -27,6 +30,7 @@ its exit status is that of the command; with --max-restarts all ranks begin anew
 examples:
   monarch run --nproc-per-node 8 train.py --epochs 3
   monarch run --job cluster.job --nnodes 4 --nproc-per-node gpu -m package.train
+  srun monarch run --nnodes 4 --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id "$SLURM_JOB_ID" train.py
   monarch run --nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 train.py
 """
 
@@ -45,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
     wanted = torchrun.options(options, os.environ)
     env = environment(options.env)
     current = the_job(options.job)
+    torchrun.check_starts(wanted, os.environ, current is not None)
     if current is not None:
+        wanted = msgspec.structs.replace(wanted, unused=[*wanted.unused_with_job, *wanted.unused])
         try:
             hosts = mesh_of(current.state(), options.mesh)
             return runner.run(hosts, wanted, current.name, env)
@@ -57,6 +63,10 @@ def run(options: argparse.Namespace) -> int:
                 terminal.note(f"monarch run: the hosts of {current.name} stay; monarch kill {context} ends them")
     if options.mesh is not None or options.kill:
         options.parser.error("--mesh and --kill are for jobs: name one with --job")
+    if wanted.meeting is not None:
+        from monarch.job.torchrun import once_a_node
+
+        return once_a_node.run(wanted, wanted.meeting, env)
     least = 1 if wanted.nodes is None else wanted.nodes[0]
     if least == 1:
         from monarch.actor import this_host
