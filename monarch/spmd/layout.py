@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+# torchrun's defaults. By the first torch, and what is built on it, finds out that ranks are started so.
+ELASTIC = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store at which the ranks meet
+}
+
+
 class RankLocation(NamedTuple):
     """The location of a rank: its host, by the prefix of its address, and which of its mesh's processes there it is."""
 

@@ -41,13 +41,15 @@ class SPMDActor(Actor):
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Sets the eleven variables that torchrun sets, for this rank. From then on torch groups of this process end when
+        """Sets the variables that torchrun sets, for this rank, those of TORCHELASTIC_ among them. From then on torch groups of this process end when
         the process of another rank dies."""
         self._set_environment(master_addr, master_port)
 
     def _set_environment(self, master_addr: str, master_port: int) -> None:
         os.environ.update(self._environment)
+        os.environ.update(layout.ELASTIC)
         os.environ.update({"MASTER_ADDR": str(master_addr), "MASTER_PORT": str(master_port)})
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         guard.enter(Membership(self.rank, self._members), stores_at(str(master_addr), int(master_port)))
 
     @endpoint

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch._mesh.start.threads import processors, share
 from monarch.actor import attach_to_workers
 from monarch.job.torchrun import arguments, run
 from tests.support.command_line import TIMEOUT, CommandLine
@@ -187,6 +188,16 @@ open("{tmp_path}/done" + rank, "w").write(os.environ["WORLD_SIZE"])
     assert "too few hosts may be left: those that have died are replaced" in out.getvalue()
     mesh.shutdown().get(TIMEOUT)
     faults.rest()
+
+
+@full
+def test_threads_of_a_single_rank_are_left_alone(monarch: CommandLine) -> None:
+    """The libraries take what they like, as under torchrun; several ranks share the processors among themselves."""
+    script = program(monarch, "print(os.environ.get('OMP_NUM_THREADS'), flush=True)")
+    monarch.environment.pop("OMP_NUM_THREADS", None)
+    assert monarch("run", script).stdout == "None\n"
+    assert monarch("run", script, env={"OMP_NUM_THREADS": "7"}).stdout == "7\n"
+    assert monarch("run", "--nproc-per-node", "2", script).stdout == f"{share(processors(), 2)}\n" * 2
 
 
 class OnceANode:

@@ -60,7 +60,9 @@ def test_a_rank_by_hand(tmp_path: Path) -> None:
     wanted = {
         "MASTER_ADDR": "node7", "MASTER_PORT": "4321", "RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "4", "ROLE_NAME": "rank",
-        "WORLD_SIZE": "4",
+        "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
     name, port = one.get_host_port.call_one(None).get(TIMEOUT)

@@ -133,6 +133,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "job/process.py: ProcessJob._submit: tempfile.mkdtemp",
         "job/ssh/job.py: LoginJob._start: os.open",
         "job/ssh/job.py: LoginJob._submit: tempfile.mkdtemp",
+        "job/torchrun/once_a_node.py: _OwnWorker.__init__: tempfile.TemporaryFile",
         "remotemount/fuse_process.py: FuseProcess.__init__: tempfile.TemporaryFile",
         "remotemount/mirror.py: _look: os.open",
         "remotemount/source.py: MountSource._look: os.open",

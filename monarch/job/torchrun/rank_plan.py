@@ -33,11 +33,11 @@ def commands(
             "ROLE_NAME": options.role,
             "MASTER_ADDR": master[0],
             "MASTER_PORT": str(master[1]),
+            **layout.ELASTIC,
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
             "TORCHELASTIC_RUN_ID": run_id,
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(signal.Signals(number).name for number in options.signals),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store at which the ranks meet
             **env,
         }
         out, err = (_sink(options, log_dir, attempt, rank, local, stream) for stream in (STDOUT, STDERR))

@@ -23,6 +23,7 @@ from monarch._devices import vendors
 from monarch._text import first_line, visible
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
+from monarch.config import configured, settings
 from monarch.job.commands.command_actor import CommandActor, CommandEnded
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
@@ -162,7 +163,9 @@ class _TorchrunRun:
         commands = rank_plan.commands(
             self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env
         )
-        meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
+        # A single rank has its host to itself, and as many threads as it likes, as under torchrun.
+        with configured(share_threads=settings.share_threads() and count > 1):
+            meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
         try:
             return _TorchrunAttempt(self, meshes, commands, names).follow()
         finally:
@@ -344,7 +347,12 @@ def _facts(host: HostMesh) -> Iterator[Any]:
     try:
         yield procs.spawn("facts", HostProbe)
     finally:
-        procs.stop()
+        stopping = procs.stop()
+        try:
+            # Ranks that start meanwhile would share the processors with it.
+            stopping.get(_ALIVE)
+        except Exception:  # of a host that is gone, which whoever asks there is told
+            pass
 
 
 def _look(hosts: Sequence[HostMesh], patience: float) -> list[tuple[str, int, int]]:
