@@ -73,7 +73,7 @@ class Joining(msgspec.Struct, frozen=True, tag="join"):
     same: dict[str, str]
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class NotAdmitted(msgspec.Struct, frozen=True, tag="refused"):
     """The answer to a command that cannot take part, or whose meeting has failed."""
 
     why: str
@@ -98,7 +98,7 @@ class RunEnded(msgspec.Struct, frozen=True, tag="ended"):
     status: int
 
 
-Message = Joining | Refused | Met | PassedSignal | RunEnded
+Message = Joining | NotAdmitted | Met | PassedSignal | RunEnded
 
 
 def digests(said: Mapping[str, Any]) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Meeting:
 
     @property
     def due(self) -> float:
-        """When `passed` is to be called."""
+        """The time at which `passed` is to be called."""
         return self._due
 
     def came(self, number: int, joining: Joining, now: float) -> str:
@@ -181,7 +181,7 @@ class Meeting:
         self.order = sorted(self._members, key=self._place_of)
 
     def _place_of(self, number: int) -> tuple[int, int, str, int]:
-        """Of --node-rank; without one the leader is first, and the others follow by their names."""
+        """Sorts by --node-rank; without one the leader is first, and the others follow by their names."""
         member = self._members[number]
         return (-1 if member.node_rank is None else member.node_rank, number != OWN, member.name, number)
 

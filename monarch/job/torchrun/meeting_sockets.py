@@ -188,7 +188,7 @@ def _can_bind(family: int, address: object) -> bool:
 
 
 def _prove(sock: socket.socket, challenge: Acceptor | Dialler) -> None:
-    """Both ends' proofs. NotOursError when the other end has none, TimeoutError when it is slow."""
+    """Exchanges the proofs of both ends. NotOursError when the other end has none, TimeoutError when it is slow."""
     deadline = time.monotonic() + _HANDSHAKE
     sock.settimeout(_HANDSHAKE)
     sock.sendall(challenge.start())

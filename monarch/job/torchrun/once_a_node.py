@@ -24,7 +24,7 @@ from monarch.actor.lowlevel import Secret, load_secret, start_thread
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun import run as runner
 from monarch.job.torchrun.arguments import TorchrunOptions
-from monarch.job.torchrun.meeting import Joining, Meeting, MeetingPlace, Met, PassedSignal, Refused, RunEnded
+from monarch.job.torchrun.meeting import Joining, Meeting, MeetingPlace, Met, PassedSignal, NotAdmitted, RunEnded
 from monarch.job.torchrun.meeting_sockets import Door, MeetingLine, NotOursError, dial, is_here, listen
 from monarch.job.torchrun.run import Passing, noted_signals
 from monarch.job.worker_launch import TLS, WorkerLaunch, start_beside
@@ -132,7 +132,7 @@ class _Leader:
                 self._changed.wait(max(0.0, self._meeting.due - time.monotonic()))
                 self._meeting.passed(time.monotonic())
         if self._meeting.error:
-            self._tell(Refused(self._meeting.error))
+            self._tell(NotAdmitted(self._meeting.error))
             raise ValueError(self._meeting.error)
         status = 1
         try:
@@ -176,7 +176,7 @@ class _Leader:
                 self._lines[number] = line
             self._changed.notify_all()
         if refused:
-            line.send(Refused(refused))
+            line.send(NotAdmitted(refused))
             return
         try:
             while (said := line.read(None)) is not None:
@@ -188,7 +188,7 @@ class _Leader:
                 if not self._meeting.over:
                     del self._lines[number]
 
-    def _tell(self, message: Refused | Met | RunEnded) -> None:
+    def _tell(self, message: NotAdmitted | Met | RunEnded) -> None:
         with self._changed:
             lines = list(self._lines.values())
         for line in lines:
@@ -205,7 +205,7 @@ class _Leader:
 def _follow(line: MeetingLine, own: Joining, place: MeetingPlace, options: TorchrunOptions) -> int:
     line.send(own)
     said = line.read(place.limit + place.last_call + _LATE)
-    if isinstance(said, Refused):
+    if isinstance(said, NotAdmitted):
         raise ValueError(said.why)
     if not isinstance(said, Met):
         raise ConnectionError(f"the command that led at {place} has gone before all nodes had met; see what it said")
