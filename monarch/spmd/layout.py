@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
 # torchrun's defaults. By the first torch, and what is built on it, finds out that ranks are started so.
 ELASTIC = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -41,8 +41,8 @@ class SPMDActor(Actor):
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Sets the variables that torchrun sets, for this rank, those of TORCHELASTIC_ among them. From then on torch groups of this process end when
-        the process of another rank dies."""
+        """Sets the variables that torchrun sets, for this rank, those of TORCHELASTIC_ among them. From then on torch
+        groups of this process end when the process of another rank dies."""
         self._set_environment(master_addr, master_port)
 
     def _set_environment(self, master_addr: str, master_port: int) -> None:

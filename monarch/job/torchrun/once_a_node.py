@@ -24,7 +24,7 @@ from monarch.actor.lowlevel import Secret, load_secret, start_thread
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun import run as runner
 from monarch.job.torchrun.arguments import TorchrunOptions
-from monarch.job.torchrun.meeting import Joining, Meeting, MeetingPlace, Met, PassedSignal, NotAdmitted, RunEnded
+from monarch.job.torchrun.meeting import Joining, Meeting, MeetingPlace, Met, NotAdmitted, PassedSignal, RunEnded
 from monarch.job.torchrun.meeting_sockets import Door, MeetingLine, NotOursError, dial, is_here, listen
 from monarch.job.torchrun.run import Passing, noted_signals
 from monarch.job.worker_launch import TLS, WorkerLaunch, start_beside
