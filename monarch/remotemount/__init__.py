@@ -1,4 +1,4 @@
-"""A directory of the client on every host: `monarch.remotemount.remotemount.remotemount`.
+"""A directory of the client on every host: `remotemount`, which is the function, here and in the module of that name.
 
     mount = remotemount(hosts, "/home/me/project")
     mount.open()
@@ -14,3 +14,33 @@ fuse_process   a process that serves one FUSE mount, and what it says to its own
 fuse_program   that process's own side
 remotemount    the handler that programs hold
 """
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch.remotemount.remotemount import MountHandler
+    from monarch.remotemount.remotemount import remotemount as remotemount
+
+
+class _Package(ModuleType):
+    """A package with a function that has the name of the module it is in. It is imported on use: a process that serves
+    a mount does without."""
+
+    @property
+    def remotemount(self) -> Callable[..., MountHandler]:
+        """Returns the function."""
+        from monarch.remotemount.remotemount import remotemount
+
+        return remotemount
+
+    @remotemount.setter
+    def remotemount(self, module: ModuleType) -> None:
+        """Leaves the name as it is: the import of the module would take it."""
+
+
+sys.modules[__name__].__class__ = _Package

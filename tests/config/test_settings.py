@@ -292,6 +292,7 @@ def test_the_package_exports_what_it_lists() -> None:
         ("prefix_with_rank", False, False),
         ("message_latency_sampling_rate", 1, 1.0),
         ("mesh_admin_addr", "[::1]:80", "[::1]:80"),
+        ("mesh_admin_addr", "[::]:1729", "[::]:1729"),
         ("default_encoding", Encoding.Json, Encoding.Json),
         ("default_transport", ChannelTransport.TcpWithHostname, BindSpec(ChannelTransport.TcpWithHostname)),
         ("default_transport", "tcp://127.0.0.1:8080", BindSpec("tcp://127.0.0.1:8080")),

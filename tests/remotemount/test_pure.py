@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import inspect
 import os
 import socket
 import stat
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import monarch.remotemount
 from monarch.actor.file_sync import FILE, FOLDER, LINK, ManifestEntry
 from monarch.remotemount import fuse_program
 from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
@@ -289,3 +292,17 @@ def test_a_listing_answers_for_the_attributes_of_what_is_in_it() -> None:
     assert view.attributes("/d/x") == {"st_mode": stat.S_IFREG}
     view.attributes("/d")
     assert asked == ["names", "attributes"]
+
+
+def test_the_name_in_the_package_is_the_function_and_not_the_module() -> None:
+    module = importlib.import_module("monarch.remotemount.remotemount")
+    from monarch.remotemount import remotemount
+
+    assert remotemount is module.remotemount and callable(remotemount)
+    assert list(inspect.signature(remotemount).parameters)[:3] == ["host_mesh", "sourcepath", "mntpoint"]
+    sys.modules.pop("monarch.remotemount.remotemount")
+    try:
+        again = importlib.import_module("monarch.remotemount.remotemount")  # sets the name in the package
+        assert monarch.remotemount.remotemount is again.remotemount is not remotemount
+    finally:
+        sys.modules["monarch.remotemount.remotemount"] = module

@@ -94,6 +94,28 @@ def test_logging(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
         logging.getLogger("monarch.remote").setLevel(logging.NOTSET)
 
 
+def test_the_logger_of_the_module_is_the_one_that_is_used(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[Any, ...]] = []
+    before = logging.getLogger().level
+
+    class Logger:
+        def log(self, level: int, *args: Any) -> None:
+            used.append((level, *args))
+
+        def setLevel(self, level: int) -> None:
+            used.append((level,))
+
+    assert isinstance(monarch.builtins.log.logger, logging.Logger)
+    monkeypatch.setattr(monarch.builtins.log, "logger", Logger())
+    try:
+        log_remote("step %d", 3, level=logging.ERROR)
+        set_logging_level_remote(logging.INFO)
+        loop.client.flush()
+    finally:
+        logging.getLogger().setLevel(before)
+    assert used == [(logging.ERROR, "step %d", 3), (logging.INFO,)] * 2
+
+
 def test_timers(loop: Any) -> None:
     ExecutionTimer.reset()
     for _ in range(2):
