@@ -254,7 +254,7 @@ class AsyncDriver:
         instance = self.instance
         behaviour = instance.behaviour
         assert behaviour is not None
-        instance.stopping = True
+        instance.leaves(leave)
         self._pump_task = None
         if self._late is not None:
             self._late.cancel()

@@ -91,7 +91,7 @@ def _run_sync(instance: Instance) -> None:
 def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
     behaviour = instance.behaviour
     assert behaviour is not None
-    instance.stopping = True
+    instance.leaves(leave)
     instance.close(leave.failure or behaviour.describe_stop(leave.reason))
     if instance.owned:
         stop_owned(instance, leave).wait(settings.stop_actor_timeout())

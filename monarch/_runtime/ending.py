@@ -40,6 +40,7 @@ def abandon(instance: Instance, leave: Leave) -> None:
     if instance.ended.ready:
         return
     assert instance.behaviour is not None
+    instance.leaves(leave)
     instance.close(leave.failure or instance.behaviour.describe_stop(leave.reason))
     stop_owned(instance, leave)
     instance.finish(leave)

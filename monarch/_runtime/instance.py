@@ -336,6 +336,13 @@ class Instance:
         self._answer_all(waiting, failure)
         self.mailbox.put_control(Leave(reason))
 
+    def leaves(self, leave: Leave) -> None:
+        """Any thread: the actor ends now, whether it was asked to or not."""
+        with self._lock:
+            told, self.stopping = self.stopping, True
+        if recording.active is not None and not told:
+            recording.active.status(self, "Stopping", leave.reason)
+
     def leave_soon(self, leave: Leave) -> None:
         """Any thread: end the actor once the message it handles has its answer; at once when it handles none.
 

@@ -27,6 +27,14 @@ _ENDPOINT_TARGET = "monarch_hyperactor::telemetry::endpoint"
 _TARGET = "monarch_hyperactor::telemetry"
 
 
+POSTS = "mailbox.posts"
+
+
+def _resource(of_process: str = "") -> str:
+    """The attributes of what has measured, as OpenTelemetry names them."""
+    return f"""CAST(json_object('service.name', 'monarch', 'telemetry.sdk.name', 'opentelemetry'{of_process}) AS VARCHAR)"""
+
+
 def us(column: str) -> str:
     """A time of the process, in microseconds since the epoch."""
     return f"CAST(round(({column} + shift) * 1000000) AS BIGINT)"
@@ -72,11 +80,19 @@ _ACTIVE = _status("'active'", "started", "told < 2 AND started > 0")
 _DONE = _status("CASE WHEN failed THEN 'failed' ELSE 'complete' END", "ended", "true")
 
 
-def _messages(kind: str) -> str:
-    return f"""
+def _messages(kind: str) -> list[str]:
+    """Rows of messages: the time is that of its handling; of one that was told while it waited, from then on."""
+    return [
+        f"""
         INSERT INTO messages
-        SELECT {_MESSAGE}, {us("arrived")}, hash(sender), hash(receiver), nullif(method, ''), nullif(port, 0)
-        FROM in_{kind} WHERE told = 0"""
+        SELECT {_MESSAGE}, CASE WHEN started > 0 THEN {us("started")} ELSE {us("arrived")} END, hash(sender), hash(receiver),
+            nullif(method, ''), CASE WHEN method <> '' THEN hash(method) END
+        FROM in_{kind} WHERE told = 0""",
+        f"""
+        UPDATE messages SET timestamp_us = active.happened
+        FROM (SELECT {_MESSAGE} AS message, {us("started")} AS happened FROM in_{kind} WHERE told = 1 AND started > 0) active
+        WHERE id = active.message""",
+    ]
 
 
 def _callee_spans(kind: str) -> str:
@@ -116,32 +132,40 @@ def _caller_spans(kind: str) -> str:
         FROM (SELECT *, sender AS sender_or_actor FROM in_{kind}) WHERE told = 0"""
 
 
-def _sums(name: str, kind: str, keys: str, attributes: str, where: str = "true", value: str = "count(*)") -> str:
+def _sums(name: str, kind: str, keys: str, attributes: str, where: str = "true", at: str = "ended") -> str:
     """A counter of the runtime, made from events that came together."""
     return f"""
         INSERT INTO metric_sums
-        SELECT {name}, max({us("ended")}), min({us("ended")}), 'monarch', '1', 'delta', true, {attributes}, '{{}}',
-            NULL, NULL, {value}
+        SELECT {name}, max({us(at)}), min({us(at)}), 'monarch', '1', 'delta', true, {attributes}, {_resource()},
+            NULL, NULL, count(*)
         FROM (SELECT *, {_ADVERB if kind == "called" else "''"} AS called_by FROM in_{kind}) WHERE {where} GROUP BY {keys}"""
 
 
 def _histogram(name: str, kind: str, unit: str, value: str, keys: str, attributes: str, where: str = "true") -> str:
     return f"""
         INSERT INTO metric_histograms
-        SELECT {name}, max({us("ended")}), min({us("ended")}), 'monarch', '{unit}', 'delta', {attributes}, '{{}}',
+        SELECT {name}, max({us("ended")}), min({us("ended")}), 'monarch', '{unit}', 'delta', {attributes}, {_resource()},
             count(*), sum(value), NULL, NULL, min(value), NULL, NULL, max(value), NULL, NULL, '{_BOUNDS_JSON}', {_COUNTS}
         FROM (SELECT *, {value} AS value, {_ADVERB if kind == "called" else "''"} AS called_by FROM in_{kind})
         WHERE {where} GROUP BY {keys}"""
 
 
+def _posts(kind: str) -> str:
+    """The messages from one actor to another."""
+    attributes = """CAST(json_object('actor_id', CAST(hash(sender) AS VARCHAR),
+        'dest_actor_id', CAST(hash(receiver) AS VARCHAR)) AS VARCHAR)"""
+    return _sums(f"'{POSTS}'", kind, "sender, receiver", attributes, "told = 0", "arrived")
+
+
 _OF_CALL = "CAST(json_object('mesh', mesh, 'method', method) AS VARCHAR)"
 _OF_METHOD = "CAST(json_object('method', method) AS VARCHAR)"
+_OF_PROCESS = _resource(", 'process_id', process")
 _ATTRIBUTES = "coalesce(attributes, '{}')"
 
 # By the name of the kind of event.
 STATEMENTS: dict[str, list[str]] = {
     "handled": [
-        _messages("handled"),
+        *_messages("handled"),
         _statuses("handled", f"{_QUEUED}, {_ACTIVE}, {_DONE}"),
         _callee_spans("handled"),
         _events(
@@ -150,6 +174,7 @@ STATEMENTS: dict[str, list[str]] = {
             "spans AND started > 0",
             f"{_event('enter', 'started', 'told < 2')}, {_event('exit', 'ended')}, {_event('close', 'ended')}",
         ),
+        _posts("handled"),
         _sums("'actor.messages_received'", "handled", "method", _OF_METHOD),
         _histogram(
             "'actor.message_handler_duration'",
@@ -171,8 +196,9 @@ STATEMENTS: dict[str, list[str]] = {
         ),
     ],
     "under_way": [
-        _messages("under_way"),
+        *_messages("under_way"),
         _statuses("under_way", f"{_QUEUED}, {_ACTIVE}"),
+        _posts("under_way"),
         _callee_spans("under_way"),
         _events("under_way", _MESSAGE, "spans AND started > 0", f"{_event('enter', 'started', 'told < 2')}"),
     ],
@@ -231,7 +257,7 @@ STATEMENTS: dict[str, list[str]] = {
     ],
     "span": [
         f"""INSERT INTO spans
-        SELECT process, {_USER_SPAN}, name, '{_TARGET}', 'INFO',
+        SELECT process, {_USER_SPAN}, 'python_user_span', '{_TARGET}', 'INFO',
             CAST(json_object('name', name, 'actor_id', CASE WHEN actor <> '' THEN hash(actor) END, 'correlation_id', NULL,
                 'error', nullif(error, '')) AS VARCHAR),
             {us("began")}, {_PARENT}, thread_name, NULL, NULL
@@ -255,21 +281,21 @@ STATEMENTS: dict[str, list[str]] = {
     "sum": [
         f"""INSERT INTO metric_sums
         SELECT name, {us("happened")}, {us("began")}, 'monarch', unit, 'delta', is_monotonic, {_ATTRIBUTES},
-            CAST(json_object('process_id', process) AS VARCHAR), NULL, CASE WHEN NOT is_monotonic THEN amount END,
+            {_OF_PROCESS}, NULL, CASE WHEN NOT is_monotonic THEN amount END,
             CASE WHEN is_monotonic AND amount >= 0 THEN amount END
         FROM in_sum"""
     ],
     "histogram": [
         f"""INSERT INTO metric_histograms
         SELECT name, {us("happened")}, {us("began")}, 'monarch', unit, 'delta', {_ATTRIBUTES},
-            CAST(json_object('process_id', process) AS VARCHAR), count, sum, NULL, NULL, least, NULL, NULL, most, NULL, NULL,
+            {_OF_PROCESS}, count, sum, NULL, NULL, least, NULL, NULL, most, NULL, NULL,
             '{_BOUNDS_JSON}', counts
         FROM in_histogram"""
     ],
     "gauge": [
         f"""INSERT INTO metric_gauges
         SELECT name, {us("happened")}, NULL, 'monarch', unit, {_ATTRIBUTES},
-            CAST(json_object('process_id', process) AS VARCHAR), value, NULL, NULL
+            {_OF_PROCESS}, value, NULL, NULL
         FROM in_gauge"""
     ],
 }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from monarch.telemetry.expansion import SOURCE_BITS
+from monarch.telemetry.expansion import POSTS, SOURCE_BITS
 from monarch.telemetry.tables import BY_AGE, BY_DUMP, BY_SNAPSHOT, TABLES, Table
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ _SOURCED = {
     "span_events": "id",
     "actor_status_events": "id",
 }
+
+# Rows that go before all others of a table: one for each pair of actors that talk is no reason to lose the program's own.
+_LAST_KEPT = {"metric_sums": f"name = '{POSTS}', "}
 
 
 def sweep_period(retention: float) -> float:
@@ -69,7 +72,7 @@ def trim(table: Table, left: int) -> str:
     source = _SOURCED.get(table.name)
     if source is None:
         return f"""DELETE FROM {table.name} WHERE rowid IN (
-            SELECT rowid FROM {table.name} ORDER BY {order} DESC OFFSET {left})"""
+            SELECT rowid FROM {table.name} ORDER BY {_LAST_KEPT.get(table.name, "")}{order} DESC OFFSET {left})"""
     # In the order of their place among those of their source, the first `left` stay.
     return f"""DELETE FROM {table.name} WHERE rowid IN (
         SELECT rowid FROM (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from monarch._mesh.inspection.recording import _Logs
 from monarch._runtime import log_tap
 from monarch._runtime import recorder as recorders
 from monarch._runtime.metrics import ATTRIBUTES, BOUNDS, LONGEST, SERIES, Metrics
-from monarch._runtime.recorder import CALLED, HANDLED, LOG, SPAN, STATUS, TEXT, Recorder
+from monarch._runtime.recorder import ACTOR, CALLED, HANDLED, LOG, SPAN, STATUS, TEXT, Recorder
 from monarch._text import NAME_LIMIT
 from monarch.actor import Actor, SupervisionError, concurrent_endpoint, endpoint, get_meter, span, this_host
 from monarch.testing import InProcessCluster
@@ -67,6 +68,16 @@ class Internal(Worker):
 
 def events(recorder: Recorder, kind: int) -> list[tuple[Any, ...]]:
     return [event for event in recorder.events if event[0] == kind]
+
+
+def lives(recorder: Recorder) -> dict[str, list[str]]:
+    """Returns the statuses of each actor but the client's, by its mesh."""
+    names = {event[1]: event[3] for event in events(recorder, ACTOR)}
+    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    for event in events(recorder, STATUS):
+        if event[1] in names:
+            found[names[event[1]]].append(event[2])
+    return found
 
 
 def test_a_call_is_one_event_at_each_end(recorder: Recorder) -> None:
@@ -128,8 +139,78 @@ def test_errors_and_failures_are_told_apart(recorder: Recorder) -> None:
             actor.work.call_one().get()
     assert next((event[1][3], event[5]) for event in events(recorder, CALLED)) == ("fail", True)
     assert [event[7] for event in events(recorder, HANDLED)] == [False]  # the endpoint ran
-    statuses = [event[2] for event in events(recorder, STATUS)]
-    assert statuses == ["Created", "Initializing", "Idle", "Stopping", "Stopped"]
+    assert lives(recorder) == {"worker": ["Created", "Initializing", "Idle", "Stopping", "Stopped"]}
+
+
+class Failing(Actor):
+    def __init__(self, at_once: bool = False) -> None:
+        if at_once:
+            raise ValueError("at once")
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("unheard")
+
+
+class FailingAsync(Failing):
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("unheard")
+
+
+@pytest.mark.parametrize("cls", [Failing, FailingAsync])
+def test_an_actor_that_fails_stops_before_it_has_failed(recorder: Recorder, cls: type[Failing]) -> None:
+    with InProcessCluster() as cluster:
+        procs = this_host().spawn_procs({"gpus": 1})
+        procs.spawn("failing", cls).fail.broadcast()
+        cluster.next_failure()
+        procs.spawn("unborn", cls, True).initialized.exception()
+        cluster.next_failure()
+    assert lives(recorder) == {
+        "failing": ["Created", "Initializing", "Idle", "Stopping", "Failed"],
+        "unborn": ["Created", "Initializing", "Stopping", "Failed"],
+    }
+    for status, reason in [event[2:4] for event in events(recorder, STATUS) if event[2] in ("Stopping", "Failed")]:
+        assert "ValueError" in reason, status
+
+
+def test_the_client_is_at_work_until_a_mesh_has_stopped(recorder: Recorder) -> None:
+    with InProcessCluster():
+        procs = this_host().spawn_procs({"gpus": 2})
+        procs.spawn("workers", Worker).stop("that was all").get()
+        told = [event[2:5] for event in events(recorder, STATUS) if event[1].startswith("client")]
+        procs.spawn("internal", Internal).stop().get()
+    assert told == [
+        ("Processing", "stops workers: that was all", "Client"),
+        ("Client", "workers has stopped", "Processing"),
+    ]
+    assert len([event for event in events(recorder, STATUS) if event[1].startswith("client")]) == 2
+
+
+def test_a_call_tells_whom_it_was_sent_to(recorder: Recorder) -> None:
+    def place(*labels: str, offset: int = 0, sizes: tuple[int, ...] = (), strides: tuple[int, ...] = ()) -> Any:
+        return {"labels": [*labels], "slice": {"offset": offset, "sizes": [*sizes], "strides": [*strides]}}
+
+    with InProcessCluster():
+        workers = this_host().spawn_procs({"hosts": 1, "workers": 3}).spawn("workers", Worker)
+        workers.work.call().get()
+        workers.slice(workers=slice(1, 3)).work.broadcast()
+        workers.slice(workers=2).work.call_one().get()
+        workers.slice(hosts=0, workers=2).work.call_one().get()
+        for _ in range(20):
+            workers.work.choose().get()
+    found = [tuple(json.loads(text) for text in event[1][6]) for event in events(recorder, CALLED)]
+    assert found[:4] == [
+        (place("hosts", "workers", sizes=(1, 3), strides=(3, 1)),) * 2,
+        (
+            place("hosts", "workers", offset=1, sizes=(1, 2), strides=(3, 1)),
+            place("hosts", "workers", sizes=(1, 2), strides=(2, 1)),
+        ),
+        (place("hosts", offset=2, sizes=(1,), strides=(3,)), place("hosts", sizes=(1,), strides=(1,))),
+        (place(offset=2), place()),
+    ]
+    assert len(found) == 24 and {shown["slice"]["offset"] for shown, _ in found[4:]} <= {0, 1, 2}
+    assert all((shown["labels"], shape) == ([], place()) for shown, shape in found[4:])
 
 
 def test_the_runtimes_own_actors_are_left_out_unless_asked_for(recorder: Recorder) -> None:

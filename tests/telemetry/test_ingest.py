@@ -91,7 +91,7 @@ def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
 def test_a_message_that_was_handled(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([handled()]))
     ((id, at, endpoint, port),) = rows(store, "SELECT id, timestamp_us, endpoint, port_index FROM messages")
-    assert (at, endpoint, port) == (us(1.0), "inc", 7)
+    assert (at, endpoint) == (us(2.0), "inc") and port
     events = rows(store, "SELECT message_id, timestamp_us, status FROM message_status_events ORDER BY timestamp_us")
     assert events == [(id, us(1.0), "queued"), (id, us(2.0), "active"), (id, us(3.0), "complete")]
     ((name, process, fields, started),) = rows(store, "SELECT name, process_id, fields_json, timestamp_us FROM spans")
@@ -116,8 +116,10 @@ def test_what_is_under_way_is_seen_and_told_once(ingest: Ingest, store: Store) -
     status = "SELECT status FROM message_status_events ORDER BY timestamp_us"
     put(ingest, batch([waits]))
     assert rows(store, status) == [("queued",)]
+    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(1.0),)]
     put(ingest, batch([runs], number=2))
     assert rows(store, status) == [("queued",), ("active",)]
+    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(2.0),)], "that of its status"
     assert rows(store, "SELECT event_type FROM span_events") == [("enter",)]
     put(ingest, batch([handled(told=2)], number=3))
     assert rows(store, status) == [("queued",), ("active",), ("complete",)]
@@ -127,6 +129,27 @@ def test_what_is_under_way_is_seen_and_told_once(ingest: Ingest, store: Store) -
         ("exit",),
         ("close",),
     ]
+
+
+def test_a_message_has_the_time_at_which_it_was_taken_and_the_port_of_its_endpoint(
+    ingest: Ingest, store: Store
+) -> None:
+    """First told while it waits, while it runs or when it is done; calls of one endpoint are of one port."""
+    waits = (recorder.UNDER_WAY, "key.0", call(1, port=21), "unix:x/client", 1.0, 0.0, False, 0)
+    done = (recorder.HANDLED, "key.0", call(1, port=21), "unix:x/client", 1.0, 4.0, 5.0, False, True, 1)
+    runs = (recorder.UNDER_WAY, "key.0", call(2, port=22), "unix:x/client", 1.0, 2.0, True, 0)
+    others = [
+        (recorder.HANDLED, "key.0", call(seq, "dec", 20 + seq), "", 1.0, 2.0, 3.0, False, True, 0) for seq in (3, 4, 5)
+    ]
+    put(ingest, batch([waits]))
+    put(ingest, batch([done, runs, *others], number=2))
+    active = (
+        "SELECT m.timestamp_us - e.timestamp_us FROM messages m JOIN message_status_events e ON e.message_id = m.id"
+    )
+    assert rows(store, f"{active} WHERE status = 'active'") == [(0,)] * 5
+    ports = "SELECT endpoint, count(*), count(DISTINCT port_index) FROM messages GROUP BY endpoint ORDER BY 1"
+    assert rows(store, ports) == [("dec", 3, 1), ("inc", 2, 1)]
+    assert rows(store, "SELECT count(DISTINCT port_index) FROM messages") == [(2,)]
 
 
 def test_a_message_from_before_recording_has_a_time(ingest: Ingest, store: Store) -> None:
@@ -162,6 +185,7 @@ def test_the_adverb_names_the_span(ingest: Ingest, store: Store, adverb: int, na
 def test_what_the_runtime_measures_of_calls(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([called(1), called(2, failed=True), handled()]))
     sums = dict(rows(store, "SELECT name, sum_u64 FROM metric_sums"))
+    assert sums.pop("mailbox.posts") == 1
     assert sums == {
         "actor.messages_sent": 2,
         "actor.messages_received": 1,
@@ -174,18 +198,46 @@ def test_what_the_runtime_measures_of_calls(ingest: Ingest, store: Store) -> Non
     assert sum(json.loads(counts)) == 2 and len(json.loads(counts)) == len(json.loads(bounds)) + 1
 
 
+def test_posts_are_counted_once_for_each_pair_of_actors(ingest: Ingest, store: Store) -> None:
+    waits = (recorder.UNDER_WAY, "key.0", call(3), "unix:x/client", 1.0, 0.0, False, 0)
+    put(ingest, batch([handled(1), handled(2), handled(1, receiver="key.1"), waits]))
+    put(ingest, batch([handled(3, told=1)], number=2))
+    found = rows(
+        store,
+        """SELECT to_id, sum(sum_u64) FROM (
+            SELECT sum_u64, json_extract_string(attributes_json, '$.dest_actor_id') AS to_id FROM metric_sums
+            WHERE name = 'mailbox.posts' AND temporality = 'delta' AND is_monotonic
+            AND json_extract_string(attributes_json, '$.actor_id') IN (SELECT from_actor_id::VARCHAR FROM messages)
+            AND json_extract_string(attributes_json, '$.dest_actor_id') IN (SELECT to_actor_id::VARCHAR FROM messages))
+        GROUP BY ALL ORDER BY 2""",
+    )
+    assert [count for _, count in found] == [1, 3]
+    told = "SELECT DISTINCT resource_attributes_json FROM metric_sums"
+    assert [json.loads(text) for (text,) in rows(store, told)] == [
+        {"service.name": "monarch", "telemetry.sdk.name": "opentelemetry"}
+    ]
+
+
 def test_spans_of_the_program_have_parents(ingest: Ingest, store: Store) -> None:
     outer = (recorder.SPAN, 1, "outer", "key.0", call(), 0, 1.0, 3.0, "main", "")
     inner = (recorder.SPAN, 2, "inner", "key.0", call(), 1, 1.5, 2.5, "main", "ValueError: no")
     put(ingest, batch([inner, outer, called(span=2), handled()]))
+    called_by = "json_extract_string({0}.fields_json, '$.name')"
     family = dict(
         rows(
             store,
-            "SELECT a.name, b.name FROM spans a LEFT JOIN spans b ON b.id = a.parent_id AND b.process_id = a.process_id",
+            f"""SELECT coalesce({called_by.format("a")}, a.name), {called_by.format("b")} FROM spans a
+            LEFT JOIN spans b ON b.id = a.parent_id AND b.process_id = a.process_id""",
         )
     )
-    assert family == {"inner": "outer", "outer": "python_user_span", "call": "inner", "python_user_span": None}
-    ((fields,),) = rows(store, "SELECT fields_json FROM spans WHERE name = 'inner'")
+    assert family == {"inner": "outer", "outer": "inc", "call": "inner", "inc": None}
+    assert rows(store, "SELECT name, count(*) FROM spans GROUP BY name ORDER BY 2") == [
+        ("call", 1),
+        ("python_user_span", 3),
+    ]
+    ((fields,),) = rows(
+        store, "SELECT fields_json FROM spans WHERE json_extract_string(fields_json, '$.name') = 'inner'"
+    )
     assert json.loads(fields)["error"] == "ValueError: no"
 
 
@@ -259,7 +311,7 @@ def test_a_measurement_of_a_host(ingest: Ingest, store: Store) -> None:
 
 def test_times_are_corrected_by_the_difference_of_clocks(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([handled()], offset=5.0, error=0.001))
-    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(6.0),)]
+    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(7.0),)]
     assert rows(store, "SELECT clock_offset_us, clock_error_us FROM telemetry_sources") == [(5_000_000, 1000)]
 
 
@@ -398,6 +450,14 @@ def test_one_that_floods_loses_its_own_rows_first(ingest: Ingest, store: Store) 
     store.write([trim(Table(table.name, table.columns, table.leaves, 1_000), 1_000)])
     counts = rows(store, "SELECT count(*) AS n FROM messages GROUP BY to_actor_id ORDER BY n")
     assert counts == [(100,)] * 4 + [(600,)]
+
+
+def test_counts_of_posts_go_before_what_the_program_measures(ingest: Ingest, store: Store) -> None:
+    own = (recorder.SUM, "jobs", "1", (), True, 3, 0.0, 1.0)
+    put(ingest, batch([own, *[handled(1, receiver=f"key.{rank}") for rank in range(50)]]))
+    store.write([trim(TABLES["metric_sums"], 10)])
+    names = dict(rows(store, "SELECT name, count(*) FROM metric_sums GROUP BY name"))
+    assert names == {"jobs": 1, "actor.messages_received": 1, "mailbox.posts": 8}
 
 
 def test_rows_leave_when_they_are_too_old(ingest: Ingest, store: Store) -> None:

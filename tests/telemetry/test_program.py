@@ -83,7 +83,8 @@ def test_what_a_program_does_is_in_the_tables(scripts: Scripts) -> None:
         assert count("SELECT count(*) FROM messages WHERE endpoint <> 'work'") == 0, "of the runtime itself"
         assert count("SELECT count(*) FROM message_status_events WHERE status = 'complete'") == 14
         assert count("SELECT count(*) FROM sent_messages") == 7
-        assert count("SELECT count(*) FROM spans WHERE name = 'part'") == 14
+        named = "name = 'python_user_span' AND json_extract_string(fields_json, '$.name')"
+        assert count(f"SELECT count(*) FROM spans WHERE {named} = 'part'") == 14
         assert count("SELECT count(*) FROM spans WHERE name IN ('call', 'broadcast')") == 7
         assert count("SELECT count(DISTINCT process_id) FROM spans") == 3
         assert count("SELECT count(*) FROM events WHERE target = 'my.program'") == 14
@@ -101,6 +102,12 @@ def test_what_a_program_does_is_in_the_tables(scripts: Scripts) -> None:
         assert len(found) == 2 and all(row["sender"].startswith("client") and row["ordered"] for row in found), found
         assert all(row["receiver"].startswith("workers<") for row in found), found
         assert value(telemetry, "SELECT count(*) FROM host_metrics") >= 1
+        # The client's own rows stay when a mesh has stopped.
+        others = this_host().spawn_procs({"gpus": 1}).spawn("others", Worker)
+        others.work.call_one().get()
+        others.stop().get()
+        until(telemetry, "SELECT count(*) FROM actor_status_events WHERE lower(new_status) = 'processing'", 1)
+        assert count("SELECT count(*) FROM messages JOIN actors a ON a.id = to_actor_id WHERE full_name LIKE 'others%'") == 1
         telemetry.stop()
         workers.work.call().get()
         again = monarch.telemetry.start(snapshot_interval_secs=0)
@@ -222,7 +229,7 @@ def test_odd_lines_and_long_names_neither_end_telemetry_nor_take_others_with_the
             odd.lines.call_one().get()
             assert telemetry.flush(60)
         odd.spans.call_one().get()
-        until(telemetry, "SELECT count(*) FROM spans WHERE length(name) = 1000", 5_000)
+        until(telemetry, "SELECT count(*) FROM spans WHERE length(json_extract_string(fields_json, '$.name')) = 1000", 5_000)
         assert value(telemetry, "SELECT count(*) FROM events WHERE target = 'odd'") == 160
         assert value(telemetry, "SELECT count(*) FROM events WHERE target = 'odd' AND fields_json LIKE '%udce9%'") == 32
         assert value(telemetry, "SELECT sum(dropped) + sum(batches_lost) FROM telemetry_sources") == 0

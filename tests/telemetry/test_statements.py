@@ -112,6 +112,11 @@ def test_the_tables_are_shown_as_other_engines_show_them(store: Store) -> None:
     assert len(names) == len(TABLES)
 
 
+def test_every_table_is_there_before_its_first_row(store: Store) -> None:
+    counts = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) FROM {name}" for name in TABLES)
+    assert {name for name, count in store.query(counts).rows if not count} == set(TABLES) - {"snapshots"}
+
+
 def test_a_query_that_never_ends_does(store: Store) -> None:
     with pytest.raises(QueryTimeout, match=r"longer than 0\.2 s"):
         store.query("SELECT count(*) FROM range(1000000000) a, range(1000) b", timeout=0.2)

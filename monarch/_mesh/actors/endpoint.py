@@ -36,7 +36,7 @@ from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.replies import Entry, Gather, OneReply, Target
-from monarch._shape.as_json import shape_json, whole_json
+from monarch._shape.as_json import one_json, shape_json, whole_json
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
@@ -409,11 +409,13 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         self._arity = arity_of(self._method, 2 if self._property._user_port else 1)
         return self._arity
 
-    def _views(self) -> tuple[str, str]:
-        """The view and the whole mesh, as tables have them; made once a view."""
+    def _views(self, only: int | None) -> tuple[str, str]:
+        """The receivers in the mesh, and their shape, as tables have them; of the whole view made once."""
         plan = self._mesh._plan
+        if only is not None:
+            return one_json(plan.ranks[only])
         if plan.shown is None:
-            plan.shown = shape_json(self._mesh._shape), whole_json(self._mesh._spec.proc_mesh.extent)
+            plan.shown = shape_json(self._mesh._shape), whole_json(self._mesh._shape.extent)
         return plan.shown
 
     def _receivers(self, only: int | None) -> Receivers:
@@ -463,7 +465,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         began = 0.0
         if recording.active is not None:
             began = monotonic()
-            sent = recording.active.sent(sender, spec.key, spec.name, spec.cls, self._name, adverb, self._views())
+            sent = recording.active.sent(sender, spec.key, spec.name, spec.cls, self._name, adverb, self._views(only))
         entry: Entry | None = None
         number, back, alone = 0, "", False
         try:

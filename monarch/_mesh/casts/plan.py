@@ -36,7 +36,7 @@ class ViewReceivers:
         self.ranks = tuple(ranks)
         self.addresses = tuple(addresses[rank] for rank in self.ranks)
         self.receivers: Receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
-        self.shown: tuple[str, str] | None = None  # the view and the mesh it is of, for tables
+        self.shown: tuple[str, str] | None = None  # the view and its shape, for tables
         self._parted: RemoteReceivers | None = None
         self._parted_for = ""
 

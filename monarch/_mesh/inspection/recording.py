@@ -26,6 +26,7 @@ from monarch._mesh.inspection.outgoing_batches import BATCH, MOST_BYTES, BatchHe
 from monarch._runtime import log_tap
 from monarch._runtime import recorder as recorders
 from monarch._runtime.context import root_of
+from monarch._runtime.future import Source, once
 from monarch._runtime.instance import Instance
 from monarch._runtime.proc import Proc
 from monarch._runtime.recorder import ACTOR, GAUGE, HISTOGRAM, MESH, STATUS, SUM, TEXT, Recorder
@@ -397,6 +398,15 @@ def actors_event(spec: Any) -> tuple[Any, ...]:
         "" if shape is None else shape_json(shape),
         time.monotonic(),
     )
+
+
+def client_stops(client: Instance, spec: Any, reason: str, stopped: Source) -> None:
+    """The client is at work until that mesh, which it owns, has stopped."""
+    recorder = recorders.active
+    if recorder is None or recorder.leaves_out(_is_system(spec)):
+        return
+    recorder.status(client, "Processing", f"stops {spec.name}: {reason}", "Client")
+    stopped.on_ready(once(lambda: recorder.status(client, "Client", f"{spec.name} has stopped", "Processing")))
 
 
 def process_ended(proc: Proc, ended: ProcEnded) -> None:

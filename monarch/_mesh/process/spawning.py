@@ -24,7 +24,7 @@ from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._runtime import recorder as recorders
-from monarch._runtime.context import current, root
+from monarch._runtime.context import current, root, root_of
 from monarch._runtime.future import Slot, Source, once
 from monarch._runtime.incarnations import last_on
 from monarch._runtime.instance import Instance
@@ -247,6 +247,9 @@ class Spawning:
         self._proc.ports.add(acks)
         acks.ask(range(len(spec.addresses)))
         acks.on_ready(once(lambda: self._stopped(spec.key)))
+        client = root_of(self._proc)
+        if recorders.active is not None and client is not None and spec.key in client.owned:
+            recording.client_stops(client, spec, reason, acks)
         return acks
 
     def _stopped(self, key: str) -> None:
