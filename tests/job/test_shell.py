@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from monarch.actor import this_host
+from monarch.actor import this_host, this_proc
+from monarch.job.commands import terminal_actor
 from monarch.job.commands.interactive_shell import shell
+from monarch.job.commands.terminal_actor import ShellLaunch, TerminalActor
 from tests.support.hosts import Hosts
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
@@ -23,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid (util-linux) gives the program its terminal"),
 ]
 TIMEOUT = 60
+HUNG_UP = {129, 137}  # which of them, with a machine that is slow
 PROMPT = r"[$#] $"  # the machine has its own
 
 PROGRAM = """
@@ -121,6 +126,57 @@ def test_without_a_terminal_the_end_of_stdin_ends_it(program: str, environment: 
         timeout=TIMEOUT,
     )
     assert done.stdout.endswith("status 0\n"), done
+
+
+@full
+def test_input_that_ends_while_a_command_runs_hangs_up_on_it(
+    program: str, environment: dict[str, str], tmp_path: Path, watch: type[Watch]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, program],
+        input="bash -c 'echo $$ > pid; exec sleep 1000'\nexit 0\n",
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert int(done.stdout.split()[-1]) in HUNG_UP, done
+    assert watch([int((tmp_path / "pid").read_text())]).survivors(TIMEOUT) == {}
+
+
+@full
+@pytest.mark.parametrize(
+    ("command", "statuses"),
+    [
+        ("bash -c 'echo pid $$; read line'", {1}),  # takes the first Ctrl-D, the shell the next
+        ("bash -c 'echo pid $$; exec sleep 1000'", HUNG_UP),
+        ("bash -c 'trap \"\" HUP; echo pid $$; exec sleep 1000'", HUNG_UP),
+        ("bash -c 'trap \"\" HUP TERM; echo pid $$; while :; do sleep 1; done'", HUNG_UP),
+        ("trap '' HUP; bash -c 'echo pid $$; exec sleep 1000'", {137}),
+    ],
+)
+def test_the_end_of_input_ends_what_runs(
+    command: str, statuses: set[int], monkeypatch: pytest.MonkeyPatch, watch: type[Watch]
+) -> None:
+    monkeypatch.setattr(terminal_actor, "_AGAIN", 0.1)
+    monkeypatch.setattr(terminal_actor, "_ENDS", 1 if statuses & HUNG_UP else 10 * TIMEOUT)
+    monkeypatch.setattr(terminal_actor, "_PATIENCE", 0.1)
+    actor: Any = this_proc().spawn("terminal", TerminalActor)
+    actor.start.call_one(ShellLaunch({"SHELL": "/bin/bash", "TERM": "dumb"}, None, "/", 24, 80)).get(TIMEOUT)
+    actor.type.call_one(f"{command}\n".encode()).get(TIMEOUT)
+    shown = b""
+    while not (begun := re.search(rb"\npid (\d+)\r", shown)):
+        shown += b"".join(actor.read.call_one().get(TIMEOUT))
+    running = watch([int(begun[1])])
+    actor.end_input.broadcast()
+    found: Any = None
+    while not isinstance(found, int):
+        found = actor.read.call_one().get(TIMEOUT)[-1]
+    assert found in statuses
+    assert running.survivors(TIMEOUT) == {}
+    actor.stop().get(TIMEOUT)
 
 
 @full

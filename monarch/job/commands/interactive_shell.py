@@ -21,8 +21,6 @@ from monarch.job.commands.run_command import own_folder
 from monarch.job.commands.terminal_actor import ShellLaunch, TerminalActor
 
 _TYPED = 4096
-_END_OF_FILE = b"\x04"  # Ctrl-D
-_AGAIN = 1.0  # seconds until Ctrl-D is typed again, where what reads the terminal took the one before
 
 
 def shell(host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
@@ -31,7 +29,8 @@ def shell(host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir:
 
     Keys go to the shell, Ctrl-C and Ctrl-Z too; it learns the size of the window, and when that changes. It starts in
     `workdir`, or else in this program's working directory if the host has it, with TERM as it is here, and `env`.
-    Where stdin is not a terminal, its end is Ctrl-D. The shell and what runs in it end with this call, and with this program.
+    Where stdin is not a terminal, its end is Ctrl-D, and what runs on for 5 s without reading that is hung up on: the status
+    is not 0 then. The shell and what runs in it end with this call, and with this program.
 
     ValueError unless the mesh is of one host; OSError for what keeps the shell from starting. Blocks; to be called on
     the main thread, where changes of the window's size are noticed.
@@ -115,24 +114,22 @@ def _note(writing: int, what: bytes) -> None:
 
 
 def _send(actor: Any, notes: int) -> None:
-    """Until "q" is noted. At the end of stdin, Ctrl-D again and again: a program in the shell may take the first."""
+    """Until "q" is noted."""
     keys: int | None = _stdin()
+    if keys is None:
+        actor.end_input.broadcast()
     while True:
-        ready, _, _ = select.select(
-            [notes] if keys is None else [notes, keys], [], [], _AGAIN if keys is None else None
-        )
+        ready, _, _ = select.select([notes] if keys is None else [notes, keys], [], [])
         try:
             if notes in ready:
                 if b"q" in os.read(notes, _TYPED):
                     return
                 actor.resize.call_one(*_size()).get()
-            elif keys is None:
-                actor.type.call_one(_END_OF_FILE).get()
-            elif keys in ready:
-                data = _typed(keys)
-                actor.type.call_one(data or _END_OF_FILE).get()
-                if not data:
-                    keys = None
+            elif keys is not None and (data := _typed(keys)):
+                actor.type.call_one(data).get()
+            else:
+                keys = None
+                actor.end_input.broadcast()
         except Exception:  # the shell has ended, or its host: who reads what it shows is told
             keys = None
             if b"q" in _read_note(notes):

@@ -6,9 +6,11 @@ What the shell shows waits in the kernel until the client has asked for what cam
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -23,6 +25,9 @@ from monarch.job.commands.command_plan import shell_status
 _PIECE = 16 * 1024
 _PIECES = 16
 _PATIENCE = 1.0  # seconds after SIGHUP, and again after SIGTERM
+_END_OF_FILE = b"\x04"  # Ctrl-D
+_AGAIN = 1.0  # seconds until Ctrl-D is typed again, where what reads the terminal took the one before
+_ENDS = 5  # times that it is typed; what runs on then is hung up on
 
 # A session's leader that opens a terminal gets it as its controlling one: job control and Ctrl-C work.
 _ON_TERMINAL = 'exec "$0" -i <>"$1" >&0 2>&0'
@@ -86,6 +91,20 @@ class TerminalActor(Actor):
         if terminal >= 0:
             await asyncio.to_thread(_write, terminal, data)
 
+    @concurrent_endpoint
+    async def end_input(self) -> None:
+        """Nothing more will be typed. It is Ctrl-D, again and again, for a program in the shell may take the first; and a
+        hang-up when something runs on that does not read."""
+        writable = select.poll()
+        writable.register(self._terminal, select.POLLOUT)
+        for _ in range(_ENDS):
+            if writable.poll(0):
+                with contextlib.suppress(OSError):  # the shell has ended
+                    os.write(self._terminal, _END_OF_FILE)
+            if await self._has_ended(_AGAIN):
+                return
+        await self._hang_up()
+
     @endpoint
     async def resize(self, rows: int, columns: int) -> None:
         """The client's window has this size now."""
@@ -93,19 +112,27 @@ class TerminalActor(Actor):
             _set_size(self._terminal, rows, columns)
 
     async def __cleanup__(self, exc: Exception | None) -> None:
-        shell = self._shell
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
-            if shell is None or self._ended.is_set():
-                break
-            for group in {shell.pid, _foreground(self._terminal)} - {0}:
-                _signal_group(group, number)
-            try:
-                await asyncio.wait_for(self._ended.wait(), _PATIENCE)
-            except TimeoutError:
-                pass
+        if self._shell is not None:
+            await self._hang_up()
         if self._terminal >= 0:
             terminal, self._terminal = self._terminal, -1
             os.close(terminal)
+
+    async def _hang_up(self) -> None:
+        """Ends the shell, and what runs in front of it: that is not known any more when the shell has ended first."""
+        assert self._shell is not None
+        groups = {self._shell.pid}
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
+            groups |= {_foreground(self._terminal)} - {0}
+            for group in groups:
+                _signal_group(group, number)
+            if await self._has_ended(_PATIENCE):
+                return
+
+    async def _has_ended(self, patience: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), patience)
+        return self._ended.is_set()
 
     def _follow(self, shell: subprocess.Popen[bytes], side: int) -> None:
         """Hands out the exit status behind all that was shown. `side`, the shell's end of the terminal, stays open
