@@ -23,7 +23,8 @@
     ├── TypeError
     │   └── NotSendableError          an argument or result that cannot cross a process
     └── ValueError
-        └── MessageTooLargeError      over codec_max_frame_length; nothing was sent
+        ├── MessageTooLargeError      over codec_max_frame_length; nothing was sent
+        └── NotFoundError             no such job, mesh or program, of the command line
     KeyboardInterrupt
     └── UnhandledFaultError           a failure nobody supervised reached the root client
 
@@ -250,6 +251,10 @@ class NotSendableError(TypeError):
 
 class MessageTooLargeError(ValueError):
     """The message is larger than `codec_max_frame_length`; nothing was sent and nobody is harmed."""
+
+
+class NotFoundError(ValueError):
+    """A job, mesh, program or log that was named and is not there, or none where one is needed."""
 
 
 class UnhandledFaultError(KeyboardInterrupt):

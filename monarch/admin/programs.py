@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from monarch._errors import NotFoundError
 from monarch._linux import local_socket, private_files, procfs
 from monarch._mesh.inspection import admin_socket
 from monarch._mesh.inspection.admin_socket import AskAll, AskAnswers, Refused, Request, Response, StreamRequest
@@ -147,16 +148,17 @@ def _started(folder: str) -> float:
 def choose(pid: int | None = None) -> Program:
     """The program with that pid; without one, the one whose run folder MONARCH_PROGRAM names, or the only one there is, or
     the only one that runs in the folder in which this process is. Those of other containers are nobody's choice but by pid,
-    or where there is no other. ValueError, which says what there is and how to choose, when there is none or several."""
+    or where there is no other. When there is none, or several, ValueError says what there is and how to choose; NotFoundError
+    when there is none."""
     folder = os.environ.get(_PROGRAM, "")
     if pid is None and folder:
         program = program_at(folder)
         if program is None:
-            raise ValueError(f"{_PROGRAM} is {folder}, and no program runs there")
+            raise NotFoundError(f"{_PROGRAM} is {folder}, and no program runs there")
         return program
     programs = running_programs()
     if not programs:
-        raise ValueError(
+        raise NotFoundError(
             "no program of yours that uses monarch runs on this machine: start one (python my_script.py), or a job (monarch "
             "apply)"
         )
@@ -173,7 +175,7 @@ def choose(pid: int | None = None) -> Program:
 
 
 def _none_with(pid: int, programs: Sequence[Program]) -> list[Program]:
-    raise ValueError(f"no program with pid {pid} runs; there are:\n{listed(programs)}")
+    raise NotFoundError(f"no program with pid {pid} runs; there are:\n{listed(programs)}")
 
 
 def listed(programs: Sequence[Program]) -> str:

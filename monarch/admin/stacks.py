@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._errors import NotFoundError
 from monarch._mesh.inspection import agent_stacks, doctor, fault_signal, folding, stacks_of_program
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.stack_records import ProcessStacks, StacksByAgent, ThreadStack
@@ -15,7 +16,7 @@ from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 from monarch.admin.programs import Program
 
-__all__ = ["StacksQuery", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
+__all__ = ["Finding", "StacksQuery", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
 
 
 def asking(program: Program) -> stacks_of_program.AskProgram:
@@ -58,14 +59,14 @@ def _without_client(program: Program, wanted: StacksQuery, why: str) -> Stacks:
 
 
 def selected(found: Stacks, ranks: Collection[int], mesh: str | None) -> Stacks:
-    """These ranks (none: all) of this mesh, of actors or of processes (None: of all). ValueError names the meshes when there
-    is none of that name, the ranks when none is there."""
+    """These ranks (none: all) of this mesh, of actors or of processes (None: of all). NotFoundError names the meshes when
+    there is none of that name, the ranks when none is there."""
     if not ranks and mesh is None:
         return found
     meshes = {process.mesh for process in found.processes}
     meshes |= {stack.actor for process in found.processes for stack in process.threads}
     if mesh is not None and mesh not in meshes:
-        raise ValueError(f"there is no mesh {mesh!r} here; there are: {', '.join(sorted(meshes - {''}))}")
+        raise NotFoundError(f"there is no mesh {mesh!r} here; there are: {', '.join(sorted(meshes - {''}))}")
 
     def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
         if mesh is not None and mesh not in (process.mesh, stack.actor):
@@ -79,7 +80,7 @@ def selected(found: Stacks, ranks: Collection[int], mesh: str | None) -> Stacks:
     chosen = found.only(keep)
     silent = {address: why for address, why in found.silent.items() if of_ranks(address)}
     if not chosen.processes and not silent:
-        raise ValueError(f"no process or actor is {folding.called(list(ranks)) if ranks else 'there'}")
+        raise NotFoundError(f"no process or actor is {folding.called(list(ranks)) if ranks else 'there'}")
     return Stacks(chosen.processes, silent)
 
 

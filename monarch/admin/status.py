@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from monarch._mesh.failures.activity import RunningHandler
+from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection import doctor, mesh_stacks
 from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.folding import called
@@ -18,12 +18,23 @@ from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch._text import counted, duration, one_line, size
 from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
-from monarch.admin.stacks import as_plain, asking
+from monarch.admin.stacks import asking
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.host_mesh import HostMesh
 
-__all__ = ["StatusReport", "duration", "page", "size", "status_of", "status_of_hosts"]
+__all__ = [
+    "FailureNote",
+    "HostUsage",
+    "RunningHandler",
+    "StatusReport",
+    "WaitEdge",
+    "duration",
+    "page",
+    "size",
+    "status_of",
+    "status_of_hosts",
+]
 
 _MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
 
@@ -42,19 +53,6 @@ class StatusReport(NamedTuple):
     failures: Sequence[FailureNote]
     title: str = ""
     places: Mapping[str, str] = {}
-
-    def plain(self) -> dict[str, Any]:
-        """Returns it for JSON."""
-        program = self.program
-        return {
-            "program": program and {"pid": program.pid, "command": program.command, "started": program.started},
-            "hosts": as_plain(list(self.hosts)),
-            "unreachable": self.unreachable,
-            "endpoints": as_plain(self.waits.handlers),
-            "waits": as_plain(self.waits.edges),
-            "silent": self.waits.silent,
-            "failures": as_plain(list(self.failures)),
-        }
 
 
 def status_of(program: Program, seconds: float) -> StatusReport:

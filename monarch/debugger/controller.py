@@ -129,7 +129,7 @@ class DebugController(Actor):
         """The endpoints that stand at a breakpoint, by name and rank; also printed, in the client."""
         if print_output:
             terminal.show(self._sessions.page())
-        return [session.info for session in self._sessions.all()]
+        return self.infos()
 
     @concurrent_endpoint
     async def wait_pending_session(self) -> None:
@@ -161,6 +161,10 @@ class DebugController(Actor):
             if not session.continued:  # it would take them at its next breakpoint, which may be much later
                 session.type("clear")
                 session.type("c")
+
+    def infos(self) -> _Infos:
+        """Returns the endpoints that stand at a breakpoint."""
+        return [session.info for session in self._sessions.all()]
 
     def names(self) -> _Names:
         """Returns names and ranks for completion."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import json
 import select
 import socket
@@ -108,7 +109,8 @@ def _answer(visit: Visit) -> dict[str, Any]:
 
     async def ask() -> dict[str, Any]:
         if visit.what == LIST:
-            return {"text": f"{await controller.page()}\n"}
+            stopped = [dataclasses.asdict(info) for info in controller.infos()]
+            return {"text": f"{await controller.page()}\n", "stopped": stopped}
         if visit.what == NAMES:
             return {"names": controller.names()}
         if visit.what == CONTINUE:

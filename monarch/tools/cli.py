@@ -9,8 +9,7 @@
         replay                                                    an actor that was recorded, once more
         completion                                                for the shell
 
-Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C); those of run, exec and
-shell are the exit status of what ran.
+Exit codes are in monarch.tools.exit_codes. `--json` is every verb's: the result, or why there is none, as JSON on stdout.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import stat
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch._linux import private_files, terminal
 from monarch.job import modules
 from monarch.job.worker_launch import new_secret
-from monarch.tools import certs, verbs, worker_stdin
+from monarch.tools import certs, exit_codes, json_output, verbs, worker_stdin
 from monarch.tools.verbs import shell_verb
 
 shell_on_job = shell_verb.shell_on_job
@@ -58,6 +57,10 @@ examples:
   monarch worker --address 'tcp://*:26600'          serve this machine as a host
   monarch certs ./job-certs --host node1 --host node2
   monarch worker --help                             more about one command
+
+--json, of every command: the result as JSON on stdout, one document a line; an error as well, with its exit code.
+How a coding agent drives a cluster with these is in SKILL.md, beside the package's tools:
+  python -c 'import monarch.tools.cli as c, pathlib; print(pathlib.Path(c.__file__).with_name("SKILL.md"))'
 """
 
 _CERTS = """\
@@ -101,7 +104,7 @@ examples:
       --ca job-certs/ca.pem --certificate job-certs/host.pem --private-key job-certs/host-key.pem
   monarch worker --address ipc:///tmp/host1 --once
 
-exit codes: 0 shut down or its lease over, 1 an error, 2 wrong usage, 130 interrupted
+exit codes: 0 shut down or its lease over, 130 interrupted, others for errors
 """
 
 
@@ -112,24 +115,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = get_parser()
     _complete(parser)
-    options = parser.parse_args(arguments)
-    if options.verb is None:
-        parser.print_help(sys.stderr)
-        return 1
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    # As far as can be said of words that cannot be read.
+    verb, as_json = next((word for word in words if not word.startswith("-")), ""), "--json" in words
+    try:
+        options = parser.parse_args(words)
+        if options.verb is None:
+            parser.print_help(sys.stderr)
+            return 1
+        verb, as_json = options.verb, options.json
+        modules.search_here()  # jobs are named as MODULE.ATTRIBUTE, and kept jobs may be of a class of such a module
+        with json_output.only_json() if as_json else nullcontext():
+            return _run(options)
+    except UsageError as error:
+        if as_json:
+            with json_output.only_json():
+                json_output.fail(verb, error, error.message, exit_codes.USAGE)
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Does what the verb does; what it raises is told, and is its exit status."""
     command: Callable[[argparse.Namespace], int | None] = options.command
-    modules.search_here()  # jobs are named as MODULE.ATTRIBUTE, and kept jobs may be of a class of such a module
     try:
         return command(options) or 0
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # the reader of our output has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if not options.json:  # which has nothing left to write when the command ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.FAILED
+    except KeyboardInterrupt as error:
+        return _ended_by(options, error, "interrupted")
     except Exception as error:
         text = str(error).strip() or "no further explanation"
         shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
         terminal.note(f"monarch {options.verb}: {shown}")
-        return 1
+        return _ended_by(options, error, shown)
+
+
+def _ended_by(options: argparse.Namespace, error: BaseException, message: str) -> int:
+    status = exit_codes.of(error)
+    return json_output.fail(options.verb, error, message, status) if options.json else status
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +176,7 @@ def get_parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=line, **_texts(text))
         added.set_defaults(command=run, parser=added)
+        json_output.add_argument(added)
         return added
 
     worker = command("worker", "serve this machine as a host of a job", _WORKER, _worker)
@@ -213,8 +239,22 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class UsageError(SystemExit):
+    """Wrong usage, which the parser has told on stderr."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(exit_codes.USAGE)
+        self.message = message
+
+
 class _GuessingParser(argparse.ArgumentParser):
     """A parser that says of a misspelt verb or choice which one may be meant, rather than list them all."""
+
+    def error(self, message: str) -> NoReturn:
+        try:
+            super().error(message)
+        except SystemExit:
+            raise UsageError(message) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -270,9 +310,25 @@ def _version() -> str:
 # --- monarch certs
 
 
-def _certs(options: argparse.Namespace) -> None:
+def _certs(options: argparse.Namespace) -> int | None:
     made = certs.make_certificates(options.directory, options.host, options.days, force=options.force)
+    if options.json:
+        from monarch.tools.documents import NewCertificates
+
+        files = (str(path.absolute()) for path in (made.ca, made.ca_key, made.certificate, made.private_key))
+        ca, ca_key, certificate, private_key = files
+        return json_output.end(
+            NewCertificates(
+                ca=ca,
+                ca_key=ca_key,
+                certificate=certificate,
+                private_key=private_key,
+                names=list(made.names),
+                days=options.days,
+            )
+        )
     terminal.show(_explanation(made, options.days))
+    return None
 
 
 def _explanation(made: certs.Certificates, days: int) -> str:
@@ -301,16 +357,29 @@ Or, for both, in the environment:
 # --- monarch secret
 
 
-def _secret(options: argparse.Namespace) -> None:
+def _secret(options: argparse.Namespace) -> int | None:
+    if options.json:
+        return _secret_as_json(options)
     if options.file is None:
         sys.stdout.flush()
         _print_secret(sys.stdout.fileno())
-        return
+        return None
     path = _write_secret(options.file, force=options.force).absolute()
     terminal.show(
         f"Made a secret for one job in {path} (mode 0600). Give every host and client a copy, and on each:\n\n"
         f"  export {SECRET_FILE}={path}"
     )
+    return None
+
+
+def _secret_as_json(options: argparse.Namespace) -> int:
+    from monarch.tools.documents import NewSecret
+
+    if options.file is None:
+        json_output.make_private()
+        return json_output.end(NewSecret(file=None, secret=new_secret()))
+    path = _write_secret(options.file, force=options.force).absolute()
+    return json_output.end(NewSecret(file=str(path), secret=None))
 
 
 def _write_secret(path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -328,16 +397,23 @@ def _write_secret(path: str | os.PathLike[str], *, force: bool = False) -> Path:
 
 def _print_secret(descriptor: int = 1) -> None:
     """Writes a new secret to standard output. A file that it goes to is made private first, as those who read it ask."""
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o077:
-        os.fchmod(descriptor, 0o600)
+    json_output.make_private(descriptor)
     os.write(descriptor, f"{new_secret()}\n".encode())
 
 
 # --- monarch worker
 
 
-def _worker(options: argparse.Namespace) -> None:
+def _worker(options: argparse.Namespace) -> int | None:
+    _serve(options)
+    if not options.json:
+        return None
+    from monarch.tools.documents import WorkerEnded
+
+    return json_output.end(WorkerEnded(address=options.address))
+
+
+def _serve(options: argparse.Namespace) -> None:
     if options.stdin:
         _worker_by_stdin(options)
         return

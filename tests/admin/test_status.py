@@ -56,13 +56,11 @@ def test_the_hosts_of_a_job_in_its_order() -> None:
         "processes that did not answer: 1  (`monarch stacks` says where they are)",
         "    rank 1 of work: did not answer within 2 s",
     ]
-    assert status.plain()["program"] is None
 
 
 def test_a_program() -> None:
     status = StatusReport(Program("/f", 7, 100.0, "python a.py"), HOSTS[1:], {}, waits(), [])
     assert page(status, 161.0).splitlines()[:4] == ["7: python a.py, for 1 min 1 s, 1 host, 2 processes", *LINES]
-    assert status.plain()["program"] == {"pid": 7, "command": "python a.py", "started": 100.0}
 
 
 def test_what_a_program_calls_itself_adds_no_line() -> None:

@@ -69,12 +69,12 @@ def test_where_outputs_go() -> None:
 
 @pytest.mark.procs
 def test_the_life_of_a_job(monarch: CommandLine) -> None:
-    said = monarch("exec", "true", status=1).stderr
+    said = monarch("exec", "true", status=66).stderr
     assert "no job is set in context 'default'" in said and "monarch apply MODULE.ATTRIBUTE" in said
     assert re.fullmatch(r"Job is ready \(\d+s\)\n", monarch("apply", "jobs.job").stdout)
     done = monarch("exec", "echo first of $MONARCH_SIZE_hosts; echo err >&2; exit 5", status=5)
     assert done.stdout == "first of 2\n" and done.stderr.endswith("err\n")
-    said = monarch("exec", "--mesh", "nope", "true", status=1).stderr
+    said = monarch("exec", "--mesh", "nope", "true", status=66).stderr
     assert said.endswith("monarch exec: Mesh 'nope' not found. Available: ['trainers']\n")
 
     done = monarch("exec", "--all", 'echo out; exit "$MONARCH_RANK_hosts"', status=1)
@@ -86,7 +86,7 @@ def test_the_life_of_a_job(monarch: CommandLine) -> None:
 
     assert monarch("kill").stdout == "Killed job\n"
     assert not Path(found[1]).exists()
-    assert "no job runs in context 'default'" in monarch("kill", status=1).stderr
+    assert "no job runs in context 'default'" in monarch("kill", status=66).stderr
 
 
 @full
@@ -123,7 +123,7 @@ waiting.get()
 @full
 @pytest.mark.procs
 def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> None:
-    assert "no job runs" in monarch("status", status=1).stderr
+    assert "no job runs" in monarch("status", status=66).stderr
     monarch("apply", "jobs.job")
     (monarch.folder / "work.py").write_text(WORK)
     program = monarch.start("work.py", program=[sys.executable])
@@ -141,7 +141,7 @@ def test_status_and_logs_of_what_another_program_does(monarch: CommandLine) -> N
     logs = monarch("logs").stdout
     assert logs.count("serving as host ipc://") == 2 and "==> trainers_0: " in logs
     assert monarch("logs", "--paths", "trainers_1").stdout.count("==>") == 1
-    assert "has no logs here of this name" in monarch("logs", "nope", status=1).stderr
+    assert "has no logs here of this name" in monarch("logs", "nope", status=66).stderr
     os.kill(monarch.worker_pid("trainers_0"), signal.SIGKILL)
     assert "lost connection to worker processes (trainers_0)" in monarch("status", status=1).stderr
 
@@ -161,7 +161,7 @@ def test_contexts(monarch: CommandLine) -> None:
     assert monarch("context", "rm", "two").stdout == "Removed context 'two'\n"
     assert monarch("kill", "default").stdout == "Killed context 'default'\n"
     monarch("exec", "--kill", "true")  # starts it again, for as long as that takes
-    assert "no job runs" in monarch("kill", status=1).stderr
+    assert "no job runs" in monarch("kill", status=66).stderr
 
 
 @full
@@ -173,7 +173,7 @@ def test_a_job_of_the_projects_file(monarch: CommandLine) -> None:
     assert list(monarch.folder.glob(".monarch/*/state.pkl")) == []
     monarch("exec", "true")
     assert monarch("kill").stdout == "Killed job\n"  # the same one, without a name
-    assert "no job runs" in monarch("kill", status=1).stderr
+    assert "no job runs" in monarch("kill", status=66).stderr
 
 
 @full

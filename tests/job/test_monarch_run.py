@@ -118,11 +118,11 @@ def test_on_a_job(monarch: CommandLine) -> None:
     done = monarch("run", "--job", "jobs.job", "--nnodes", "1", "-m", "train")
     assert done.stdout == "rank 0 0 0\n" and "Connecting to cached job" in done.stderr
     assert done.stderr.endswith("the hosts of job jobs.job stay; monarch kill job_jobs.job ends them\n")
-    assert "in others: `monarch kill job_jobs.job`" in monarch("kill", status=1).stderr
+    assert "in others: `monarch kill job_jobs.job`" in monarch("kill", status=66).stderr
     said = monarch("run", "--job", "jobs.job", "--nnodes", "3", script, status=1).stderr
     assert "--nnodes asks for 3 host(s) or more, and job jobs.job has 2" in said
     assert monarch("kill", "job_jobs.job").stdout == "Killed context 'job_jobs.job'\n"
-    said = monarch("run", "--job", "nope", script, status=1).stderr
+    said = monarch("run", "--job", "nope", script, status=66).stderr
     assert "'nope' is neither MODULE.ATTRIBUTE nor a job of this project" in said
 
 
@@ -288,7 +288,7 @@ def test_a_signal_to_one_command_ends_the_run_of_all(monarch: CommandLine, once:
     running, left = begin()
     running[0].kill()
     found = ends(running)
-    assert found[1][0] == 1 and "has gone: the ranks of this node are ended" in found[1][2], found
+    assert found[1][0] == 69 and "has gone: the ranks of this node are ended" in found[1][2], found
     assert left.survivors(TIMEOUT) == {}
 
 
@@ -301,7 +301,7 @@ def test_commands_that_do_not_fit_each_other(monarch: CommandLine, once: OnceANo
     [(status, _, err)] = ends([once.start("0", "--rdzv-conf", "join_timeout=0.5", script)])
     assert status == 1 and f"1 of 2 commands came to {once.endpoint} within 0.5 s" in err
     nobody = ["run", "--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:5", "--rdzv-conf", "join_timeout=0", script]
-    assert "no command leads at --rdzv-endpoint 192.0.2.1:5 after 0 s" in monarch(*nobody, status=1).stderr
+    assert "no command leads at --rdzv-endpoint 192.0.2.1:5 after 0 s" in monarch(*nobody, status=75).stderr
     del monarch.environment["MONARCH_SECRET"]
     said = monarch("run", "--nnodes", "2", "--rdzv-endpoint", once.endpoint, script, status=1)
     assert "export MONARCH_SECRET=$(monarch secret)" in said.stderr and said.stdout == ""

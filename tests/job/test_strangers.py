@@ -142,7 +142,7 @@ def test_a_strangers_context_is_not_read(here: Path, whose: int, words: list[str
     here.chmod(0o777)
     status, said = told(here, words)
     named = here if whose == STRANGER else spec.parent.parent
-    assert status == 1 and f"{named} belongs to user {STRANGER} (for .monarch/default/spec)" in said, said
+    assert status == 77 and f"{named} belongs to user {STRANGER} (for .monarch/default/spec)" in said, said
     assert not (here / "ran").exists()
 
 
@@ -153,10 +153,10 @@ def test_modules_are_not_imported_from_where_others_may_write(here: Path) -> Non
     shadow = put(here / "difflib.py", f"open({str(here / 'ran')!r}, 'w')\n", STRANGER)
     here.chmod(0o777)
     status, said = told(here, ["apply", "evil.job"])
-    assert status == 1 and f"{here} may be written by others (mode 0777)" in said and "PYTHONPATH" in said, said
+    assert status == 66 and f"{here} may be written by others (mode 0777)" in said and "PYTHONPATH" in said, said
     put(here / "monarch.toml", '[jobs.a]\nclass = "evil.Job"\n', ME)
     status, said = told(here, ["exec", "true"])
-    assert status == 1 and "No module named 'evil'" in said and "PYTHONPATH" in said, said
+    assert status == 66 and "No module named 'evil'" in said and "PYTHONPATH" in said, said
     here.chmod(0o755)
     shadow.unlink()
     status, said = told(here, ["exec", "true"])
@@ -166,9 +166,9 @@ def test_modules_are_not_imported_from_where_others_may_write(here: Path) -> Non
 def test_a_folder_of_somebody_else_without_jobs_is_like_any_other(here: Path) -> None:
     os.chown(here, STRANGER, STRANGER)
     status, said = told(here, ["kill"])
-    assert status == 1 and "no job runs in context 'default' of this folder" in said, said
+    assert status == 66 and "no job runs in context 'default' of this folder" in said, said
     status, said = told(here, ["context", "create", "mine"])
-    assert status == 1 and f"{here} belongs to user {STRANGER}" in said, said
+    assert status == 77 and f"{here} belongs to user {STRANGER}" in said, said
 
 
 @pytest.mark.parametrize("name", ["..", "a\x1b[31m", "-x"])
@@ -187,7 +187,7 @@ def test_removing_a_context_follows_no_link_of_a_stranger(here: Path) -> None:
     here.chmod(0o777)
     as_stranger(lambda: os.symlink("elsewhere", here / ".monarch"))
     status, said = told(here, ["context", "rm", "letters"])
-    assert status == 1 and f"{here}/.monarch is a link of user {STRANGER}" in said, said
+    assert status == 77 and f"{here}/.monarch is a link of user {STRANGER}" in said, said
     assert kept.exists()
 
 
@@ -197,5 +197,5 @@ def test_looking_imports_nothing(here: Path, verb: str) -> None:
     put(here / ".monarch/default/spec", "evil.job\n", ME)
     put(here / "evil.py", f"open({str(here / 'ran')!r}, 'w')\n", ME)
     status, said = told(here, [verb])
-    assert status == 1 and ("does not run" in said or "no job runs" in said), said
+    assert status == 66 and ("does not run" in said or "no job runs" in said), said
     assert not (here / "ran").exists()

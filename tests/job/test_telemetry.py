@@ -41,6 +41,7 @@ if __name__ == "__main__":
 
 SECOND = """
 import subprocess, sys
+from tests.support import json_lines
 from monarch.job import job_load
 
 job = job_load()
@@ -50,6 +51,10 @@ command = [sys.executable, "-m", "monarch", "query", "--format", "jsonl", "--tim
 sql = "SELECT class, given_name FROM meshes WHERE class LIKE 'Python%'"
 shown = subprocess.run([*command, sql], capture_output=True, text=True, timeout=60)
 assert shown.stdout == '{"class": "Python<Counter>", "given_name": "counters"}\\n', shown
+told = subprocess.run([*command, "--json", sql], capture_output=True, text=True, timeout=60)
+[found] = json_lines.read(told.stdout, 0)
+assert found.rows == [{"class": "Python<Counter>", "given_name": "counters"}], found
+assert sorted(found.columns) == ["class", "given_name"], found
 refused = subprocess.run([*command, "DELETE FROM actors"], capture_output=True, text=True, timeout=60)
 assert refused.returncode == 1 and "telemetry is read, not written: DELETE is refused" in refused.stderr, refused
 job.kill()

@@ -118,15 +118,15 @@ def test_wrong_use(running: Running) -> None:
     done = running.tui()
     assert done.returncode == 1
     assert done.stderr.startswith("This TUI requires a real terminal.") and "--once" in done.stderr
-    for arguments, said in (
-        (["--refresh-ms", "5"], "--refresh-ms is 100 or more"),
-        (["--once", "--diagnose"], "two ways to look"),
-        (["--once", "--addr", "h", "--pid", "1"], "name two programs"),
-        (["--once", "--plaintext"], "there is none"),
-        (["--once", "--pid", "1"], "no program with pid 1 runs"),
+    for arguments, status, said in (
+        (["--refresh-ms", "5"], 1, "--refresh-ms is 100 or more"),
+        (["--once", "--diagnose"], 1, "two ways to look"),
+        (["--once", "--addr", "h", "--pid", "1"], 1, "name two programs"),
+        (["--once", "--plaintext"], 1, "there is none"),
+        (["--once", "--pid", "1"], 66, "no program with pid 1 runs"),
     ):
         done = running.tui(*arguments)
-        assert done.returncode == 1 and said in done.stderr, done
+        assert done.returncode == status and said in done.stderr, done
 
 
 @full

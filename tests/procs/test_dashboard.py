@@ -18,6 +18,7 @@ import pytest
 from monarch.admin.programs import Program, program_at
 from monarch.dashboard.pages.api import Unavailable
 from monarch.dashboard.pages.live_program import LiveProgram
+from tests.support import json_lines
 from tests.support.tiers import full
 
 TIMEOUT = 60.0
@@ -93,9 +94,11 @@ def test_a_program_is_looked_at_from_outside(running: Running) -> None:
     environment = os.environ | {"MONARCH_PROGRAM": running.program.folder}
     said = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=True)
     assert said.stdout.startswith("Monarch Dashboard: http://localhost:")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=True)
-    assert again.stdout == said.stdout
     url = said.stdout.partition(": ")[2].strip()
+    command.append("--json")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=True)
+    [told] = json_lines.read(again.stdout, 0)
+    assert (told.url, told.pid) == (url, running.program.pid)
     with httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False) as client:
 
         def get(path: str) -> Any:

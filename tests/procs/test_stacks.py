@@ -268,9 +268,9 @@ def test_other_words_about_it(scripts: Any) -> None:
     assert [process["rank"] for process in found["processes"]] == [1]
     assert "self" in found["processes"][0]["threads"][0]["frames"][0]["locals"]
     assert "there is no mesh 'nobody' here; there are: procs, workers" in monarch(
-        "stacks", "--mesh", "nobody", runtime=folder, status=1
+        "stacks", "--mesh", "nobody", runtime=folder, status=66
     )
-    assert "no process or actor is rank 9" in monarch("stacks", "9", runtime=folder, status=1)
+    assert "no process or actor is rank 9" in monarch("stacks", "9", runtime=folder, status=66)
     told = json.loads(monarch("status", "--json", runtime=folder))
     assert [process["mesh"] for process in told["hosts"][0]["processes"]] == ["procs", "procs"]
     assert "nothing is wrong" in monarch("doctor", "--apart", "0.1", runtime=folder)
@@ -289,7 +289,7 @@ def test_a_client_whose_interpreter_is_held_is_seen_from_outside(scripts: Any) -
 
 @pytest.mark.parametrize("verb", first_of(["stacks", "doctor", "status"]))
 def test_without_a_program_it_says_how_to_get_one(verb: str, tmp_path: Path) -> None:
-    text = monarch(verb, runtime=tmp_path, status=1)
+    text = monarch(verb, runtime=tmp_path, status=66)
     assert "no program of yours that uses monarch runs on this machine: start one (python my_script.py)" in text
 
 

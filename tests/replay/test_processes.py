@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import json_lines
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
@@ -121,6 +122,10 @@ def test_a_correction_is_tried_on_the_recording(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM.replace("self.loss / batch[-1]", "self.loss / max(batch[-1], 1.0)"))
     done = _replay(files[1])
+    [told] = json_lines.read(_replay(files[1], "--json").stdout, 1)
+    assert "ZeroDivisionError" in told.failure and told.divergence is None
+    [told] = json_lines.read(_replay(files[1], "--json", "--class", "train.Trainer").stdout, 3)
+    assert (told.divergence.message, told.divergence.method) == (3, "step")
     assert f"not as then: {program} has changed" in done.stdout
     assert "its class is of __main__, and runs as it was recorded" in done.stdout
     assert done.returncode == 1
@@ -134,6 +139,6 @@ def test_a_correction_is_tried_on_the_recording(tmp_path: Path) -> None:
 
 def test_wrong_usage_is_said(tmp_path: Path) -> None:
     done = _python(tmp_path, "-m", "monarch", "replay", "nothing.monarchrec")
-    assert done.returncode == 1
+    assert done.returncode == 66
     assert done.stderr == f"monarch replay: [Errno 2] No such file or directory: '{tmp_path}/nothing.monarchrec'\n"
     assert _python(tmp_path, "-m", "monarch", "replay", "x", "--at", "0").returncode == 2

@@ -252,7 +252,7 @@ def test_certs_without_cryptography(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    assert cli.main(["certs", str(tmp_path / "job")]) == 1
+    assert cli.main(["certs", str(tmp_path / "job")]) == 66
     line = "monarch certs: making certificates needs the package cryptography: pip install 'pymonarch[tls]'\n"
     assert capsys.readouterr() == ("", line)
 

@@ -92,7 +92,7 @@ def test_logs(program: Program, tmp_path: Path) -> None:
     assert "[talkers 1] again 1" in program.logs("--rank", "1", "--mesh", "talkers", "-n", "2").splitlines()
     assert "again 2" not in program.logs("--rank", "0-1")
     assert "hello 0" in program.logs("--since", "1h")
-    assert "has no such processes" in program.logs("--rank", "7", status=1)
+    assert "has no such processes" in program.logs("--rank", "7", status=66)
     assert "expected a time such as 10m" in program.logs("--since", "yesterday", status=1)
     paths = dict(line.split(": ") for line in program.logs("--paths").splitlines())
     file = Path(paths["talkers 2"])

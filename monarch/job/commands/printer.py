@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._linux.terminal import OutputFilter
@@ -43,8 +43,8 @@ class CommandPrinter:
                 lines = b"".join(prefix.encode() + line for line in _LINES.findall(lines))
             self._print(rank, stream, lines)
 
-    def end(self, rank: int) -> None:
-        """Lines that process `rank` did not end are printed."""
+    def end(self, rank: int, status: int = 0) -> None:
+        """Prints lines that process `rank` did not end. `status`: with which it has ended."""
         for stream in (1, 2):
             if self._partial.get((rank, stream)):
                 self.write(rank, stream, b"\n")
@@ -70,3 +70,21 @@ class CommandPrinter:
         target.flush()
         target.buffer.write(data)
         target.buffer.flush()
+
+
+class LinePrinter(CommandPrinter):
+    """Output of commands for a program: `line(rank, stream, text)` for each line, without its end, and `ended(rank, status)`.
+    Parts of a progress bar count as lines."""
+
+    def __init__(self, count: int, line: Callable[[int, int, str], None], ended: Callable[[int, int], None]) -> None:
+        super().__init__([""] * count)
+        self._line = line
+        self._ended = ended
+
+    def end(self, rank: int, status: int = 0) -> None:
+        super().end(rank, status)
+        self._ended(rank, status)
+
+    def _print(self, rank: int, stream: int, data: bytes) -> None:
+        for line in _LINES.findall(data):
+            self._line(rank, stream, line.rstrip(b"\r\n").decode(errors="replace"))

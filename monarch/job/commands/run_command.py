@@ -6,7 +6,7 @@ import contextvars
 import os
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch.actor import ActorError, Future, HostMesh, Point, ProcMesh, Promise
@@ -53,8 +53,14 @@ def exec_command(
     return CommandRun(host_mesh, cmd, env, workdir, output_dir, rank, point, per_host, script=script).begin()
 
 
+def printer_of(places: Sequence[Mapping[str, int]]) -> CommandPrinter:
+    """Prints what one process writes as it comes, and lines of several with their places before them."""
+    return CommandPrinter([None if len(places) == 1 else command_plan.prefix(place) for place in places])
+
+
 class CommandRun:
-    """A command on hosts, as `exec_command` has it. `passing`: the files of its output go with the run of their host."""
+    """A command on hosts, as `exec_command` has it. `passing`: the files of its output go with the run of their host;
+    `printer` makes what prints it, of the places of its processes."""
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class CommandRun:
         *,
         script: bytes | None = None,
         passing: bool = False,
+        printer: Callable[[Sequence[Mapping[str, int]]], CommandPrinter] = printer_of,
     ) -> None:
         words = command_plan.words_of(cmd) if script is None else list(cmd)
         self._hosts, self._fixed = chosen_hosts(host_mesh, rank, point)
@@ -80,6 +87,7 @@ class CommandRun:
         self._output_dir = output_dir
         self._script = script
         self._passing = passing
+        self._printer = printer
         self._promise: Promise[int] = Promise()
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -134,7 +142,7 @@ class CommandRun:
                 if isinstance(error.exception, OSError):
                     raise error.exception from None
                 raise
-        printer = CommandPrinter([None if len(places) == 1 else command_plan.prefix(place) for place in places])
+        printer = self._printer(places)
         return follow(ranks, printer.write, printer.end)
 
     def _places(self, procs: ProcMesh) -> list[dict[str, int]]:
@@ -193,7 +201,7 @@ def one_by_one(actors: Any) -> list[Any]:
 
 def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
     """Reads what each of these commands writes until all have ended: the largest exit status. `write(rank, stream, data)` and
-    `end(rank)` are called on this thread."""
+    `end(rank, status)` are called on this thread."""
     ready: queue.SimpleQueue[int] = queue.SimpleQueue()
     waiting: dict[int, Future[list[OutputPiece | CommandEnded]]] = {}
     worst = 0
@@ -213,7 +221,7 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
         for piece in future.get():
             if isinstance(piece, CommandEnded):
                 worst, over = max(worst, piece.status), True
-                end(rank)
+                end(rank, piece.status)
             else:
                 write(rank, piece.stream, piece.data)
         if not over:

@@ -14,13 +14,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 from monarch._linux import terminal
 from monarch._text import visible
 from monarch.actor import attach_to_workers
 from monarch.actor.lowlevel import Secret, load_secret, start_thread
+from monarch.job.commands.printer import CommandPrinter
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun import run as runner
 from monarch.job.torchrun.arguments import TorchrunOptions
@@ -36,8 +37,14 @@ _TOLD = 2000  # characters of what a worker said
 _ENDING = 10.0  # seconds beyond --shutdown-timeout that the leader has to end the run
 
 
-def run(options: TorchrunOptions, place: MeetingPlace, env: Mapping[str, str]) -> int:
-    """Meets the other commands of the run, of which one runs it, and returns the exit status of the run.
+def run(
+    options: TorchrunOptions,
+    place: MeetingPlace,
+    env: Mapping[str, str],
+    printer: Callable[[int], CommandPrinter] | None = None,
+) -> int:
+    """Meets the other commands of the run, of which one runs it, and returns the exit status of the run. `printer`: as
+    runner.run has it, if that is this one.
 
     ValueError where there is no secret, and for what the commands do not say alike; TimeoutError when too few come."""
     secret = load_secret(None, os.environ)
@@ -69,7 +76,7 @@ def run(options: TorchrunOptions, place: MeetingPlace, env: Mapping[str, str]) -
         )
         found = _leader_or_follower(place, secret)
         if isinstance(found, socket.socket):
-            return _Leader(options, place, env, secret, of_hosts, own, found, stack).run()
+            return _Leader(options, place, env, secret, of_hosts, own, found, stack, printer).run()
         stack.callback(found.close)
         return _follow(found, own, place, options)
 
@@ -113,8 +120,10 @@ class _Leader:
         own: Joining,
         listening: socket.socket,
         stack: ExitStack,
+        printer: Callable[[int], CommandPrinter] | None,
     ) -> None:
         self._options = options
+        self._printer = printer
         self._place = place
         self._env = env
         self._of_hosts = of_hosts
@@ -158,7 +167,8 @@ class _Leader:
         mesh = attach_to_workers(workers=workers, name="nodes", secret=self._of_hosts)
         mesh.initialized.get()
         try:
-            return runner.run(mesh, self._options, f"the meeting at {self._place}", self._env, passing=self._passing)
+            where = f"the meeting at {self._place}"
+            return runner.run(mesh, self._options, where, self._env, passing=self._passing, printer=self._printer)
         finally:
             try:
                 mesh.shutdown().get(_ENDING)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -99,12 +99,14 @@ def run(
     env: Mapping[str, str] | None = None,
     out: Any = None,
     passing: Passing | None = None,
+    printer: Callable[[int], CommandPrinter] | None = None,
 ) -> int:
     """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
     else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
-    What is told goes to `out`, by default stderr. ValueError for what the hosts do not have."""
+    What is told goes to `out`, by default stderr. `printer` makes what prints the output of so many ranks, in each attempt.
+    ValueError for what the hosts do not have."""
     told = sys.stderr if out is None else out
-    return _TorchrunRun(hosts, options, where, dict(env or {}), told, passing or Passing()).run()
+    return _TorchrunRun(hosts, options, where, dict(env or {}), told, passing or Passing(), printer).run()
 
 
 class _TorchrunRun:
@@ -116,6 +118,7 @@ class _TorchrunRun:
         env: dict[str, str],
         out: Any,
         passing: Passing,
+        printer: Callable[[int], CommandPrinter] | None,
     ) -> None:
         self._given = hosts
         self._options = options
@@ -123,6 +126,7 @@ class _TorchrunRun:
         self._env = env
         self._out = out
         self._passing = passing
+        self._printer = printer
         self._run_id = options.run_id or uuid.uuid4().hex[:12]
         self._unique = uuid.uuid4().hex[:8]
         self._per_host = 1  # ranks, in the attempt that is the last
@@ -220,7 +224,8 @@ class _TorchrunAttempt:
         for mesh in meshes:
             self._ranks += one_by_one(mesh.spawn("rank", CommandActor))
         sizes = len(meshes), self._count
-        self._printer = CommandPrinter(rank_plan.prefixes(self._options, sizes))
+        prefixes = rank_plan.prefixes(self._options, sizes)
+        self._printer = CommandPrinter(prefixes) if run._printer is None else run._printer(len(prefixes))
         self._tails = [Tail() for _ in commands]
         self._pids = [0] * len(commands)
         self._ready: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -289,7 +294,7 @@ class _TorchrunAttempt:
         self._read(number)
 
     def _on_end(self, rank: int, ended: CommandEnded) -> None:
-        self._printer.end(rank)
+        self._printer.end(rank, ended.status)
         if self._ending and (not ended.status or ended.signal in (self._ending, signal.SIGKILL)):
             self._ended.append(rank)
         elif ended.status:

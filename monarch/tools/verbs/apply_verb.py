@@ -6,6 +6,7 @@ import argparse
 import time
 
 from monarch._linux import terminal
+from monarch.tools import json_output
 from monarch.tools.verbs.current_job import current_job, mesh_of
 
 NAME = "apply"
@@ -32,8 +33,20 @@ def run(options: argparse.Namespace) -> int:
     if options.module_path is not None:
         set_current_job(options.module_path)
     begun = time.monotonic()
-    hosts = mesh_of(current_job().state(), None)
-    status = exec_command(hosts, ["true"]).get()
+    current = current_job()
+    state = current.state()
+    status = exec_command(mesh_of(state, None), ["true"]).get()
+    if options.json:
+        from monarch.tools.documents import JobReady
+
+        return json_output.end(
+            JobReady(
+                exit_status=status,
+                job=current.name,
+                meshes={name: len(mesh) for name, mesh in state._hosts.items()},
+                seconds=time.monotonic() - begun,
+            )
+        )
     if status == 0:
         terminal.show(f"Job is ready ({time.monotonic() - begun:.0f}s)")
     return status

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from monarch.tools import json_output
+
 NAME = "completion"
 LINE = "print what makes bash, zsh or fish complete monarch's words"
 TEXT = """\
@@ -28,5 +30,10 @@ def run(options: argparse.Namespace) -> int:
         raise ModuleNotFoundError(
             "completing words needs the package argcomplete: pip install 'pymonarch[completion]'"
         ) from None
-    print(argcomplete.shellcode(["monarch"], shell=options.shell), flush=True)
+    script = argcomplete.shellcode(["monarch"], shell=options.shell)
+    if options.json:
+        from monarch.tools.documents import CompletionScript
+
+        return json_output.end(CompletionScript(shell=options.shell, script=script))
+    print(script, flush=True)
     return 0

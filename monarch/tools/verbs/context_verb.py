@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch._linux.terminal import show
 from monarch._text import one_line
+from monarch.tools import json_output
 
 NAME = "context"
 LINE = "keep several jobs in one folder, and say which one is meant"
@@ -34,24 +35,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("use", "make a context the active one"),
         ("rm", "kill the context's job and remove it"),
     ):
-        named: Any = actions.add_parser(action, help=line).add_argument("name", metavar="NAME")
+        parser_of_action = actions.add_parser(action, help=line)
+        named: Any = parser_of_action.add_argument("name", metavar="NAME")
         named.completer = _contexts
-    actions.add_parser("ls", help="list contexts")
+        json_output.add_argument(parser_of_action, default=argparse.SUPPRESS)  # that before the action stays
+    json_output.add_argument(actions.add_parser("ls", help="list contexts"), default=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
     from monarch.job import contexts
 
-    if options.action == "ls":
-        active = contexts.active()
-        lines = [f"{'* ' if name == active else '  '}{name}" for name in contexts.names()]
+    done = ""
+    if options.action != "ls":
+        act, done = {
+            "create": (contexts.create, "Created"),
+            "use": (contexts.use, "Switched to"),
+            "rm": (contexts.remove, "Removed"),
+        }[options.action]
+        act(options.name)
+    active, names = contexts.active(), contexts.names()
+    if options.json:
+        from monarch.tools.documents import ContextList
+
+        return json_output.end(ContextList(active=active, contexts=names))
+    if done:
+        show(f"{done} context {options.name!r}")
+    else:
+        lines = [f"{'* ' if name == active else '  '}{name}" for name in names]
         show("\n".join(map(one_line, lines)) or "No contexts.")
-        return 0
-    act, done = {
-        "create": (contexts.create, "Created"),
-        "use": (contexts.use, "Switched to"),
-        "rm": (contexts.remove, "Removed"),
-    }[options.action]
-    act(options.name)
-    show(f"{done} context {options.name!r}")
     return 0

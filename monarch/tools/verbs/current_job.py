@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch._errors import NotFoundError
+
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
     from monarch.job import JobState, JobTrait
@@ -91,7 +93,7 @@ def _described(project: Any, environment: Mapping[str, str]) -> tuple[Any, str, 
 
 def named_job(spec: str) -> CurrentJob:
     """MODULE.ATTRIBUTE, or the name of a job in the project's file. A file of its own keeps it, so the context's job
-    stays as it is. ValueError when it is neither."""
+    stays as it is. NotFoundError when it is neither."""
     from monarch.job import contexts, project_file
     from monarch.job.names import FOLDER
 
@@ -104,7 +106,7 @@ def named_job(spec: str) -> CurrentJob:
             if project
             else "no monarch.toml or pyproject.toml has jobs"
         )
-        raise ValueError(f"{spec!r} is neither MODULE.ATTRIBUTE nor a job of this project: {known}")
+        raise NotFoundError(f"{spec!r} is neither MODULE.ATTRIBUTE nor a job of this project: {known}")
     return of_project(project, {project_file.PICK: spec})
 
 
@@ -114,7 +116,7 @@ def mesh_of(state: JobState, name: str | None) -> HostMesh:
     if name is None:
         return next(iter(hosts.values()))
     if name not in hosts:
-        raise ValueError(f"Mesh {name!r} not found. Available: {list(hosts)}")
+        raise NotFoundError(f"Mesh {name!r} not found. Available: {list(hosts)}")
     return hosts[name]
 
 

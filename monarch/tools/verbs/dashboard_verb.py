@@ -7,6 +7,7 @@ import json
 import webbrowser
 
 from monarch._linux import terminal
+from monarch.tools import json_output
 
 NAME = "dashboard"
 LINE = "a program that runs, shown in the browser"
@@ -48,13 +49,18 @@ def run(options: argparse.Namespace) -> int:
         while len(said) < _LARGEST and (part := sock.recv(_LARGEST)):
             said += part
     if not said:
-        raise RuntimeError(f"the program (pid {program.pid}) has ended")
+        raise ConnectionError(f"the program (pid {program.pid}) has ended")
     answer = json.loads(said)
     if "error" in answer:
         raise ValueError(answer["error"])
     for text in answer["notes"]:
         terminal.note(text)
-    terminal.show(f"Monarch Dashboard: {answer['url']}")
+    if not options.json:
+        terminal.show(f"Monarch Dashboard: {answer['url']}")
     if options.open and not webbrowser.open(answer["url"]):
         terminal.note("no browser could be opened here")
+    if options.json:
+        from monarch.tools.documents import DashboardOpen
+
+        return json_output.end(DashboardOpen(url=answer["url"], pid=program.pid, notes=answer["notes"]))
     return 0

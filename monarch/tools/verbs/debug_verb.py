@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._linux import terminal
 from monarch._text import one_line
+from monarch.tools import json_output
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -64,6 +65,9 @@ def run(options: argparse.Namespace) -> int:
     attach = options.action == "attach"
     if attach != (options.rank is not None):
         options.parser.error("attach takes ACTOR RANK" if attach else f"{options.action} takes nothing behind it")
+    prompt = options.dap is None and options.action not in ("list", "continue")
+    if options.json and prompt and (options.on_exception is None or attach):
+        options.parser.error("the prompt talks to people: --json goes with list, continue, --on-exception and --dap")
     if options.dap is not None:
         if options.action or options.host:
             options.parser.error("--dap goes with --pid, --mesh and --port only")
@@ -73,11 +77,14 @@ def run(options: argparse.Namespace) -> int:
     from monarch.admin.programs import choose
 
     program = choose(options.pid)
+    text = ""
     if options.on_exception is not None:
-        _set_on_exception(program, options.on_exception)
+        text = _set_on_exception(program, options.on_exception)
+        terminal.note(text)
     if options.action in ("list", "continue"):
-        terminal.show(_ask(program, what=options.action)["text"], end="")
-        return 0
+        return _shown(options, **_ask(program, what=options.action))
+    if options.json:
+        return _shown(options, f"{text}\n")
     if options.on_exception is False and not attach:
         return 0
     from monarch.debugger.prompt import Prompt
@@ -127,11 +134,22 @@ def _ask(program: Program, **visit: Any) -> dict[str, Any]:
     return answer
 
 
-def _set_on_exception(program: Program, on: bool) -> None:
+def _set_on_exception(program: Program, on: bool) -> str:
     answer = _ask(program, what="exceptions", on=on)
-    terminal.note(f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes")
-    for address, why in answer["silent"].items():
-        terminal.note(one_line(f"  {address}: {why}"))
+    lines = [f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes"]
+    return "\n".join([*lines, *(one_line(f"  {address}: {why}") for address, why in answer["silent"].items())])
+
+
+def _shown(options: argparse.Namespace, text: str, stopped: Any = None) -> int:
+    """Shows what the debugger has answered."""
+    if not options.json:
+        terminal.show(text, end="")
+        return 0
+    import msgspec
+
+    from monarch.tools.documents import BreakpointList
+
+    return json_output.end(msgspec.convert({"text": text, "stopped": stopped}, BreakpointList))
 
 
 # --- a debugger that listens
@@ -156,8 +174,7 @@ def _by_network(options: argparse.Namespace) -> int:
         if token:
             sock.sendall(f"{token}\n".encode())
         if options.action in ("list", "continue"):
-            terminal.show(exchange(sock, options.action), end="")
-            return 0
+            return _shown(options, exchange(sock, options.action))
         return Prompt(sock).run(f"attach {options.actor} {options.rank}" if options.action else "")
 
 
@@ -177,13 +194,19 @@ def _serve_editor(options: argparse.Namespace) -> int:
         if wanted not in (0, port):
             terminal.note(f"port {wanted} is taken: it is port {port} instead")
         name = f"rank {options.dap}" + (f" of {options.mesh}" if options.mesh else "")
-        terminal.show(
+        text = (
             f"An editor that attaches to 127.0.0.1:{port} debugs {name} (host {facts['host']}, pid {facts['pid']}).\n"
             f"For VS Code, in .vscode/launch.json:\n\n{editor_port.entry(name, port, facts['folder'])}\n\nCtrl-C ends this."
         )
+        if options.json:
+            from monarch.tools.documents import EditorPort
+
+            json_output.show(EditorPort(port=port, text=text))
+        else:
+            terminal.show(text)
         editor_port.serve(
             listening,
             lambda: _stream(program, what="editor", **visit)[0],
             lambda text: terminal.note(f"monarch debug: {text}"),
         )
-    return 0
+    return _shown(options, "")

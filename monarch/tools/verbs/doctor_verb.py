@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from monarch._linux import terminal
 from monarch._text import one_line
+from monarch.tools import exit_codes, json_output
 from monarch.tools.durations import wait
 
 NAME = "doctor"
@@ -22,13 +22,12 @@ examples:
   monarch doctor --pid 4711             one of several programs
   monarch doctor --json                 for programs
 
-exit codes: 0 nothing is wrong, 1 something is, or an error
+exit codes: 0 nothing is wrong, 1 something is; others for errors
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid, where several run")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument(
         "--timeout", type=wait, default=2.0, metavar="TIME", help="for processes that do not answer (2)"
     )
@@ -37,12 +36,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from monarch.admin.programs import choose
-    from monarch.admin.stacks import as_plain, examine
+    from monarch.admin.stacks import examine
 
     program = choose(options.pid)
     found = examine(program, options.timeout, options.apart)
+    status = exit_codes.FAILED if found.findings else exit_codes.DONE
     if options.json:
-        terminal.show(json.dumps(as_plain(found)))
-    else:
-        terminal.show(f"{program.pid}: {one_line(program.command)}\n\n{found}")
-    return 1 if found.findings else 0
+        from monarch.tools.documents import Examined
+
+        return json_output.end(
+            Examined(exit_status=status, findings=found.findings, notes=found.notes, looked_at=found.looked_at)
+        )
+    terminal.show(f"{program.pid}: {one_line(program.command)}\n\n{found}")
+    return status

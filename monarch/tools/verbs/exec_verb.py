@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import secrets
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux.terminal import show
 from monarch.job.commands import command_plan
+from monarch.tools import json_output
 from monarch.tools.verbs.current_job import (
     add_environment,
     add_kill,
@@ -19,10 +21,11 @@ from monarch.tools.verbs.current_job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from monarch.actor import Future, HostMesh
     from monarch.job import JobState
+    from monarch.job.commands.printer import CommandPrinter
 
 _MOST_SCRIPT = 64 << 20
 
@@ -72,7 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch.job.commands.run_command import CommandRun
+    from monarch.job.commands.run_command import CommandRun, printer_of
 
     command, script = command_of(options)
     env = environment(options.env)
@@ -105,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
                     per_host=per_host,
                     script=script,
                     passing=options.output_dir is None and view is None,
+                    printer=functools.partial(lines_of, name) if options.json else printer_of,
                 ).begin()
             )
         try:
@@ -112,11 +116,30 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             end(futures)
             raise
+        if options.json:
+            from monarch.tools.documents import ExecEnded
+
+            return json_output.end(ExecEnded(exit_status=status, output=folder))
         if folder is not None:
             show(f"Output → {told}")
         return status
 
     return killing(current, options.kill, act)
+
+
+def lines_of(mesh: str, places: Sequence[Mapping[str, int]]) -> CommandPrinter:
+    """Prints what these processes write as JSON."""
+    from monarch.job.commands.printer import LinePrinter
+    from monarch.tools.documents import ExecOutput, ExecProcess
+
+    def line(rank: int, stream: int, text: str) -> None:
+        name = json_output.stream_name(stream)
+        json_output.show(ExecOutput(mesh=mesh, rank=rank, place=dict(places[rank]), stream=name, text=text))
+
+    def ended(rank: int, status: int) -> None:
+        json_output.show(ExecProcess(mesh=mesh, rank=rank, place=dict(places[rank]), status=status))
+
+    return LinePrinter(len(places), line, ended)
 
 
 def gathered(job: Any, meshes: list[str], per_host: dict[str, int] | None) -> tuple[str, str] | None:
@@ -155,7 +178,8 @@ def end(futures: Sequence[Future[int]]) -> None:
 def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
     if options.run_all:
         return dict(state._hosts)
-    return {options.mesh or "": mesh_of(state, options.mesh)}
+    name = options.mesh or next(iter(state._hosts))
+    return {name: mesh_of(state, name)}
 
 
 def command_of(options: argparse.Namespace) -> tuple[list[str], bytes | None]:

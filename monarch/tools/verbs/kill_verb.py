@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from monarch._errors import NotFoundError
 from monarch._linux import terminal
+from monarch.tools import json_output
 
 NAME = "kill"
 LINE = "end a job and give its hosts back"
@@ -59,10 +61,14 @@ def run(options: argparse.Namespace) -> int:
         where = contexts.active() if options.context is None else options.context
         others = [name for name in contexts.names() if contexts.state_path(name).exists()]
         ways = ", ".join(f"`monarch kill {name}`" for name in others)
-        raise ValueError(
+        raise NotFoundError(
             f"no job runs in context {where!r} of this folder" + (f"; in others: {ways}" if ways else "")
         ) from None
     job.kill()
     cache.remove(path)
+    if options.json:
+        from monarch.tools.documents import JobEnded
+
+        return json_output.end(JobEnded(context=contexts.active() if options.context is None else options.context))
     terminal.show("Killed job" if options.context is None else f"Killed context {options.context!r}")
     return 0

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from monarch._errors import NotFoundError
 from monarch._linux import private_files
-from monarch._linux.terminal import note, show, show_coloured
+from monarch._linux.terminal import note, show
 from monarch._text import one_line
 from monarch.job.log_file import end_of
+from monarch.tools import exit_codes, json_output
+from monarch.tools.log_output import LogOutput
 from monarch.tools.verbs.status_verb import running_job
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         return _of_program(options)
     try:
         return _of_job(options)
-    except ValueError:
+    except NotFoundError:
         if not running_programs():
             raise
         return _of_program(options)
@@ -98,27 +101,26 @@ def _of_job(options: argparse.Namespace) -> int:
     if options.names:
         files = {key: path for key, path in files.items() if any(wanted in key for wanted in options.names)}
     if not files:
-        raise ValueError(f"{name} has no logs here{' of this name' if options.names else ''}")
+        raise NotFoundError(f"{name} has no logs here{' of this name' if options.names else ''}")
     from monarch.tools import log_lines
 
     pattern = log_lines.expression(options.grep or "")
+    out = LogOutput(options.json)
     read = {key: Followed(path) for key, path in files.items()}
     for key, path in files.items():
-        show(f"==> {one_line(key)}: {one_line(path)} <==")
+        lines, why = [], ""
         if not options.paths:
             try:
-                lines = last_lines(path, options.lines).splitlines(keepends=True)
+                lines = last_lines(path, options.lines).split("\n")[:-1]
             except OSError as error:
-                show(f"({error.strerror})")
-            else:
-                show_coloured("".join(line for line in lines if pattern.search(line)), end="")
+                why = error.strerror or str(error)
+        out.file(key, path, why)
+        out.file_lines(key, [line for line in lines if pattern.search(line)], False)
     while options.follow:
         time.sleep(_LOOK)
         for key, file in read.items():
-            for line in file.lines():
-                if pattern.search(line):
-                    show_coloured(f"[{one_line(key)}] {line}")
-    return 0
+            out.file_lines(key, [line for line in file.lines() if pattern.search(line)], True)
+    return out.end()
 
 
 class Followed:
@@ -178,22 +180,24 @@ def _of_program(options: argparse.Namespace) -> int:
         return _set_level(program, options, ranks)
     agents, told = read(program, OutputRequest(options.mesh, ranks, since=since))
     if not told and not options.follow:
-        raise ValueError(_nothing(program, options))
+        raise NotFoundError(_nothing(program, options))
+    out = LogOutput(options.json)
     if options.paths:
-        files = [f"{one.mesh} {one.rank}: {one.file or '(no file: enable_file_capture)'}" for one in told]
-        show("\n".join(map(one_line, files)))
-        return 0
+        out.paths(told)
+        return out.end()
     lines = log_lines.merged(told, pattern)
     if since is None:
         lines = lines[-options.lines :] if options.lines > 0 else []
-    show_coloured("".join(f"{log_lines.shown(one, line)}\n" for one, line in lines), end="")
+    out.lines(lines)
     _say_half(told)
     if options.follow:
-        _follow(program, agents, OutputRequest(options.mesh, ranks, log_lines.cursors(told)), pattern)
-    return 0
+        _follow(out, program, agents, OutputRequest(options.mesh, ranks, log_lines.cursors(told)), pattern)
+    return out.end(any(not one.whole for one in told))
 
 
-def _follow(program: Program, agents: list[str], wanted: OutputRequest, pattern: re.Pattern[str] | None) -> None:
+def _follow(
+    out: LogOutput, program: Program, agents: list[str], wanted: OutputRequest, pattern: re.Pattern[str] | None
+) -> None:
     """Prints lines until the program ends."""
     from msgspec.structs import replace
 
@@ -206,10 +210,8 @@ def _follow(program: Program, agents: list[str], wanted: OutputRequest, pattern:
             time.sleep(_LOOK)
             agents, told = read(program, wanted, agents if look % _HOSTS_AGAIN else None)
             for one in told:
-                if one.missed:
-                    show(f"[{one_line(one.mesh)} {one.rank}] ({one.missed} lines came faster than they are read here)")
-            lines = log_lines.merged(told, pattern)
-            show_coloured("".join(f"{log_lines.shown(one, line)}\n" for one, line in lines), end="")
+                out.missed(one)
+            out.lines(log_lines.merged(told, pattern))
             wanted = replace(wanted, after={**wanted.after, **log_lines.cursors(told)})
     except ProgramGone:
         note("(the program has ended)")
@@ -237,9 +239,15 @@ def _set_level(program: Program, options: argparse.Namespace, ranks: list[int] |
     _, told = read(program, OutputRequest(options.mesh, ranks, lines=0))
     addresses = sorted({one.address for one in told if not one.ended})
     if not addresses:
-        raise ValueError(_nothing(program, options))
+        raise NotFoundError(_nothing(program, options))
     count, silent = set_level(program, addresses, level, options.logger or "")
     for address, why in silent.items():
         note(one_line(f"{address}: {why}"))
+    status = exit_codes.FAILED if silent else exit_codes.DONE
+    if options.json:
+        from monarch.tools.documents import LevelSet
+
+        name = options.logger or ""
+        return json_output.end(LevelSet(exit_status=status, logger=name, level=level, processes=count, silent=silent))
     show(f"the level of {options.logger or 'the root logger'} is {text} in {count} processes")
-    return 1 if silent else 0
+    return status

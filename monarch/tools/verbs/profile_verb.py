@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from monarch._linux import terminal
 from monarch._linux.terminal import note
+from monarch.tools import json_output
 from monarch.tools.durations import duration
 
 if TYPE_CHECKING:
@@ -52,7 +53,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.flame and options.torch:
         raise ValueError("--flame and --torch are two kinds of profile: ask for one")
-    terminal.show(str(_flame(options) if options.flame else _trace(options)))
+    path = _flame(options) if options.flame else _trace(options)
+    if options.json:
+        from monarch.tools.documents import ProfileWritten
+
+        kind: Literal["trace", "flame"] = "flame" if options.flame else "trace"
+        return json_output.end(ProfileWritten(file=str(path), kind=kind, seconds=options.duration))
+    terminal.show(str(path))
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from monarch._linux import terminal
+from monarch.tools import json_output
 from monarch.tools.durations import duration
 from monarch.tools.query_output import FORMATS, shown
 
@@ -55,6 +56,19 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("query timed out; try increasing --timeout") from None
     except URLError as exc:
         raise ValueError(f"telemetry at {client.url} does not answer: {exc.reason}") from None
+    if options.json:
+        from monarch.tools.documents import QueryRows
+
+        rows = reply["rows"]
+        return json_output.end(
+            QueryRows(
+                columns=list(reply.get("columns") or dict.fromkeys(name for row in rows for name in row)),
+                rows=rows,
+                truncated=bool(reply.get("truncated")),
+                note=reply.get("note"),
+                missing_hosts=list(reply.get("missing_hosts") or ()),
+            )
+        )
     text = shown(reply, options.format)
     if text:
         terminal.show(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from monarch._linux import terminal
+from monarch.tools import json_output
 
 NAME = "replay"
 LINE = "runs a recorded actor again, alone and here, under pdb if you like"
@@ -15,7 +16,7 @@ sent anywhere. MONARCH_RECORD=trainers makes recordings as a program runs; docs/
 A recording holds pickles: replaying it runs what its writer wanted. Files of other users, or that others may write, need
 --trust.
 
-exit codes: 0 it went as recorded; 1 a message failed, as said; 3 it went another way than then; 2 wrong usage
+exit codes: 0 it went as recorded; 1 a message failed, as said; 3 it went another way than then; others for errors
 
 examples:
   monarch replay trainers-341-20260312-101500-4711.monarchrec
@@ -53,6 +54,8 @@ def _number(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     from monarch.replay import replay
 
+    if options.json and (options.pdb or options.at):
+        options.parser.error("--pdb and --at talk to people: leave them or --json out")
     outcome = replay(
         options.file,
         at=options.at,
@@ -61,8 +64,24 @@ def run(options: argparse.Namespace) -> int:
         trust=options.trust,
         cls=options.cls,
         patience=options.patience,
-        say=terminal.show,
+        say=terminal.note if options.json else terminal.show,
     )
+    if options.json:
+        from monarch.tools.documents import LeftRecording, Replayed
+
+        left = outcome.divergence
+        return json_output.end(
+            Replayed(
+                exit_status=outcome.status,
+                messages=outcome.messages,
+                ended=outcome.ended,
+                failure=outcome.failure,
+                divergence=None
+                if left is None
+                else LeftRecording(left.message, left.method, left.then, left.now, left.where),
+                notes=outcome.notes,
+            )
+        )
     for note in outcome.notes:
         terminal.show(f"  note: {note}")
     if outcome.divergence is not None and not options.pdb:

@@ -11,10 +11,15 @@ import msgspec
 
 from monarch._linux import terminal
 from monarch.job.torchrun import arguments as torchrun
+from monarch.tools import json_output
 from monarch.tools.verbs.current_job import CurrentJob, add_kill, environment, mesh_of, named_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from monarch.actor import HostMesh
+    from monarch.job.commands.printer import CommandPrinter
+    from monarch.job.torchrun.arguments import TorchrunOptions
 
 NAME = "run"
 LINE = "run a program on every rank, as torchrun does, on this machine or a job"
@@ -44,9 +49,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    wanted = torchrun.options(options, os.environ)
+    if not options.json:
+        return run_on(options, wanted, None)
+    from monarch.tools.documents import RanksEnded
+
+    return json_output.end(RanksEnded(exit_status=run_on(options, wanted, lines_of)))
+
+
+def run_on(
+    options: argparse.Namespace, wanted: TorchrunOptions, printer: Callable[[int], CommandPrinter] | None
+) -> int:
     from monarch.job.torchrun import run as runner
 
-    wanted = torchrun.options(options, os.environ)
     env = environment(options.env)
     current = the_job(options.job)
     torchrun.check_starts(wanted, os.environ, current is not None)
@@ -54,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         wanted = msgspec.structs.replace(wanted, unused=[*wanted.unused_with_job, *wanted.unused])
         try:
             hosts = mesh_of(current.state(), options.mesh)
-            return runner.run(hosts, wanted, current.name, env)
+            return runner.run(hosts, wanted, current.name, env, printer=printer)
         finally:
             if options.kill:
                 current.kill()
@@ -66,13 +81,24 @@ def run(options: argparse.Namespace) -> int:
     if wanted.meeting is not None:
         from monarch.job.torchrun import once_a_node
 
-        return once_a_node.run(wanted, wanted.meeting, env)
+        return once_a_node.run(wanted, wanted.meeting, env, printer)
     least = 1 if wanted.nodes is None else wanted.nodes[0]
     if least == 1:
         from monarch.actor import this_host
 
-        return runner.run(this_host(), wanted, "this machine", env)
-    return on_this_machine(least, lambda hosts: runner.run(hosts, wanted, "this machine", env))
+        return runner.run(this_host(), wanted, "this machine", env, printer=printer)
+    return on_this_machine(least, lambda hosts: runner.run(hosts, wanted, "this machine", env, printer=printer))
+
+
+def lines_of(ranks: int) -> CommandPrinter:
+    """Prints what the ranks write as JSON."""
+    from monarch.job.commands.printer import LinePrinter
+    from monarch.tools.documents import RunOutput, RunRank
+
+    def line(rank: int, stream: int, text: str) -> None:
+        json_output.show(RunOutput(rank=rank, stream=json_output.stream_name(stream), text=text))
+
+    return LinePrinter(ranks, line, lambda rank, status: json_output.show(RunRank(rank=rank, status=status)))
 
 
 def the_job(spec: str | None) -> CurrentJob | None:

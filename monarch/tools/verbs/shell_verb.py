@@ -36,6 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.json:
+        options.parser.error(
+            "a shell talks to people: `monarch exec --json -- COMMAND` runs a command and tells its status"
+        )
     act = sys.modules["monarch.tools.cli"].shell_on_job  # by that name, under which programs replace it
     status: int = act(
         mesh_name=options.mesh, point_str=options.point, env=options.env, workdir=options.workdir, kill=options.kill

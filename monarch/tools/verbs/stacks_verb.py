@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from monarch._linux import terminal
 from monarch._text import one_line
+from monarch.tools import json_output
 from monarch.tools.durations import wait
 
 NAME = "stacks"
@@ -40,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-threads", action="store_true", help="the runtime's threads and frames as well")
     parser.add_argument("--locals", action="store_true", help="the variables of each frame as well")
     parser.add_argument("--native", action="store_true", help="frames of native code as well, by py-spy")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every two seconds")
     parser.add_argument(
         "--timeout", type=wait, default=2.0, metavar="TIME", help="for processes that do not answer (2)"
@@ -59,12 +58,15 @@ def run(options: argparse.Namespace) -> int:
     while True:
         found = selected(stacks_of(program, wanted), ranks, options.mesh)
         if options.json:
-            text = json.dumps({**as_plain(found), "summary": summaries(found)})
+            import msgspec
+
+            from monarch.tools.documents import StacksFound
+
+            json_output.show(msgspec.convert({**as_plain(found), "summary": summaries(found)}, StacksFound))
         else:
-            text = f"{program.pid}: {one_line(program.command)}\n\n{found}"
-        if options.watch and not options.json:
-            terminal.erase_all()
-        terminal.show(text)
+            if options.watch:
+                terminal.erase_all()
+            terminal.show(f"{program.pid}: {one_line(program.command)}\n\n{found}")
         if not options.watch:
             return 0
         time.sleep(_AGAIN)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch._errors import NotFoundError
 from monarch._linux import terminal
+from monarch.tools import exit_codes, json_output
 from monarch.tools.durations import wait
 from monarch.tools.verbs.current_job import current_place
 
@@ -34,24 +35,20 @@ examples:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON; of a program")
     parser.add_argument("--timeout", type=wait, default=5.0, metavar="TIME", help="for hosts that do not answer (5)")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.pid is None and not options.json:
+    if options.pid is None:
         try:
             job, name = running_job()
-        except ValueError as exc:
+        except NotFoundError as exc:
             return of_programs(options, str(exc))
-        return of_job(job, name, options.timeout)
+        from monarch.admin.status import status_of_hosts
+
+        title = f"{name}: {type(job).__name__}"
+        return _shown(status_of_hosts(title, job.state()._hosts, options.timeout), options.json)
     return of_programs(options, "")
-
-
-def of_job(job: JobTrait, name: str, timeout: float) -> int:
-    from monarch.admin.status import status_of_hosts
-
-    return _shown(status_of_hosts(f"{name}: {type(job).__name__}", job.state()._hosts, timeout), False)
 
 
 def of_programs(options: argparse.Namespace, no_job: str) -> int:
@@ -63,25 +60,47 @@ def of_programs(options: argparse.Namespace, no_job: str) -> int:
         programs = running_programs()
         if len(programs) > 1:
             if options.json:
-                raise ValueError(f"{len(programs)} programs run; say which with --pid:\n{listed(programs)}")
+                from monarch.tools.documents import ProgramFound, ProgramList
+
+                told = [ProgramFound(one.pid, one.command, one.started) for one in programs]
+                return json_output.end(ProgramList(programs=told))
             terminal.show(f"{len(programs)} programs run; --pid shows one of them:\n{listed(programs)}")
             return 0
         if no_job and not programs:
-            raise ValueError(
+            raise NotFoundError(
                 f"{no_job}; and no program of yours that uses monarch runs on this machine: start one (python my_script.py)"
             )
     return _shown(status_of(choose(options.pid), options.timeout), options.json)
 
 
 def _shown(status: StatusReport, as_json: bool) -> int:
-    from monarch.admin.status import page
+    code = exit_codes.FAILED if status.unreachable or status.waits.silent else exit_codes.DONE
+    if not as_json:
+        from monarch.admin.status import page
 
-    terminal.show(json.dumps(status.plain()) if as_json else page(status))
-    return 1 if status.unreachable or status.waits.silent else 0
+        terminal.show(page(status))
+        return code
+    from monarch.tools.documents import ProgramFound, StatusFound
+
+    program = status.program
+    return json_output.end(
+        StatusFound(
+            exit_status=code,
+            program=None if program is None else ProgramFound(program.pid, program.command, program.started),
+            job=None if program else status.title,
+            places=dict(status.places),
+            hosts=list(status.hosts),
+            unreachable=status.unreachable,
+            endpoints=status.waits.handlers,
+            waits=status.waits.edges,
+            silent=status.waits.silent,
+            failures=list(status.failures),
+        )
+    )
 
 
 def running_job() -> tuple[JobTrait, str]:
-    """The job that the file of the active context keeps, else that of the project's. ValueError when none runs."""
+    """The job that the file of the active context keeps, else that of the project's. NotFoundError when none runs."""
     from monarch.job import DEFAULT_JOB_PATH, contexts, job_load
 
     path: Any = DEFAULT_JOB_PATH
@@ -90,11 +109,11 @@ def running_job() -> tuple[JobTrait, str]:
         try:
             path, name = current_place()
         except FileNotFoundError:
-            raise ValueError(f"no job runs in {name} of {os.getcwd()}") from None
+            raise NotFoundError(f"no job runs in {name} of {os.getcwd()}") from None
     try:
         job = job_load(path)
     except FileNotFoundError:
-        raise ValueError(f"{name} does not run: `monarch apply` starts it") from None
+        raise NotFoundError(f"{name} does not run: `monarch apply` starts it") from None
     if not job.active:
-        raise ValueError(f"{name} does not run: `monarch apply` starts it")
+        raise NotFoundError(f"{name} does not run: `monarch apply` starts it")
     return job, name

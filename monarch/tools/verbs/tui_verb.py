@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
+
+from monarch.tools import exit_codes, json_output
 
 NAME = "tui"
 LINE = "a program that runs as a tree on the terminal: hosts, processes, actors, where they are stuck"
@@ -27,6 +30,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    import msgspec
+
     from monarch.admin.screen import program
 
-    return program.run(options)
+    if not options.json:
+        return program.run(options)
+    if options.once == options.diagnose:
+        options.parser.error(
+            "the screen talks to people: --json goes with --once or --diagnose, or `monarch status --json`"
+        )
+    source = program.source_of(options)
+    if options.diagnose:
+        from monarch.admin.screen import diagnostics
+        from monarch.tools.documents import ChecksDone
+
+        report = diagnostics.run(source, time.monotonic)
+        found = {**report.json(), "exit_status": exit_codes.DONE if report.healthy else exit_codes.FAILED}
+        return json_output.end(msgspec.convert(found, ChecksDone))
+    from monarch.admin.screen.sources import NoAnswer
+    from monarch.tools.documents import TreeFound
+
+    try:
+        nodes = source.nodes()
+    except NoAnswer as error:
+        raise ConnectionError(str(error)) from None
+    return json_output.end(TreeFound(nodes=[msgspec.to_builtins(node) for node in nodes]))
