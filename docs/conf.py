@@ -41,6 +41,8 @@ toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_static_path = ["_static"]
+# For coding agents: they look for these at the root of a site.
+html_extra_path = ["llms.txt", "../monarch/tools/SKILL.md"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_sourcelink = False

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "object": "data"}
 LOADED_BY_STYLE = re.compile(r"url\(\s*['\"]?(?P<url>[^'\")]+)|@import\s+['\"](?P<imported>[^'\"]+)")
+MARKDOWN_LINK = re.compile(r"\]\((?!\w+:)([^)#]+)")
 
 
 class Page(HTMLParser):
@@ -33,6 +34,11 @@ class Page(HTMLParser):
             self.links.append(values["href"])
         elif tag in LOADED and values.get(LOADED[tag]):
             self.loads.append(values[LOADED[tag]])
+
+
+def linked(text: Path) -> list[str]:
+    """The files that a Markdown text of the site's root links to; none when it is not there."""
+    return MARKDOWN_LINK.findall(text.read_text()) if text.exists() else []
 
 
 def broken(site: Path) -> list[str]:
@@ -58,6 +64,8 @@ def broken(site: Path) -> list[str]:
                 found.append(f"{where}: there is no {url}")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].places:
                 found.append(f"{where}: no such place: {url}")
+    for text in (site / "llms.txt", site / "SKILL.md"):
+        found += [f"{text.name}: there is no {path}" for path in linked(text) if not (site / path).exists()]
     for style in sorted(site.rglob("*.css")):
         for match in LOADED_BY_STYLE.finditer(style.read_text()):
             if re.match(r"(https?:)?//", match["url"] or match["imported"]):

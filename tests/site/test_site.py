@@ -39,6 +39,12 @@ def test_broken_links(tmp_path: Path, inside: str, wanted: list[str]) -> None:
     assert extension("site_links").broken(tmp_path) == wanted
 
 
+def test_links_of_what_agents_read(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(PAGE.format(""))
+    (tmp_path / "llms.txt").write_text("[a](a.html), [elsewhere](https://example.org), [b](b.html#x)")
+    assert extension("site_links").broken(tmp_path) == ["llms.txt: there is no b.html"]
+
+
 @pytest.mark.parametrize(
     ("style", "wanted"),
     [

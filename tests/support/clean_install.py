@@ -29,6 +29,7 @@ IN_WHEEL = [
     "monarch/_older_paths/fetch.py",
     "monarch-stubs/fetch.pyi",
     "monarch/dashboard/static/index.html",
+    "monarch/tools/SKILL.md",
 ]
 IN_SDIST = ["pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "docs/conf.py", "examples/ddp.py"]
 TIMEOUT = 300
