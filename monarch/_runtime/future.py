@@ -43,6 +43,10 @@ _MADE = object()
 _PENDING = object()
 _creating = threading.RLock()  # queues of wakers: two observers may come first, one a handler of signals
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where; `monarch doctor` which rank is stuck"
+LONG_WAIT = (
+    10.0  # seconds: a wait of so many, or more, that ends without result says what kept the program from going on
+)
+LOOKING = 3.0  # seconds before its end, in which that is looked for
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -69,6 +73,10 @@ class Source:
     def awaited(self) -> str:
         """Says, for the text of a timeout, what is missing, and from whom."""
         return ""
+
+    def looks(self) -> Callable[[], None] | None:
+        """Returns what begins to look for what keeps it from becoming ready, for `advice` to say; None for nothing."""
+        return None
 
     def advice(self) -> str:
         """Says, for the end of that text, how to find out more."""
@@ -142,8 +150,18 @@ class Source:
                 notes += above.waiting()
         return notes
 
-    def wait(self, timeout: float | None) -> bool:
-        """Blocks this thread until ready; False after `timeout` seconds."""
+    def wait_looking(self, timeout: float) -> bool:
+        """Does the same as `wait`; looks for the cause, before a long wait ends."""
+        look, since = self.looks(), monotonic()
+        if look is None:
+            return self.wait(timeout)
+        if self.wait(timeout - LOOKING):
+            return True
+        look()
+        return self.wait(LOOKING, since)
+
+    def wait(self, timeout: float | None, since: float | None = None) -> bool:
+        """Blocks this thread until ready; False after `timeout` seconds. `since`: when the wait began, if not now."""
         if self.ready:
             return True
         ident = get_ident()
@@ -151,7 +169,7 @@ class Source:
             raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which would never end")
         lock = threading.Lock()
         lock.acquire()
-        now = (ident, None, monotonic(), timeout is not None, running.get())
+        now = (ident, None, monotonic() if since is None else since, timeout is not None, running.get())
 
         def wake(note: Note = now) -> None:
             try:
@@ -274,6 +292,9 @@ class Then(Source):
     def awaited(self) -> str:
         return self._first.awaited()
 
+    def looks(self) -> Callable[[], None] | None:
+        return self._first.looks()
+
     def advice(self) -> str:
         return self._first.advice()
 
@@ -364,7 +385,9 @@ class Future(Generic[T_co]):
             source = self._source
             if source is not None:
                 source.begin()
-                if not source.ready and not source.wait(timeout):
+                if not source.ready and not (
+                    source.wait(timeout) if timeout is None or timeout < LONG_WAIT else source.wait_looking(timeout)
+                ):
                     raise TimeoutError(
                         f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
                         f"{source.advice()}"
@@ -510,31 +533,6 @@ class _Rescued(Then):
             return super().value()
         except Exception as exc:
             raise self._rescue(exc) from exc
-
-
-def read_if_dropped(future: Future[T], read: Callable[[Future[T]], None]) -> Future[T]:
-    """The same as `future`, which nobody has observed and is used up. If it is dropped unseen, `read` gets another of the
-    same result, once that is there: on any thread, in the middle of anything, so it may take no lock. For optional
-    packages."""
-    return make_future(_Unread(detach(future), read))
-
-
-class _Unread(Then):
-    """Its first source keeps it until that is ready; then only the observer does."""
-
-    __slots__ = ("_read",)
-
-    def __init__(self, first: Source, read: Callable[[Future[Any]], None]) -> None:
-        self._read: Callable[[Future[Any]], None] | None = read
-        super().__init__(first, lambda value: value)
-
-    def value(self) -> Any:
-        self._read = None
-        return super().value()
-
-    def __del__(self) -> None:
-        if self._read is not None and self.ready:
-            self._read(make_future(self._first))
 
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from monarch._runtime.incarnations import Incarnations
@@ -77,6 +78,7 @@ class Processes:
         self._reasons: dict[
             str, str
         ] = {}  # process -> why a connection to it broke, until its agent has said what became of it
+        self._asked_who: dict[str, list[Callable[[int], None]]] = {}  # by address, see `follow`
         self._accepted: dict[str, tuple[Connection, int]] = {}  # the latest that a process has dialled, its incarnation
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
@@ -123,10 +125,13 @@ class Processes:
             peer.watched = True
             self._us.tell(agent_of(address), Watch(address, peer.incarnation))
 
-    def follow(self, address: str) -> None:
-        """Does the same for a process of any host."""
+    def follow(self, address: str, lives: Callable[[int], None] | None = None) -> None:
+        """Does the same for a process of any host. With `lives`, on the I/O thread: it is called with the incarnation of the
+        process there, when its agent says that one lives."""
         peer = self.peer(address)
-        if not peer.watched:
+        if lives is not None:
+            self._asked_who.setdefault(address, []).append(lives)
+        if lives is not None or not peer.watched:
             peer.watched = True
             self._us.tell(agent_of(address), Watch(address, peer.incarnation))
 
@@ -356,6 +361,8 @@ class Processes:
             self._welcome_newcomer(peer)  # whose end, of the one before it, nobody tells who was not there
         if incarnation:
             self._us.tell(agent_of(address), IncarnationAck(address, incarnation))
+        for lives in self._asked_who.pop(address, ()):
+            lives(incarnation)
 
     def _tell_broken(self, peer: Peer) -> None:
         before, why = self._broken.pop(peer.address, None), self._reasons.pop(peer.address, "no reason was told")
@@ -405,6 +412,7 @@ class Processes:
             del self.peers[address]
             self.ended_remote.discard(address)
             self._incarnations.forget_process(address)
+            self._asked_who.pop(address, None)
 
     def host_replaced(self, host: str) -> set[str]:
         """Asks the successor of a lost host about the processes there; it will say when others take their places.

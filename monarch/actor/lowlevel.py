@@ -6,7 +6,9 @@ from monarch._mesh.actors.behaviour import explain_errors
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.process.named_actors import process_service
 from monarch._mesh.process.process_watch import own_process, watch_processes
-from monarch._runtime.future import follow, read_if_dropped, when_ready
+from monarch._mesh.process.residents import hold_health
+from monarch._runtime.dropped_future import read_if_dropped
+from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
 from monarch._runtime.thread_task import in_thread
@@ -23,6 +25,7 @@ __all__ = [
     "Secret",
     "explain_errors",
     "follow",
+    "hold_health",
     "importable",
     "in_thread",
     "lives_here",

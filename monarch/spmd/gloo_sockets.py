@@ -5,7 +5,8 @@ rank 1 and hears nothing of the death of rank 2, and torch has no call that ends
 that is shut down (shutdown(2)) is broken at both of its ends, and the collective that waits for it raises.
 
 Which sockets are gloo's is told by its epoll instances, one for each group. They differ from those of others in that they are
-inherited by programs that are executed, and hold a listening socket beside the connections to the other ranks.
+inherited by programs that are executed, they and each of their sockets, and hold a socket that listens at one address beside
+the connections to the other ranks.
 
 A group that is being made waits as long for the connections of other ranks. Whoever connects says the number of the pair that
 it is for, counted from 0: connections of our own, one for each number, take the places of those that do not come any more.
@@ -25,6 +26,7 @@ Store = tuple[str, int]  # its address and port
 _EPOLL = "anon_inode:[eventpoll]"
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)", re.MULTILINE)
 _TARGET = re.compile(r"^tfd:\s*(\d+).*\bino:([0-9a-f]+)", re.MULTILINE)
+_ANY = ("0.0.0.0", "::")  # gloo listens at the address of an interface
 _DIAL = 1.0  # seconds; the listener is this process's own
 
 
@@ -45,7 +47,7 @@ def end_rendezvous(pairs: int) -> None:
     """Connects to each of gloo's listeners of this process in the place of ranks that do not come: groups that are being made
     and wait for them, of at most so many ranks, fail once `shut_down` is called."""
     for loop in _loops():
-        for found in _sockets_of(loop):
+        for found in loop:
             with found:
                 if _listens(found):
                     for pair in range(pairs):
@@ -62,17 +64,15 @@ def _dial(listener: socket.socket, pair: int) -> None:
 
 def _connections(stores: Collection[Store]) -> Iterator[socket.socket]:
     for loop in _loops():
-        found = _sockets_of(loop)
-        listening = [_listens(one) for one in found]
-        for one, listens in zip(found, listening, strict=True):
-            if any(listening) and not listens:  # gloo does not catch it when its listener fails
-                yield one
-            else:
+        for one in loop:
+            if _listens(one):  # gloo does not catch it when that fails
                 one.close()
+            else:
+                yield one
     if stores:
         for number, kind in _descriptors():
             inode = kind.removeprefix("socket:[").removesuffix("]")
-            one_of_them = _duplicate(number, int(inode)) if inode.isdecimal() else None
+            one_of_them = _duplicate(number, int(inode), False) if inode.isdecimal() else None
             if one_of_them is not None:
                 if _peer(one_of_them) in stores:
                     yield one_of_them
@@ -80,8 +80,8 @@ def _connections(stores: Collection[Store]) -> Iterator[socket.socket]:
                     one_of_them.close()
 
 
-def _loops() -> Iterator[str]:
-    """Yields what the kernel tells of each epoll instance that may be one of gloo's."""
+def _loops() -> Iterator[list[socket.socket]]:
+    """Yields the TCP sockets of each epoll instance of gloo's."""
     for number, kind in _descriptors():
         if kind == _EPOLL:
             try:
@@ -91,12 +91,14 @@ def _loops() -> Iterator[str]:
                 continue
             flags = _FLAGS.search(text)
             if flags is not None and not int(flags[1], 8) & os.O_CLOEXEC:
-                yield text
-
-
-def _sockets_of(loop: str) -> list[socket.socket]:
-    found = (_duplicate(int(number), int(inode, 16)) for number, inode in _TARGET.findall(loop))
-    return [one for one in found if one is not None]
+                found = [_duplicate(int(number), int(inode, 16), True) for number, inode in _TARGET.findall(text)]
+                sockets = [one for one in found if one is not None]
+                listening = [one for one in sockets if _listens(one)]
+                if listening and all(one.getsockname()[0] not in _ANY for one in listening):
+                    yield sockets
+                else:
+                    for one in sockets:
+                        one.close()
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
@@ -107,9 +109,12 @@ def _descriptors() -> Iterator[tuple[int, str]]:
             continue
 
 
-def _duplicate(number: int, inode: int) -> socket.socket | None:
-    """The TCP socket with that inode, if the descriptor is it: whoever closes it meanwhile, this is no other."""
+def _duplicate(number: int, inode: int, inherited: bool) -> socket.socket | None:
+    """The TCP socket with that inode, if the descriptor is it: whoever closes it meanwhile, this is no other. None for one
+    that is not `inherited` where that is asked for."""
     try:
+        if inherited and not os.get_inheritable(number):
+            return None
         copy = os.dup(number)
     except OSError:
         return None

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from monarch._text import first_line
 from monarch.actor import ProcMesh
-from monarch.actor.lowlevel import explain_errors, own_process, start_thread, watch_processes
+from monarch.actor.lowlevel import explain_errors, hold_health, own_process, start_thread, watch_processes
 from monarch.spmd import gloo_sockets
 from monarch.spmd.gloo_sockets import Store
 
@@ -30,6 +30,7 @@ logger = logging.getLogger("monarch")
 ADVICE = "When healthy() of its actors is done, call setup_torch_distributed() again"
 OWN_THREADS = "monarch-torch-"  # begins the names of threads that are ours
 
+LEAVING = 10.0  # seconds that ranks get to leave what they are in
 _NEWS = 1.0  # seconds that the error of a broken connection waits for word of a death that explains it
 _PAUSE, _LONG_PAUSE = 0.01, 0.5  # seconds between two looks whether a thread is still in a collective
 _QUIET = 3  # looks in a row at which none was, after which none will be
@@ -129,16 +130,24 @@ class GroupGuard:
                 return []
         return self._end(membership, time.monotonic() + patience)
 
-    def explain(self, exc: BaseException) -> None:
-        """Has an error that a broken collective raised say which rank has died. Waits a moment for word of it."""
+    def explain(self, exc: BaseException) -> BaseException:
+        """Returns an error that a broken collective raised as one that says which rank has died. Waits a moment for word of
+        it."""
         if self._membership is None or not _is_of_collective(exc):
-            return
+            return exc
         why = self._why_broken(0.0 if "timed out" in str(exc).lower() else _NEWS)
-        if why and why not in str(exc):
-            if type(exc) is RuntimeError or type(exc).__name__ in _ERRORS:
-                exc.args = (f"{why}\n(torch: {exc})",)
-            else:
-                exc.add_note(why)
+        if not why or why in str(exc):
+            return exc
+        if type(exc) is RuntimeError:
+            exc.args = (f"{why}\n(torch: {exc})",)
+        elif type(exc).__name__ in _ERRORS:  # who reads it need not import torch, which takes seconds
+            told = RuntimeError(f"{why}\n(torch: {type(exc).__name__}: {exc})").with_traceback(exc.__traceback__)
+            told.__cause__, told.__context__ = exc.__cause__, exc.__context__
+            told.__suppress_context__ = exc.__suppress_context__
+            return told
+        else:
+            exc.add_note(why)
+        return exc
 
     def _why_broken(self, patience: float) -> str:
         with self._changed:
@@ -160,10 +169,17 @@ class GroupGuard:
             unwatch()
 
     def _hear(self, membership: Membership, address: str, how: str, stopped: bool) -> None:
-        """On the I/O thread, which must not wait."""
-        start_thread(self._died, f"{OWN_THREADS}abort", membership, address, how, stopped)
+        """On the I/O thread, which must not wait. The ranks are not healthy while they are in what cannot end well."""
+        left = hold_health(LEAVING)
+        start_thread(self._died, f"{OWN_THREADS}abort", membership, address, how, stopped, left)
 
-    def _died(self, membership: Membership, address: str, how: str, stopped: bool) -> None:
+    def _died(self, membership: Membership, address: str, how: str, stopped: bool, left: Callable[[], None]) -> None:
+        try:
+            self._abort(membership, address, how, stopped)
+        finally:
+            left()
+
+    def _abort(self, membership: Membership, address: str, how: str, stopped: bool) -> None:
         with self._changed:
             if membership is not self._membership:
                 return

@@ -24,7 +24,7 @@ from monarch._text import first_line
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads
 from monarch.actor.lowlevel import start_thread
 from monarch.spmd import device_mesh
-from monarch.spmd.group_guard import OWN_THREADS, Member, Membership, guard, is_in_group, own_member, stores_at
+from monarch.spmd.group_guard import LEAVING, OWN_THREADS, Member, Membership, guard, is_in_group, own_member, stores_at
 from monarch.spmd.layout import VisibleDevices
 from monarch.spmd.spmd_actor import host_and_port
 
@@ -79,7 +79,7 @@ class TorchSetup(Actor):
     @endpoint
     async def leave(self) -> str:
         """Out of the collectives of the group before; returns what still is in one, "" when nothing is."""
-        inside = guard.leave("it was ended by setup_torch_distributed(), which was called again", _END)
+        inside = guard.leave("it was ended by setup_torch_distributed(), which was called again", LEAVING)
         return f"{self._where()}: {', '.join(inside)}" if inside else ""
 
     @endpoint

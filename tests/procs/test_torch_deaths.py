@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from tests.procs.torch_deaths import PHASES, round_of, trainers_on
+from monarch.config import configured
+from tests.procs.torch_deaths import PHASES, TIMEOUT, round_of, trainers_on
 from tests.support.tiers import full, slow
 
 pytest.importorskip("torch")
@@ -14,7 +18,13 @@ pytestmark = [pytest.mark.procs, full, pytest.mark.usefixtures("torch_preloaded"
 
 
 @pytest.mark.parametrize(
-    "deaths", [[(2, "backward")], pytest.param([(rank % 4, phase) for rank, phase in enumerate(PHASES)], marks=slow)]
+    "deaths",
+    [
+        [(2, "backward")],
+        [(0, "fsdp"), (3, "pipeline"), (1, "again")],
+        [(2, "spmd")],
+        pytest.param([(rank % 4, phase) for rank, phase in enumerate(PHASES)], marks=slow),
+    ],
 )
 def test_every_survivor_of_four_names_the_dead_rank_and_training_goes_on(
     spawn_procs: Any, deaths: list[tuple[int, str]]
@@ -24,3 +34,16 @@ def test_every_survivor_of_four_names_the_dead_rank_and_training_goes_on(
     for rank, phase in deaths:
         round_of(procs, trainers, [rank], phase)
     round_of(procs, trainers, [1, 2], "checkpoint")
+
+
+def test_a_rank_that_is_stopped_for_suspect_timeout_counts_as_dead(spawn_procs: Any) -> None:
+    with configured(suspect_timeout="500ms", suspect_after="0s"):
+        procs = spawn_procs({"gpus": 4})
+    trainers = trainers_on(procs)
+    pid = trainers.slice(gpus=2).pid.call_one().get(TIMEOUT)
+    try:
+        round_of(procs, trainers, [2], "backward", number=signal.SIGSTOP)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert trainers.slice(gpus=2).pid.call_one().get(TIMEOUT) != pid

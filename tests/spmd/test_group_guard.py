@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import sys
 import threading
@@ -77,6 +79,20 @@ def test_errors_of_collectives_come_to_name_the_dead_rank(error: Exception) -> N
     assert said in str(error)
     Told().explain(error)  # once
     assert str(error).count("has died") == 1
+
+
+def test_errors_of_torchs_own_classes_become_one_that_is_read_without_torch() -> None:
+    dist: Any = pytest.importorskip("torch.distributed")
+    cause = ValueError("why")
+    try:
+        raise dist.DistNetworkError("recvValue failed") from cause
+    except dist.DistNetworkError as error:
+        told = Told().explain(error)
+        assert told.__traceback__ is error.__traceback__
+    assert type(told) is RuntimeError and told.__cause__ is cause
+    assert str(told).startswith("rank 2 of this process's torch group of 4 ranks has died (lost)")
+    assert str(told).endswith("(torch: DistNetworkError: recvValue failed)")
+    assert Told().explain(told) is told
 
 
 def test_an_error_that_comes_of_one_gets_a_note_and_others_nothing() -> None:
@@ -186,6 +202,24 @@ def test_a_collective_that_waits_ends_and_no_other_socket_does() -> None:
     assert far.recv(5) == b"lives"
     for one in (ours, near, far):
         one.close()
+
+
+@pytest.mark.parametrize(("inherited", "host"), [(False, "127.0.0.1"), (True, "0.0.0.0")])
+def test_loops_of_others_are_let_be(inherited: bool, host: str) -> None:
+    """An epoll instance without the flag, as older libraries make it; sockets that have it, or listen everywhere."""
+    listener = socket.create_server((host, 0))
+    near = socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+    far, _ = listener.accept()
+    loop = select.epoll()
+    os.set_inheritable(loop.fileno(), True)
+    for one in (listener, near, far):
+        one.set_inheritable(inherited)
+        loop.register(one, select.EPOLLIN)
+    gloo_sockets.shut_down()
+    near.sendall(b"lives")
+    assert far.recv(5) == b"lives"
+    for it in (loop, listener, near, far):
+        it.close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -185,8 +185,7 @@ class ActorBehaviour:
         self.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
-        call = delivery.call
-        _advise(exc)
+        call, exc = delivery.call, _advise(exc)
         self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
@@ -297,7 +296,7 @@ class ActorBehaviour:
         return None
 
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure:
-        _advise(exc)
+        exc = _advise(exc)
         if in_cleanup:
             cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else formatted(exc)}"
         elif isinstance(exc, Aborted):
@@ -357,17 +356,18 @@ _DEBUGGER = (
     f"print(wait_graph().get())"
 )
 _INPUT = f"{_NO_STDIN}Read the input in the program, and pass it as an argument."
-_explaining: list[Callable[[BaseException], None]] = []
+_explaining: list[Callable[[BaseException], BaseException]] = []
 
 
-def explain_errors(explain: Callable[[BaseException], None]) -> None:
+def explain_errors(explain: Callable[[BaseException], BaseException]) -> None:
     """`explain(exc)` for each exception of an endpoint or constructor of this process, on its thread, before it is sent: it
-    may say more of its cause. For optional packages. It must not raise."""
+    may say more of its cause, or return another one in its place. For optional packages. It must not raise."""
     _explaining.append(explain)
 
 
-def _advise(exc: BaseException) -> None:
-    """Adds a note to an exception that an endpoint or constructor raised, if there is something to say."""
+def _advise(exc: BaseException) -> BaseException:
+    """Returns an exception that an endpoint or constructor raised with a note, if there is something to say, or another
+    one."""
     kind = type(exc)
     text = ""
     if kind.__name__ == "BdbQuit" and kind.__module__ == "bdb":
@@ -377,4 +377,5 @@ def _advise(exc: BaseException) -> None:
     if text and text not in getattr(exc, "__notes__", ()):
         exc.add_note(text)
     for explain in _explaining:
-        explain(exc)
+        exc = explain(exc)
+    return exc

@@ -147,8 +147,9 @@ class ActorMesh(MeshHandle, Generic[A]):
         return make_future(entry)
 
     def healthy(self, timeout: float | None = None) -> Future[None]:
-        """Resolves when every actor of this mesh or slice is up: its constructor and `__restarted__` have returned.
-        Restarts that are under way, or that a RestartPolicy will begin, are waited for.
+        """Resolves when every actor of this mesh or slice is up: its constructor and `__restarted__` have returned, and its
+        process is in no collective of a torch group of which a rank has died (for 10 s at most). Restarts that are under way,
+        or that a RestartPolicy will begin, are waited for.
 
         Raises TimeoutError after `timeout` seconds, naming the ranks that are not up and why; SupervisionError as soon as one
         will not come back by itself: it failed without a policy, the policy gave up, or the mesh was stopped. Known only to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from monarch._mesh.failures.ledger import describe_exit, whereabouts
@@ -23,12 +24,21 @@ class _ProcessWatch(Entry):
         self._ended = ended
         self._proc = here()
         self._proc.ports.add(self)
-        for address in members:
-            self._proc.processes.follow(address)
-        for address in members:  # what was told before
+        self._proc.loop.call_soon(self._follow)
+
+    def _follow(self) -> None:
+        for address, incarnation in list(self._members.items()):
+            if incarnation < 0:
+                self._proc.processes.follow(address, functools.partial(self._lives, address))
+            else:
+                self._proc.processes.follow(address)
             known = self._proc.processes.end_of(address)
-            if known is not None:
-                self._proc.loop.call_soon(lambda known=known: self.process_ended(known))  # type: ignore[misc]
+            if known is not None:  # it was told before
+                self.process_ended(known)
+
+    def _lives(self, address: str, incarnation: int) -> None:
+        if self._members.get(address, 0) < 0:
+            self._members[address] = incarnation
 
     def process_ended(self, ended: ProcEnded) -> None:
         incarnation = self._members.get(ended.address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._mesh import plugins
@@ -12,10 +13,10 @@ from monarch._mesh.failures import ledger
 from monarch._mesh.inspection.recording import actor_event
 from monarch._mesh.meshes.owned import Acks
 from monarch._runtime import recorder as recording
-from monarch._runtime.context import root_of
+from monarch._runtime.context import here, root_of
 from monarch._runtime.driver import run
 from monarch._runtime.ending import abandon
-from monarch._runtime.future import All, Source, once
+from monarch._runtime.future import All, Slot, Source, once
 from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
 from monarch._runtime.loop import start_thread
@@ -40,6 +41,7 @@ class Residents:
         self._proc = proc
         self._gated: list[tuple[Instance, Callable[[], None]]] | None = None
         self._gate_failure = b""
+        self._holds: set[Slot] = set()
         proc.receivers[Spawn] = self._on_spawn
         proc.receivers[StopActor] = self._on_stop_actor
         proc.receivers[Probe] = self._on_probe
@@ -268,8 +270,27 @@ class Residents:
             answer()
             return
         first = once(answer)
-        instance.ready.on_ready(first)
+        All([instance.ready, *list(self._holds)]).on_ready(first)
         instance.ended.on_ready(first)
+
+    def hold_health(self, patience: float) -> Callable[[], None]:
+        hold = Slot()
+        self._holds.add(hold)
+        late = self._proc.loop.call_later(patience, hold.set)
+
+        def end() -> None:
+            late.cancel()
+            hold.set()
+
+        hold.on_ready(lambda: self._holds.discard(hold))
+        return end
+
+
+def hold_health(patience: float) -> Callable[[], None]:
+    """Has `healthy()` wait for the actors of this process until what is returned is called, for so many seconds at most. Any
+    thread."""
+    mesh: Any = here().mesh
+    return mesh.residents.hold_health(patience)  # type: ignore[no-any-return]
 
 
 def _give_up(notes: Sequence[Acks]) -> None:

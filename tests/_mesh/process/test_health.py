@@ -19,6 +19,7 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from monarch.actor.lowlevel import hold_health
 from monarch.testing import InProcessCluster, Local
 from tests.support.actors import TIMEOUT, Gate, Recorder, awaited, fails
 from tests.support.tiers import full
@@ -48,6 +49,32 @@ def fails_with(error: type[BaseException], action: Callable[[], Any]) -> str:
 
 
 # --- actors
+
+
+class Held(Recorder):
+    @endpoint
+    def hold(self, patience: float, held: Local[list[Any]]) -> None:
+        held.value.append(hold_health(patience))
+
+    @endpoint
+    def work(self) -> None: ...
+
+
+def test_a_process_that_is_held_is_not_healthy_until_it_is_let_go() -> None:
+    held: list[Any] = []
+    mesh = this_host().spawn_procs({"gpus": 2}).spawn("h", Held)
+    mesh.slice(gpus=1).hold.call_one(1e6, Local(held)).get(TIMEOUT)
+    waiting = mesh.healthy()
+    mesh.work.call().get(TIMEOUT)  # which the processes have been asked after
+    assert "pending" in repr(waiting)
+    held[0]()
+    waiting.get(TIMEOUT)
+
+
+def test_a_process_is_not_held_for_longer_than_was_said() -> None:
+    mesh = this_host().spawn_procs().spawn("h", Held)
+    mesh.hold.call_one(0.0, Local([])).get(TIMEOUT)
+    mesh.healthy().get(TIMEOUT)
 
 
 def test_a_mesh_and_its_slices_are_healthy_once_constructed(gate: Gate) -> None:
