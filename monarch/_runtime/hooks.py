@@ -36,6 +36,14 @@ class Hooks:
     def connection_broke(self, address: str) -> None:
         """The connection to a process that lives has broken: messages to it may be lost."""
 
+    def look_for_cause(self) -> None:
+        """A long wait is about to end without result. Any thread; finds out meanwhile what keeps the program from going
+        on."""
+
+    def cause(self) -> str:
+        """Returns what was found a moment ago, as a sentence; "" when nothing was. Any thread."""
+        return ""
+
     def agent_lost(self, reason: str) -> None:
         """The connection to this host's agent has ended."""
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._runtime import recorder as recording
-from monarch._runtime.future import LOOK, Source
+from monarch._runtime.future import LONG_WAIT, LOOK, LOOKING, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unobserved_errors import UnobservedError, source_line
 from monarch._wire.address import agent_of
@@ -300,7 +300,17 @@ class Entry(Source):
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
 
     def advice(self) -> str:
-        return self._waits_behind() + LOOK if self.target is not None and self.target.key else ""
+        return self._waits_behind() + self._cause() + LOOK if self.target is not None and self.target.key else ""
+
+    def looks(self) -> Callable[[], None] | None:
+        if self.caller is None or self.target is None or not self.target.key:
+            return None
+        return self.caller.proc.hooks.look_for_cause
+
+    def _cause(self) -> str:
+        """Says what keeps the program from going on, where that was found a moment ago."""
+        cause = self.caller.proc.hooks.cause() if self.caller is not None else ""
+        return f". {cause}" if cause else ""
 
     def _waits_behind(self) -> str:
         """Says which endpoint has to return before this one begins: one that this caller called before, without an answer."""
@@ -384,11 +394,19 @@ class Entry(Source):
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
                     f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
-                    f"{self._waits_behind()}{LOOK}"
+                    f"{self._waits_behind()}{self._cause()}{LOOK}"
                 )
             )
 
-        self.timer = proc.loop.call_later(seconds, expire)
+        def look() -> None:
+            if not self.ready:
+                proc.hooks.look_for_cause()
+                self.timer = proc.loop.call_later(LOOKING, expire)
+
+        if seconds < LONG_WAIT:
+            self.timer = proc.loop.call_later(seconds, expire)
+        else:
+            self.timer = proc.loop.call_later(seconds - LOOKING, look)
 
     def _suspicion(self, suspected: Mapping[str, str]) -> str:
         """Returns what is known against the processes of those who have not answered."""

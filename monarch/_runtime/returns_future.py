@@ -56,7 +56,7 @@ class _Body(Source):
         if self._claim():
             start_thread(self._context.run, "monarch-returns-future", self._own_loop, None)
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None, since: float | None = None) -> bool:
         if self.ready or not self._claim():
             return super().wait(timeout)
         if running_loop() is None:

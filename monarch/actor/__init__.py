@@ -71,9 +71,9 @@ from monarch.config.transport import ChannelTransport
 if TYPE_CHECKING:
     from monarch._mesh.actors.breakpoints import debug_controller
     from monarch._mesh.inspection.diagnosis import Diagnosis
-    from monarch._mesh.inspection.doctor import diagnose
+    from monarch._mesh.inspection.doctor import diagnose, wait_graph
     from monarch._mesh.inspection.stacks_of_program import Stacks
-    from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
+    from monarch._mesh.inspection.wait_graph import WaitGraph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
     from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
@@ -212,7 +212,7 @@ _LATER = {
     "shutdown_context": "monarch._mesh.process.client",
     "span": "monarch._runtime.instrument",
     "traced": "monarch._runtime.instrument",
-    "wait_graph": "monarch._mesh.inspection.wait_graph",
+    "wait_graph": "monarch._mesh.inspection.doctor",
     "on_actor_threads": "monarch._mesh.meshes.torch_groups",
     "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "attach_to_workers": "monarch._mesh.meshes.attach",

@@ -12,7 +12,7 @@ from typing import Any
 from monarch._linux import terminal
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import concurrent_endpoint
-from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
+from monarch._mesh.inspection.wait_graph import WaitGraph, ask_graph
 from monarch._mesh.process.named_actors import get_or_spawn_controller
 from monarch._runtime.context import here, root_of
 from monarch._runtime.log_thread import log
@@ -142,7 +142,7 @@ class DebugController(Actor):
         page = self._sessions.page()
         patience = settings.slow_handler_after() or _STUCK_AFTER
         try:
-            graph = await wait_graph(_LOOK)
+            graph = await ask_graph(_LOOK)
         except RuntimeError:  # the client ends
             return page
         addresses = {session.address for session in self._sessions.all()}

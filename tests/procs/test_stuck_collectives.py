@@ -16,7 +16,8 @@ TIMEOUT = 60
 
 ASTRAY = """
     import json, os, sys, threading
-    from monarch.actor import Actor, current_rank, diagnose, endpoint, setup_torch_distributed, this_host
+    import monarch._runtime.future as futures
+    from monarch.actor import Actor, current_rank, diagnose, endpoint, setup_torch_distributed, this_host, wait_graph
 
     def gone_astray():
         threading.Event().wait()
@@ -36,6 +37,17 @@ ASTRAY = """
         procs = this_host().spawn_procs({"gpus": 3}, name="astray")
         setup_torch_distributed(procs, "gloo").get()
         answers = procs.spawn("rank", Rank).sum.call()
+        if "error" in sys.argv:
+            futures.LONG_WAIT = 4.0
+            found = text = ""
+            while not (found and found in text):
+                found = next(iter(wait_graph(60).get().findings), "").partition(" (at ")[0]  # and for how long
+                try:
+                    answers.get(timeout=4)
+                except TimeoutError as error:
+                    text = str(error)
+            print(found, flush=True)
+            os._exit(0)
         while "log" not in sys.argv:
             findings = [f for f in diagnose(60).get().findings if f.kind == "collective"]
             if findings:
@@ -63,6 +75,11 @@ def test_the_rank_that_has_not_entered_an_all_reduce(scripts: Any) -> None:
     assert "in gone_astray()" in title
     assert "the input of the all_reduce has the shape [3, 5]" in evidence
     assert (mesh, ranks, count) == ("astray", [2], 1)
+
+
+def test_the_error_of_a_long_wait_and_the_wait_graph_say_the_same_as_the_doctor(scripts: Any) -> None:
+    found = scripts.start(ASTRAY, "error").stdout.readline()
+    assert found == "ranks 0-1 wait in all_reduce #2 of group default_pg; rank 2 has not entered it\n"
 
 
 def test_the_log_of_a_long_endpoint_names_the_straggler(scripts: Any) -> None:

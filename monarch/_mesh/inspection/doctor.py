@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -15,11 +16,12 @@ from monarch._mesh.inspection.host_usage import HostUsage, decode_host
 from monarch._mesh.inspection.small_answers import FailureNote, decode_failures
 from monarch._mesh.inspection.stacks_of_program import AskProgram, Stacks, StacksQuery, gather, ordered
 from monarch._mesh.inspection.survey import SurveyAnswers, open_proc
-from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined
+from monarch._mesh.inspection.wait_graph import Report, WaitGraph, ask_graph, combined
 from monarch._runtime.future import Future, check_timeout
 from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import AGENT, agent_of, name_of
 
+logger = logging.getLogger("monarch")
 APART = 1.0  # seconds between the two looks
 FRESH = 10.0  # seconds between two diagnoses of those who look all the time: the screen and the dashboard
 
@@ -85,3 +87,33 @@ def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:
     seconds = check_timeout(timeout)
     open_proc()  # raises here, where the call is
     return in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor")
+
+
+def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:
+    """Asks every process of this program who waits for whom there, since when, and at which source line.
+
+    Works from the client and from any actor, `wait_graph().get()` or `await wait_graph()`, and while any number of actors
+    is stuck. Processes that have not answered after `timeout` seconds (stopped ones, ones that start) are listed as
+    `silent`. Where an endpoint has run for 5 s, or somebody has waited so long, it takes a second more, and has the findings
+    of `diagnose()` as well.
+    ValueError for a timeout that is not a finite number of seconds, 0 or more.
+    """
+    seconds = check_timeout(timeout)
+    asked, virtual = ask_graph(seconds), open_proc().loop.virtual
+    return in_thread(lambda: asked.get() if virtual else _explained(asked.get(), seconds), "monarch-waits")
+
+
+def _explained(graph: WaitGraph, seconds: float) -> WaitGraph:
+    from monarch._mesh.inspection import mesh_stacks
+
+    if (
+        not max((each.seconds for part in (graph.edges, graph.handlers) for each in part), default=0.0)
+        >= diagnosis.LONG
+    ):
+        return graph
+    try:
+        findings = [finding.title for finding in examine(mesh_stacks.ask_program, seconds).findings]
+    except Exception as exc:  # the program ends: what it has told is of use without
+        logger.debug("what is wrong could not be found out: %r", exc)
+        findings = []
+    return msgspec.structs.replace(graph, findings=findings)

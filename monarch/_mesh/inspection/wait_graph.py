@@ -1,4 +1,4 @@
-"""`wait_graph()`: who waits for whom in the whole program, asked of every process at once.
+"""The wait graph: who waits for whom in the whole program, asked of every process at once.
 
 Each process answers from its I/O thread, so it answers while every actor in it is stuck. What travels is text and numbers;
 nothing is unpickled.
@@ -14,7 +14,7 @@ import msgspec
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
 from monarch._mesh.inspection.survey import Survey, open_proc
-from monarch._runtime.future import Future, check_timeout, make_future
+from monarch._runtime.future import Future, make_future
 from monarch._text import one_line
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class WaitGraph(msgspec.Struct, frozen=True):
       messages of its actor that wait behind it (`waiting`: the endpoints of the first).
     - `silent`: address -> why, of processes that did not answer; what happens there is not in the graph.
     - `left_out`: how many waits and endpoints are missing because their process has more than 10,000.
+    - `findings`: when an endpoint has run, or somebody has waited, for 5 s: what `diagnose()` finds wrong, a line each.
 
     Picklable. `str()` is a page for people, one line an edge.
     """
@@ -51,9 +52,11 @@ class WaitGraph(msgspec.Struct, frozen=True):
     handlers: list[RunningHandler]
     silent: dict[str, str]
     left_out: int = 0
+    findings: list[str] = []
 
     def __str__(self) -> str:
-        lines = _section("waits", self.edges) + _section("endpoints that run", self.handlers)
+        lines = _section("what is wrong", self.findings) + _section("waits", self.edges)
+        lines += _section("endpoints that run", self.handlers)
         lines += _section("processes that did not answer", (f"{a}: {why}" for a, why in self.silent.items()))
         if self.left_out:
             lines.append(f"({self.left_out} more waits and endpoints are left out)")
@@ -65,14 +68,9 @@ def _section(title: str, items: Iterable[object]) -> list[str]:
     return [f"{title}: {len(lines)}", *lines] if lines else []
 
 
-def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:
-    """Asks every process of this program who waits for whom there, since when, and at which source line.
-
-    Works from the client and from any actor, `wait_graph().get()` or `await wait_graph()`, and while any number of actors
-    is stuck. Processes that have not answered after `timeout` seconds (stopped ones, ones that start) are listed as
-    `silent`. ValueError for a timeout that is not a finite number of seconds, 0 or more.
-    """
-    survey = _Survey(open_proc(), check_timeout(timeout), "waits")
+def ask_graph(seconds: float) -> Future[WaitGraph]:
+    """Asks every process, which has so many seconds to answer."""
+    survey = _Survey(open_proc(), seconds, "waits")
     survey.start()
     return make_future(survey)
 

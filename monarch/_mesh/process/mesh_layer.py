@@ -86,7 +86,8 @@ class MeshLayer(Hooks):
         proc.receivers.update(receivers)
         questions.serve(proc)
         reduce.serve(proc)
-        Watchdog(proc, Explainer(proc).slow)
+        self._explainer = Explainer(proc)
+        Watchdog(proc, self._explainer.slow)
 
     # --- meshes as programs see them
 
@@ -126,6 +127,12 @@ class MeshLayer(Hooks):
 
     def connection_broke(self, address: str) -> None:
         self.spawning.connection_broke(address)
+
+    def look_for_cause(self) -> None:
+        self._explainer.look()
+
+    def cause(self) -> str:
+        return self._explainer.cause()
 
     def agent_lost(self, reason: str) -> None:
         self.when_agent_lost(reason)
