@@ -119,12 +119,12 @@ def test_no_two_classes_have_one_name() -> None:
 
 def test_docstrings_are_sentences() -> None:
     fragments = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if FRAGMENT.match(text):
-                    fragments.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}")
+                    fragments.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
     assert fragments == []
 
 

@@ -1,5 +1,8 @@
-"""Who reads, in every order in which the threads of a process can take turns: the I/O thread and threads that wait run the
-code of `leader`, the loop, the connection and the Future, stopped at any line. Whoever waits gets what comes."""
+"""Tests of who reads, in every order in which the threads of a process can take turns.
+
+The I/O thread and threads that wait run the code of `leader`, the loop, the connection and the Future, stopped at any
+line. Whoever waits gets what comes.
+"""
 
 from __future__ import annotations
 

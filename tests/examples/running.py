@@ -70,7 +70,7 @@ def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEO
 
 
 def run_commands(commands: Sequence[str], cwd: Path) -> list[str]:
-    """What each wrote to stdout and stderr, in one shell. `python` and `monarch` are those of the tests."""
+    """Returns what each wrote to stdout and stderr, in one shell. `python` and `monarch` are those of the tests."""
     if not commands:
         return []
     names = cwd.parent / "bin"

@@ -1,4 +1,4 @@
-"""Where each message is: a flight recorder of their numbers, for a soak that has failed.
+"""A flight recorder of the numbers of messages, which says where each one is, for a soak that has failed.
 
 The runtime knows nothing of it and pays nothing for it. In the block of `recording` functions of its classes are replaced by
 ones that also note a step: numbered, posted, taken by a connection or kept, read, held behind a number, put into the mailbox,

@@ -74,8 +74,10 @@ class Hang(BaseException):
 def run(
     program: Program, patience: float = PATIENCE, faults: Faults | None = None, real: ProcessCluster | None = None
 ) -> list[str]:
-    """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
-    fail as they say; `real`: in processes."""
+    """Returns what was wrong, a line or paragraph each; [] when nothing was.
+
+    With `faults` over real sockets, whose system calls fail as they say; `real`: in processes.
+    """
     before = set(threading.enumerate())
     limits = {} if real is not None else _limits(program, faults is not None)
     log = MessageLog(others=real.messages if real is not None else "")
@@ -412,7 +414,7 @@ class _Runner:
         return True
 
     def _addresses(self) -> dict[str, str]:
-        """Of all processes, by their places."""
+        """Returns those of all processes, by their places."""
         places = [process(procs, rank) for procs, mesh in list(self._procs.items()) for rank in range(len(mesh))]
         return {place: self._address(place) for place in (CLIENT, *places)}
 
@@ -536,7 +538,7 @@ class _Runner:
         self._join()
 
     def _residue(self) -> list[str]:
-        """What is left when everything was stopped, and what goes by itself had the time to."""
+        """Returns what is left when everything was stopped, and what goes by itself had the time to."""
         while (left := self._left()) and self._left_to_wait():
             self._cluster.settle()
             self._clock.advance(self._limit)
@@ -576,8 +578,10 @@ class _Runner:
 
 
 def _needs_time(operation: Operation) -> bool:
-    """Whether something may end only at a time limit of the runtime: actors that nobody constructs in a new process, notes
-    that are lost with a connection."""
+    """Tells whether something may end only at a time limit of the runtime.
+
+    So do actors that nobody constructs in a new process, and notes that are lost with a connection.
+    """
     return isinstance(operation, (Lose, Cut, RestartProcs)) or (isinstance(operation, Spawn) and bool(operation.policy))
 
 

@@ -1,4 +1,4 @@
-"""What a report says of messages that have not come to their end, and what recording costs those who do not ask: nothing."""
+"""Tests of what a report says of messages that have not come to their end, and that recording costs others nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run takes for a hang, and how facts of real processes come together."""
+"""Tests of what a run takes for a hang, and how facts of real processes come together."""
 
 from __future__ import annotations
 

@@ -488,7 +488,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _codes(code: Any) -> Iterable[CodeType]:
-    """Those of a module, a class or a function."""
+    """Returns those of a module, a class or a function."""
     if isinstance(code, ModuleType):
         for value in vars(code).values():
             if getattr(value, "__module__", "") == code.__name__:
@@ -509,7 +509,7 @@ def _inside(code: CodeType) -> Iterable[CodeType]:
 
 
 def _lines(code: CodeType) -> set[int]:
-    """Those that have to do with more than the thread's own variables."""
+    """Returns those that have to do with more than the thread's own variables."""
     lines: set[int] = set()
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):

@@ -40,7 +40,7 @@ def where() -> tuple[int, bool, bool]:
 
 
 def left_beside(before: set[threading.Thread]) -> list[str]:
-    """Those that have begun since and do not end, each with its stack."""
+    """Returns those that have begun since and do not end, each with its stack."""
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
         thread.join(5.0)
@@ -52,7 +52,7 @@ def left_beside(before: set[threading.Thread]) -> list[str]:
 
 
 def stacks() -> str:
-    """Of all threads."""
+    """Returns those of all threads."""
     return "\n".join(f"{thread.name}:\n{stack}" for thread, stack in _with_stacks())
 
 
