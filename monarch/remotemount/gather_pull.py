@@ -169,7 +169,8 @@ class Pull:
 
     def _bring_large(self, tree: ConfinedFolder, path: str, entry: ManifestEntry, older: ManifestEntry | None) -> bool:
         """False if it changed meanwhile."""
-        before, _ = self._ask(self._host, "stamp", path)
+        # Of the first look: a write after it may bear the same time only where that one was recent.
+        before, recent = self._ask(self._host, "stamp", path)
         start = 0
         if older is not None and older.size <= before.size and self._begins_equal(tree, path, older.size):
             start = older.size
@@ -186,7 +187,7 @@ class Pull:
                 at += len(data)
             if at != before.size:
                 return False
-            after, recent = self._ask(self._host, "stamp", path)
+            after, _ = self._ask(self._host, "stamp", path)
             if (before != after or recent) and not (
                 before.grew_to(after)
                 and (not start or self._begins_equal(tree, path, start))

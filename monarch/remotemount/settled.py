@@ -2,6 +2,7 @@
 
 A file is settled when it was the same before and after it was read, and was last written to longer ago than file systems
 tell times apart; or when a second look finds the same bytes in it, and perhaps more behind them, as in a log that grows.
+A write that is stopped half-way during both looks cannot be told from a file that somebody has left like that.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,39 +90,6 @@ def test_a_mirror_has_what_hosts_had_at_the_last_refresh_and_stays_when_it_is_cl
     with pytest.raises(RuntimeError, match=r"the gather mount at .* is closed"):
         mount.refresh()
     assert open_files() <= before + 2  # connections to the hosts, which stay
-
-
-@full
-@pytest.mark.parametrize("size", [1 << 19, 5 << 20], ids=["small", "large"])
-def test_a_file_that_is_written_to_is_brought_whole_or_stays_as_it_was(
-    mesh: HostMesh, remote: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
-) -> None:
-    changing, local = remote[0] / "changing", tmp_path / "local" / "hosts_0"
-    changing.write_bytes(b"0" * size)
-    done = threading.Event()
-
-    def write() -> None:
-        letter = 0
-        with changing.open("r+b", buffering=0) as file:
-            while not done.is_set():
-                letter = (letter + 1) % 26
-                os.pwrite(file.fileno(), bytes([97 + letter]) * size, 0)
-
-    with caplog.at_level(logging.WARNING, "monarch"), gathered(mesh, tmp_path) as mount:
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for turn in range(12):
-                (remote[0] / "other").write_text(str(turn))
-                mount.refresh()
-                assert len(set((local / "changing").read_bytes())) == 1, f"mixed in turn {turn}"
-                assert (local / "other").read_text() == str(turn)
-        finally:
-            done.set()
-            writer.join()
-        mount.refresh()
-        same(local, remote[0])
-    assert "changed while they were read, and stay here as they were until the next refresh: changing" in caplog.text
 
 
 @full
