@@ -10,6 +10,7 @@ step, which the others then never end: they wait for it in a collective.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import threading
@@ -408,17 +409,23 @@ def main() -> int:
         "--past", type=number(float, 0, 3600), default=0.0, metavar="S", help="how long it has been running already (0)"
     )
     options = parser.parse_args()
-    store = Store()
-    simulation = Simulation(
-        store, ranks=options.ranks, failure_at=options.failure_at, interval=options.interval, past=options.past
-    )
-    simulation.start()
     try:
-        return serve(store, simulation, options.host, options.port)
+        with (
+            contextlib.closing(Store()) as store,
+            contextlib.closing(
+                Simulation(
+                    store,
+                    ranks=options.ranks,
+                    failure_at=options.failure_at,
+                    interval=options.interval,
+                    past=options.past,
+                )
+            ) as simulation,
+        ):
+            simulation.start()
+            return serve(store, simulation, options.host, options.port)
     except KeyboardInterrupt:
         return 130
-    finally:
-        simulation.close()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if not options.trust:
             check_own(path)
-        return serve(Store.open(path), None, options.host, options.port)
+        with contextlib.closing(Store.open(path)) as store:
+            return serve(store, None, options.host, options.port)
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError, ImportError) as exc:
@@ -95,7 +97,7 @@ def number(kind: type, least: float, most: float) -> Any:
 
 
 def serve(store: Store, live: LiveData | None, host: str, port: int) -> int:
-    """Serves the dashboard of `store` until SIGTERM comes, and closes the store. `live`: None for a saved program."""
+    """Serves the dashboard of `store` until SIGTERM comes. `live`: None for a saved program."""
     from monarch.dashboard.pages.api import PageData
     from monarch.dashboard.process.http_server import HttpServer, Site
     from monarch.dashboard.routes.page_routes import routes_of
@@ -113,7 +115,6 @@ def serve(store: Store, live: LiveData | None, host: str, port: int) -> int:
         ended.wait()
     finally:
         server.close()
-        store.close()
     return 0
 
 
