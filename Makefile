@@ -50,6 +50,8 @@ format: $(READY)  ## let ruff format everything
 
 # What depends on which thread reads.
 WAITING := $(addprefix tests/procs/test_,waits.py interrupts.py other_loops.py)
+# What chooses by itself who reads, or does not depend on it.
+BY_ITSELF := a_few_seconds or xdist
 
 test: $(READY)  ## every promise once, in under four minutes on two cores
 	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not browser and not ray'
@@ -58,7 +60,7 @@ test-all: $(READY)  ## all tests, but for those marked slow or device
 	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray'
 	@for who in always never; do \
 		echo "test-all: who waits reads: $$who"; \
-		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray' $(WAITING) || exit 1; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray' -k 'not ($(BY_ITSELF))' $(WAITING) || exit 1; \
 	done
 
 test-ray: $(READY)  ## the tests that need Ray, which is installed for them

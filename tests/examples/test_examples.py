@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.examples.running import EXAMPLES, read_notebook, run_notebook, run_program
-from tests.support.tiers import first_of, full
+from tests.support.tiers import first_of, full, slow
 
 pytestmark = pytest.mark.procs
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
@@ -200,7 +200,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert kept == []
 
 
-@full
+@slow
 @needs_torch
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = run_notebook("ddp.ipynb", tmp_path, monkeypatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import EXAMPLES, run_program
-from tests.support.tiers import full
+from tests.support.tiers import full, slow
 
 pytestmark = pytest.mark.procs
 GRPO = EXAMPLES / "grpo"
@@ -21,31 +21,32 @@ def found(pattern: str, printed: str) -> list[float]:
     return [float(number) for number in matches[0]]
 
 
-@full
-def test_streaming_learns_and_uses_every_prompt_once_though_generators_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("total", [pytest.param(300, marks=full), pytest.param(1000, marks=slow)])
+def test_streaming_uses_every_prompt_once_though_generators_are_killed_and_learns(tmp_path: Path, total: int) -> None:
     pytest.importorskip("torch")
     record = tmp_path / "record.json"
-    sizes = ["--small", "--total", "1000", "--kill", "2", "--record", str(record)]
+    sizes = ["--small", "--total", str(total), "--kill", "2", "--record", str(record)]
     printed = run_program(GRPO / "streaming.py", *sizes, cwd=tmp_path).stdout
     assert len(re.findall(r"killed generator \d \(pid \d+\)", printed)) == 2
     trained, too_old, lost, twice = found(
-        r"1000 prompts: (\d+) trained on, (\d+) too old, (\d+) lost, (\d+) twice", printed
+        rf"{total} prompts: (\d+) trained on, (\d+) too old, (\d+) lost, (\d+) twice", printed
     )
     assert (lost, twice) == (0, 0)
-    assert trained + too_old == 1000
+    assert trained + too_old == total
     first, last = found(r"mean reward (\S+) -> (\S+)", printed)
-    assert first < 0.35
-    assert last > first + 0.2
     assert record.exists()
+    if total == 1000:  # so many make it learn with any seed
+        assert first < 0.35
+        assert last > first + 0.2
 
 
-@full
-def test_the_learner_on_distributed_tensors_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [pytest.param(12, marks=full), pytest.param(60, marks=slow)])
+def test_the_learner_on_distributed_tensors_learns(tmp_path: Path, steps: int) -> None:
     pytest.importorskip("torch")
-    printed = run_program(GRPO / "tensors.py", "--small", "--steps", "60", cwd=tmp_path).stdout
+    printed = run_program(GRPO / "tensors.py", "--small", "--steps", str(steps), cwd=tmp_path).stdout
     first, last = found(r"mean reward (\S+) -> (\S+)", printed)
     assert first < 0.35
-    assert last > first + 0.2
+    assert steps < 60 or last > first + 0.2
     assert "<monarch.function Learner.step, 1 traces>" in printed, "a step is one message"
 
 

@@ -11,7 +11,7 @@ from tests.fuzz import TARGETS
 from tests.fuzz.targets import FuzzedProgram, run, running_program
 
 pytestmark = [pytest.mark.full, pytest.mark.procs]
-ROUNDS = 250
+ROUNDS = 120
 SEED = 1
 
 

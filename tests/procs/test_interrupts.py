@@ -67,7 +67,7 @@ def sockets_and_files() -> int:
     return open_files() - payloads.statistics()["segments"]
 
 
-@pytest.mark.parametrize("every", first_of([23, 1]))
+@pytest.mark.parametrize("every", first_of([23, 5, 1], full=2))
 @pytest.mark.parametrize("send", first_of([call_one, large, flood, payload], 2))
 def test_an_interrupt_at_any_step(send: Callable[[Any, int], None], every: int, procs2: Any) -> None:
     books = procs2.spawn("books", Book)

@@ -10,7 +10,7 @@ import pytest
 import monarch
 from monarch._mesh.start.threads import VARIABLES, processors, share
 from monarch.actor import Actor, HostMesh, endpoint, this_host
-from tests.support.tiers import full
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 60
@@ -77,7 +77,7 @@ def test_replacements_get_what_those_before_had(spawn_procs: Any) -> None:
 
 
 @full
-@pytest.mark.parametrize("executed", [False, pytest.param(True, marks=full)])
+@pytest.mark.parametrize("executed", first_of([False, True], full=1))
 def test_torch_takes_no_more(host: HostMesh, spawn_procs: Any, executed: bool) -> None:
     """Also where the fork server had loaded it before, as many as there are processors."""
     import sys

@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.support.tiers import full
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/errors.md").read_text()
 ROW = re.compile(r"^\| (`.+?`) \| .+ \|$", re.MULTILINE)
@@ -52,5 +54,6 @@ def missing(message: str) -> list[str]:
     return [stem for stem in telling if stem not in sources()]
 
 
+@full
 def test_every_message_of_the_page_stands_in_the_sources() -> None:
     assert {message: gone for message in quoted() if (gone := missing(message))} == {}

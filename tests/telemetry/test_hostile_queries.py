@@ -17,7 +17,7 @@ from monarch.telemetry.query_places import TURN, TYPED, Places
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
 from tests.support.processes import Watch
-from tests.support.tiers import full
+from tests.support.tiers import first_of, full
 
 SEED = int(os.environ.get("MONARCH_SEED", "20261123"))
 ENDLESS = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
@@ -126,13 +126,9 @@ def memory(pid: int, name: str) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
 
 
-def test_twenty_attacks_leave_the_tables_as_they_were(store: Store, tmp_path: Path) -> None:
-    hammer(store, 20, tmp_path)
-
-
-@full
-def test_a_thousand_attacks_leave_the_tables_as_they_were(store: Store, tmp_path: Path) -> None:
-    hammer(store, 1_000, tmp_path)
+@pytest.mark.parametrize("count", first_of([20, 200, 1_000], full=2))
+def test_attacks_leave_the_tables_as_they_were(store: Store, tmp_path: Path, count: int) -> None:
+    hammer(store, count, tmp_path)
 
 
 def test_a_query_that_ends_the_engine_ends_its_own_process(store: Store) -> None:
@@ -167,6 +163,7 @@ def test_eight_such_at_once_are_all_answered_by_then_and_pages_go_on(store: Stor
     assert store.query("SELECT count(*) FROM snapshots", timeout=60).rows == [(2,)]
 
 
+@full
 def test_a_result_has_a_bound_in_bytes_and_says_how_to_get_less(store: Store) -> None:
     found = store.query("SELECT repeat('x', 100000) AS text FROM range(2000)", timeout=60)
     assert found.truncated and 600 <= len(found.rows) <= 680
@@ -175,6 +172,7 @@ def test_a_result_has_a_bound_in_bytes_and_says_how_to_get_less(store: Store) ->
         store.query("SELECT repeat('x', 70000000)", timeout=60)
 
 
+@full
 def test_a_large_result_passes_in_parts(store: Store) -> None:
     with store.stream("SELECT range, repeat('x', 100000) FROM range(20000)", timeout=60) as result:
         sizes = [len(part) for part in result.parts()]

@@ -70,7 +70,7 @@ ADVERBS: list[Callable[[Any, int], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("every", first_of([11, 1]))
+@pytest.mark.parametrize("every", first_of([11, 3, 1], full=2))
 @pytest.mark.parametrize("adverb", first_of(ADVERBS, 3))
 def test_an_interrupt_at_any_step_of(adverb: Callable[[Any, int], None], every: int, cluster: InProcessCluster) -> None:
     books = this_host().spawn_procs({"gpus": 2}).spawn("books", Book)

@@ -66,7 +66,7 @@ def compare(lines: list[str], mesh: DeviceMesh) -> dict[str, Any]:
     return there
 
 
-@settings(max_examples=examples(250), suppress_health_check=SLOW)
+@settings(max_examples=examples(150), suppress_health_check=SLOW)
 @given(programs())
 def test_a_program_gives_the_same_bits_on_every_rank(lines: list[str]) -> None:
     with loopback(gpus=2) as mesh:

@@ -18,7 +18,7 @@ from tests.tensor.programs import namespace, programs, run, tensors
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 ARGUMENTS = ("v0", "v1", "v2")
 CALLS = 5
-EXAMPLES = examples(60)
+EXAMPLES = examples(40)
 
 
 class Program:
