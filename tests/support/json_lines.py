@@ -1,4 +1,4 @@
-"""What a verb prints with --json, checked against the documents that are promised."""
+"""Checks of what a verb prints with --json against the documents that are promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a program from going on is in the error of a long wait."""
+"""Tests that what keeps a program from going on is in the error of a long wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = "rank 1 of w is stopped (SIGSTOP or Ctrl-Z)"
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who looked for the cause."""
+    """Returns who looked for the cause."""
     looks: list[str] = []
     monkeypatch.setattr(MeshLayer, "look_for_cause", lambda layer: looks.append("looked"))
     monkeypatch.setattr(MeshLayer, "cause", lambda layer: SAID if looks else "")
