@@ -248,7 +248,12 @@ class UsageError(SystemExit):
 
 
 class _GuessingParser(argparse.ArgumentParser):
-    """A parser that says of a misspelt verb or choice which one may be meant, rather than list them all."""
+    """A parser that says of a misspelt verb or choice which one may be meant, rather than list them all. Where a verb allows
+    abbreviations, both spellings of an option are one, and what fits several is none."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found = super()._get_option_tuples(option_string)
+        return found[:1] if len({entry[0].dest for entry in found}) == 1 else []
 
     def error(self, message: str) -> NoReturn:
         try:

@@ -93,6 +93,25 @@ def test_lines_stay_whole_without_a_prefix_too(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out == "rest\n"
 
 
+def test_the_beginning_of_a_line_may_be_a_prompt(capfd: pytest.CaptureFixture[str]) -> None:
+    """Then what follows is shown as it comes, up to the end of the line."""
+    printer = CommandPrinter([("", "e> "), ""])
+    printer.write(0, 1, b"whole\n")
+    assert not printer.has_partial(0)
+    printer.write(0, 1, b"(Pdb) ")
+    assert printer.has_partial(0) and capfd.readouterr().out == "whole\n"
+    printer.show_partial(0)
+    printer.write(0, 1, b"c")
+    assert not printer.has_partial(0) and capfd.readouterr().out == "(Pdb) c"
+    printer.write(0, 1, b"\n")
+    printer.write(0, 1, b"x")
+    assert printer.has_partial(0) and capfd.readouterr().out == "\n"
+    printer.write(0, 2, b"name: ")
+    printer.show_partial(0)
+    printer.end(0)
+    assert capfd.readouterr() == ("x", "e> name: ")
+
+
 def test_a_line_without_end_is_printed_in_parts(capfd: pytest.CaptureFixture[str]) -> None:
     printer = CommandPrinter(["> ", "> "])
     for _ in range(5):

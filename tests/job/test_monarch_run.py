@@ -7,6 +7,7 @@ import io
 import os
 import queue
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from tests.support.command_line import TIMEOUT, CommandLine
 from tests.support.faults import Faults
 from tests.support.hosts import TRUST, Hosts
 from tests.support.processes import Watch
+from tests.support.terminal import Terminal
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
@@ -200,6 +202,62 @@ def test_threads_of_a_single_rank_are_left_alone(monarch: CommandLine) -> None:
     assert monarch("run", "--nproc-per-node", "2", script).stdout == f"{share(processors(), 2)}\n" * 2
 
 
+@full
+def test_rank_0_reads_standard_input(monarch: CommandLine) -> None:
+    """The first of several ranks does, as far as it likes: what it leaves is there for who comes next, as with torchrun."""
+    script = program(monarch, "print(rank, input() if rank == 0 else sys.stdin.read(), sys.stdin.isatty(), flush=True)")
+    done = monarch("run", "--nproc-per-node", "2", script, text="one\ntwo\n")
+    assert sorted(done.stdout.splitlines()) == ["0 one False", "1  False"]
+    (monarch.folder / "lines").write_text("first\nsecond\n")
+    script = program(monarch, "print(os.read(0, 6), flush=True)")
+    with open(monarch.folder / "lines", "rb") as lines:
+        command = [*monarch.command, "run", script]
+        for said in ("b'first\\n'\n", "b'second'\n"):
+            done = subprocess.run(
+                command,
+                cwd=monarch.folder,
+                env=monarch.environment,
+                stdin=lines,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+            assert done.stdout == said, done.stderr
+
+
+@full
+def test_ranks_have_the_terminal_of_the_command(monarch: CommandLine) -> None:
+    """A debugger in rank 0 can be talked to, and all ranks see a terminal; afterwards it is as it was."""
+    script = program(
+        monarch,
+        """
+# In one write each: what has begun and is not ended for a while is shown, as a prompt is.
+sys.stdout.write(f"{rank} {sys.stdout.isatty()} {sys.stderr.isatty()} {os.get_terminal_size(1).columns}\\n")
+secret = rank + 40
+if rank == 0:
+    breakpoint()
+sys.stdout.write(f"over {rank}\\n")
+""",
+    )
+    command = [*monarch.command, "run", "--nproc-per-node", "2", script]
+    terminal = Terminal(command, monarch.environment, str(monarch.folder))
+    try:
+        before = terminal.attributes()
+        terminal.until(r"\(Pdb\) ")
+        terminal.type("p secret\n")
+        terminal.until("40")
+        terminal.until(r"\(Pdb\) ")
+        terminal.type("c\n")
+        for line in ("0 True True 80", "1 True True 80", "over 0", "over 1"):
+            while f"{line}\n" not in terminal.shown:
+                terminal.until(".")
+        assert terminal.process.wait(TIMEOUT) == 0
+        assert terminal.attributes() == before
+    finally:
+        terminal.close()
+
+
 class OnceANode:
     """The same command, started on each of two nodes, which are this machine."""
 
@@ -320,11 +378,12 @@ def main() -> None:
     dist.all_reduce(total)
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
              "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
-             "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+             "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"]
     found = {name: os.environ.get(name) for name in names}
     found |= {"sum": total.item(), "argv": sys.argv, "path": sys.path[0], "name": __name__, "executable": sys.executable}
     found |= {"set": sorted(name for name in os.environ if name.startswith(("TORCHELASTIC", "MASTER")))}
     sys.stdout.write(json.dumps(found) + "\\n")  # at once: under torchrun lines of ranks may mix
+    sys.stderr.write(f"to stderr {dist.get_rank()}\\n")
     dist.barrier()
     if "fail" in sys.argv and dist.get_rank() == 1:
         raise ValueError("bad luck")
@@ -341,8 +400,23 @@ main()
     [
         (["--nproc-per-node", "2", "--tee", "3", "--max-restarts", "0", "--role", "r", "same.py", "--a", "-m", "b"], 0),
         (["--nproc_per_node=2", "same.py", "fail"], 1),
+        (
+            [
+                "--nproc-per",
+                "2",
+                "--tee",
+                "1",
+                "--virtual-local",
+                "--log-dir",
+                "logs",
+                "--duplicate-stdout",
+                "RANK,,x,sum",
+                "same.py",
+            ],
+            0,
+        ),
     ],
-    ids=["well", "badly"],
+    ids=["well", "badly", "abbreviated"],
 )
 def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: int) -> None:
     """Checks what ranks see, what is shown, and how it ends; the script is the same, and so are the arguments."""
@@ -352,7 +426,7 @@ def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: in
     ours = [*monarch.command, "run"]
     env = monarch.environment | {"OMP_NUM_THREADS": "1"}
 
-    def run(launcher: list[str], *words: str) -> tuple[int, list[str], str]:
+    def run(launcher: list[str], *words: str) -> tuple[int, list[str], list[str], list[str], str]:
         done = subprocess.run(
             [*launcher, *words],
             cwd=monarch.folder,
@@ -362,9 +436,13 @@ def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: in
             timeout=TIMEOUT,
             check=False,
         )
-        return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+        logs = monarch.folder / "logs"
+        filtered = sorted(line for file in logs.rglob("filtered_stdout.log") for line in file.read_text().splitlines())
+        shutil.rmtree(logs, ignore_errors=True)
+        errors = sorted(line for line in done.stderr.splitlines() if "to stderr" in line)
+        return done.returncode, sorted(done.stdout.splitlines()), errors, filtered, done.stderr
 
     theirs, here = run(torchrun, *words), run(ours, *words)
-    assert here[:2] == theirs[:2] and here[0] == status and len(here[1]) == 2, (here, theirs)
+    assert here[:4] == theirs[:4] and here[0] == status and len(here[1]) == len(here[2]) == 2, (here, theirs)
     if status:
-        assert "ValueError: bad luck" in here[2] and "rank 1 ended with status 1" in here[2]
+        assert "ValueError: bad luck" in here[4] and "rank 1 ended with status 1" in here[4]

@@ -138,7 +138,7 @@ def test_commands_that_srun_has_multiplied() -> None:
         ),
         (["--nnodes", "2", "--rdzv-endpoint", "n:1", "--rdzv-conf", "is_host=x", "a.py"], "true or false, got 'x'"),
         (["--numa-binding", "node", "a.py"], "--numa-binding is not there in monarch run"),
-        (["--virtual-local-rank", "a.py"], "--virtual-local-rank is not there"),
+        (["--event-log-handler", "console", "a.py"], "--event-log-handler is not there"),
         (["-m", "--no-python", "a.py"], "exclude each other"),
     ],
 )
@@ -191,10 +191,42 @@ def test_where_output_goes() -> None:
     assert len(set(files)) == 8
 
 
+def test_lines_that_are_duplicated() -> None:
+    found = commands(
+        parsed("-t", "1", "--duplicate-stdout-filters", "a,,b,c", "--duplicate-stderr-filters", "x", "a.py")
+    )
+    out = found[1].stdout
+    assert (out.filtered, out.filters, out.label) == (
+        "/logs/id_x/attempt_0/filtered_stdout.log",
+        ["a,b", "c"],
+        "[default1]:",
+    )
+    assert found[1].stderr == Sink("", True)  # no part of --tee
+    assert commands(parsed("-t", "3", "a.py"))[0].stdout.filtered == ""
+
+
+def test_a_device_of_its_own() -> None:
+    """Named as its host shows them."""
+    options = parsed("--virtual-local-rank", "a.py")
+
+    def devices(*visible: str | None) -> list[tuple[str, str]]:
+        found = rank_plan.commands(options, (2, 2), "id", 0, ("node1", 77), "/logs", "/cwd", {}, visible=visible)
+        return [(one.env["LOCAL_RANK"], one.env["CUDA_VISIBLE_DEVICES"]) for one in found]
+
+    assert devices(None, "4, 5") == [("0", "0"), ("0", "1"), ("0", "4"), ("0", "5")]
+    with pytest.raises(ValueError, match="local rank 1 has no device of its own, CUDA_VISIBLE_DEVICES is '4'"):
+        devices("4", None)
+    assert "CUDA_VISIBLE_DEVICES" not in commands(parsed("a.py"))[0].env
+
+
 def test_prefixes() -> None:
-    assert rank_plan.prefixes(parsed("a.py"), (1, 1)) == [None]
-    assert rank_plan.prefixes(parsed("a.py"), (1, 2)) == ["", ""]
-    assert rank_plan.prefixes(parsed("-t", "1", "a.py"), (2, 2)) == ["[default0]:", "[default1]:"] * 2
+    assert rank_plan.prefixes(parsed("a.py"), (1, 1)) == [(None, None)]
+    assert rank_plan.prefixes(parsed("a.py"), (1, 2)) == [("", ""), ("", "")]
+    both = [("[default0]:", "[default0]:"), ("[default1]:", "[default1]:")]
+    assert rank_plan.prefixes(parsed("-t", "3", "a.py"), (2, 2)) == both * 2
+    # Streams that are no part of --tee are bare.
+    assert rank_plan.prefixes(parsed("-t", "1", "a.py"), (1, 2)) == [("[default0]:", ""), ("[default1]:", "")]
+    assert rank_plan.prefixes(parsed("-t", "0:2", "a.py"), (1, 2)) == [("", "[default0]:"), ("", "")]
 
 
 def test_which_hosts_take_part() -> None:

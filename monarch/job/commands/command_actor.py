@@ -10,11 +10,14 @@ when it or the client is killed: the host agent ends the whole group.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +29,7 @@ from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint
 from monarch.actor.lowlevel import importable, start_thread
 from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
+from monarch.job.commands.standard_input import take
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -109,10 +113,11 @@ class CommandActor(Actor):
     def _start_child(self, command: RankCommand, output: _CommandOutput) -> int:
         words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
         report = _Report(command.report_variable)
-        with _script(command) as (beginning, script):
+        given = take(command.stdin) if command.stdin else None
+        with _script(command) as (beginning, script), _closed_here(given):
             self._child = child = subprocess.Popen(
                 [*beginning, *words],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if given is None else given,
                 stdout=output.writing[0],
                 stderr=output.writing[1],
                 cwd=_folder(command),
@@ -197,6 +202,26 @@ def _script(command: RankCommand) -> Iterator[tuple[list[str], list[int]]]:
         os.close(file)
 
 
+@contextmanager
+def _closed_here(descriptor: int | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _terminal(rows: int, columns: int) -> tuple[int, int]:
+    """Returns both ends of a terminal that passes on what is written as it is: the client's own does the rest."""
+    reading, writing = pty.openpty()
+    settings = termios.tcgetattr(writing)
+    settings[1] &= ~termios.OPOST
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(writing, termios.TCSANOW, settings)
+    termios.tcsetwinsize(writing, (rows, columns))
+    return reading, writing
+
+
 class _Report:
     """A file for what a command wants to have told at its end. It is in memory, and leaves nothing behind whatever
     happens."""
@@ -214,6 +239,36 @@ class _Report:
         return data
 
 
+class _LineFilter:
+    """The lines of a stream that have one of some words, appended to a file. Each is one write, so those of commands that
+    share the file stay whole."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._words = [word.encode() for word in sink.filters]
+        self._label = sink.label.encode()
+        self._file = _opened(sink.filtered, empty=False)
+        self._left = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._left = (self._left + data).split(b"\n")
+        for line in lines:
+            self._look(line + b"\n")
+        if len(self._left) > _PIECE:  # a line that does not end
+            self._look(self._left)
+            self._left = b""
+
+    def close(self) -> None:
+        """Takes what was not ended as a line, too."""
+        if self._left:
+            self._look(self._left)
+        if self._file is not None:
+            os.close(self._file)
+
+    def _look(self, line: bytes) -> None:
+        if self._file is not None and any(word in line for word in self._words):
+            _write(self._file, self._label + line)
+
+
 class _CommandOutput:
     """The two streams of a command. `writing`: what it writes to; `reading`: where that comes out, None where it goes
     straight into a file."""
@@ -222,13 +277,15 @@ class _CommandOutput:
         self._sinks = sinks
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)
         self._files: list[int | None] = []
+        self._filters: list[_LineFilter | None] = []
         self.reading: list[int | None] = []
         self.writing: list[int] = []
         try:
             for sink in sinks:
-                file = _opened(sink)
+                self._filters.append(_LineFilter(sink) if sink.filtered else None)
+                file = _opened(sink.file, empty=True)
                 if sink.shown or file is None:
-                    reading, writing = os.pipe()
+                    reading, writing = os.pipe() if sink.terminal == (0, 0) else _terminal(*sink.terminal)
                     self.reading.append(reading)
                     self.writing.append(writing)
                     self._files.append(file)
@@ -245,6 +302,7 @@ class _CommandOutput:
         """Yields what comes out, for the client; into the file as well, if there is one. Ends when nobody can write any
         more, and a while after the command has ended."""
         reading, file, shown = self.reading[index], self._files[index], self._sinks[index].shown
+        lines = self._filters[index]
         assert reading is not None
         poll = select.poll()
         poll.register(reading, select.POLLIN)
@@ -255,11 +313,18 @@ class _CommandOutput:
                 poll.unregister(self._ended)
                 patience = _LEFT_OPEN
                 continue
-            data = os.read(reading, _PIECE)
+            try:
+                data = os.read(reading, _PIECE)
+            except OSError as exc:
+                if exc.errno != errno.EIO:  # of a terminal that nobody has open any more
+                    raise
+                return
             if not data:
                 return
             if file is not None:
                 _write(file, data)
+            if lines is not None:
+                lines.feed(data)
             if shown:
                 yield data
 
@@ -272,6 +337,8 @@ class _CommandOutput:
         self.writing = []
 
     def close(self) -> None:
+        for lines in filter(None, self._filters):
+            lines.close()
         for descriptor in (*self.reading, *self._files, self._ended):
             if descriptor is not None:
                 os.close(descriptor)
@@ -305,12 +372,12 @@ def _path(command: RankCommand) -> dict[str, str]:
     return {"PATH": os.pathsep.join(filter(None, (command.path_first, os.environ.get("PATH", os.defpath))))}
 
 
-def _opened(sink: Sink) -> int | None:
-    if not sink.file:
+def _opened(file: str, *, empty: bool) -> int | None:
+    if not file:
         return None
     try:
-        private_files.make_folder(os.path.dirname(os.path.abspath(sink.file)), mine=False, closed=False)
-        return private_files.open_log(sink.file, empty=True)
+        private_files.make_folder(os.path.dirname(os.path.abspath(file)), mine=False, closed=False)
+        return private_files.open_log(file, empty=empty)
     except private_files.UntrustedFileError as exc:
         raise PermissionError(
             f"on {os.uname().nodename} {exc}: what a command writes is not put there. Name another folder"

@@ -13,10 +13,16 @@ PYTHON = "{python}"
 
 
 class Sink(msgspec.Struct, frozen=True):
-    """A stream's destination: into a file on its host ("": none), to the client, or both."""
+    """A stream's destination: into a file on its host ("": none), to the client, or both. `terminal`: rows and columns of the
+    client's terminal, for a stream that is to be one as well; zeros for a pipe. `filtered`: a file that several commands of
+    the host share, for lines with one of `filters`, each behind `label`."""
 
     file: str = ""
     shown: bool = True
+    terminal: tuple[int, int] = (0, 0)
+    filtered: str = ""
+    filters: list[str] = []
+    label: str = ""
 
 
 class RankCommand(msgspec.Struct, frozen=True):
@@ -25,7 +31,8 @@ class RankCommand(msgspec.Struct, frozen=True):
     `defaults`: variables that the process's own environment goes over. `report_variable`: names a file, for what it wants to
     have told at its end. `path_first`: a folder before all others on PATH. A first word PYTHON is the interpreter of
     the process. `script`: what bash is to run, with `words` as its name and arguments; None without one. `passing`: a folder
-    above the files of its output that is removed with the run of its host; "" without one."""
+    above the files of its output that is removed with the run of its host; "" without one. `stdin`: the name of a door at
+    which a command on the client's machine gets the client's standard input; "" for none."""
 
     words: list[str]
     env: dict[str, str]
@@ -40,6 +47,7 @@ class RankCommand(msgspec.Struct, frozen=True):
     grace: float = 5.0  # seconds between SIGTERM and the end of the process, when it is stopped
     script: bytes | None = None
     passing: str = ""
+    stdin: str = ""
 
 
 def words_of(cmd: Sequence[str] | str) -> list[str]:

@@ -18,7 +18,7 @@ from monarch.job.torchrun.meeting import MeetingPlace
 OF_MEETINGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "local_addr", "node_rank")
 # How agents of torchrun watch their workers.
 WITHOUT_MEANING = ("monitor_interval", "start_method")
-NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding", "duplicate_stdout_filters", "duplicate_stderr_filters")
+NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -38,9 +38,10 @@ class RankStreams(msgspec.Struct, frozen=True):
 
 class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that were given. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or
-    auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `meeting`: where commands that are
-    started on every node meet, None for a single one; `lonely_endpoint`: where they would, with more than one; `unused`:
-    given and without meaning, `unused_with_job`: where a job has the hosts."""
+    auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `filters`: words of stdout and of stderr
+    whose lines are duplicated; `meeting`: where commands that are started on every node meet, None for a single one;
+    `lonely_endpoint`: where they would, with more than one; `unused`: given and without meaning, `unused_with_job`: where a
+    job has the hosts."""
 
     nodes: tuple[int, int] | None
     per_node: str
@@ -52,7 +53,9 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str | None
     redirects: RankStreams
     tee: RankStreams
+    filters: tuple[list[str], list[str]]
     shown: frozenset[int] | None
+    virtual_local_rank: bool
     master_addr: str | None
     master_port: int | None
     signals: list[int]
@@ -105,7 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in ("rdzv_endpoint", "node_rank"):
             continue
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", help=argparse.SUPPRESS)
-    parser.add_argument("--virtual-local-rank", "--virtual_local_rank", action="store_true", help=argparse.SUPPRESS)
+    add("--virtual-local-rank", action="store_true", help="each rank sees its own device alone, and LOCAL_RANK is 0")
+    for stream in ("stdout", "stderr"):
+        add(
+            f"--duplicate-{stream}-filters",
+            metavar="WORD,WORD",
+            help=f"lines of --tee with one of these also go into filtered_{stream}.log (a comma of a word: ,,)",
+        )
     parser.add_argument("training_script", metavar="SCRIPT", help="what every rank runs")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARG", help="its arguments")
 
@@ -122,7 +131,7 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
             found = text in ("1", "true", "True") if kind is bool else _number(name, text, kind)
         return found
 
-    for name in (*NOT_THERE, "virtual_local_rank"):
+    for name in NOT_THERE:
         if value(name, None):
             raise ValueError(f"{_option(name)} is not there in monarch run: leave it out")
     restarts = value("max_restarts", 0, int)
@@ -148,6 +157,8 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
         log_dir=value("log_dir", None),
         redirects=streams(value("redirects", "0")),
         tee=streams(value("tee", "0")),
+        filters=(words(value("duplicate_stdout_filters", "")), words(value("duplicate_stderr_filters", ""))),
+        virtual_local_rank=value("virtual_local_rank", False, bool),
         shown=frozenset(_number("local_ranks_filter", part, int) for part in shown.split(",")) if shown else None,
         master_addr=address,
         master_port=value("master_port", 29500 if address else None, int),
@@ -246,6 +257,11 @@ def streams(text: str) -> RankStreams:
             )
         found[int(rank)] = int(which)
     return RankStreams(0, found)
+
+
+def words(text: str) -> list[str]:
+    """Reads `a,b`, where two commas are one of a word."""
+    return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",") if word]
 
 
 def signals(text: str) -> list[int]:

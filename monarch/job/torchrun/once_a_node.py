@@ -168,7 +168,15 @@ class _Leader:
         mesh.initialized.get()
         try:
             where = f"the meeting at {self._place}"
-            return runner.run(mesh, self._options, where, self._env, passing=self._passing, printer=self._printer)
+            return runner.run(
+                mesh,
+                self._options,
+                where,
+                self._env,
+                passing=self._passing,
+                printer=self._printer,
+                own_streams=True,
+            )
         finally:
             try:
                 mesh.shutdown().get(_ENDING)

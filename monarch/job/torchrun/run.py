@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from monarch._devices import vendors
@@ -28,15 +28,19 @@ from monarch.job.commands.command_actor import CommandActor, CommandEnded
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
+from monarch.job.commands.standard_input import InputDoor
 from monarch.job.torchrun import failures, rank_plan
 from monarch.job.torchrun.arguments import TorchrunOptions
 from monarch.job.torchrun.failures import RankFailure, Tail
+from monarch.job.torchrun.rank_plan import ClientStreams
 from monarch.spmd.spmd_actor import host_and_port
 
 logger = logging.getLogger("monarch")
 _ASK = 60.0  # seconds for what waits for nobody
 _ALIVE = 15.0  # for a host that may be gone
+_PROMPT = 0.05  # seconds after which the beginning of a line is one that waits for an answer
 _LOOPBACK = "127.0.0.1"
+_NO_STREAMS = ClientStreams()
 
 
 class HostProbe(Actor):
@@ -46,6 +50,11 @@ class HostProbe(Actor):
     def look(self) -> tuple[str, int, int]:
         """Its name, and how many devices and processors a program sees there."""
         return os.uname().nodename, vendors.count(), len(os.sched_getaffinity(0))
+
+    @endpoint
+    def visible_devices(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES, as ranks find it."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
 
     @endpoint
     def free_port(self) -> int:
@@ -100,13 +109,35 @@ def run(
     out: Any = None,
     passing: Passing | None = None,
     printer: Callable[[int], CommandPrinter] | None = None,
+    own_streams: bool = False,
 ) -> int:
     """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
     else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
-    What is told goes to `out`, by default stderr. `printer` makes what prints the output of so many ranks, in each attempt.
-    ValueError for what the hosts do not have."""
+    What is told goes to `out`, by default stderr. `passing`: signals of others. `printer` makes what prints the output of so
+    many ranks, in each attempt. With `own_streams` rank 0 reads this program's standard input, and what shows the output of
+    ranks on a terminal is one to them. ValueError for what the hosts do not have."""
     told = sys.stderr if out is None else out
-    return _TorchrunRun(hosts, options, where, dict(env or {}), told, passing or Passing(), printer).run()
+    with _own_streams(printer is None) if own_streams else nullcontext(_NO_STREAMS) as streams:
+        return _TorchrunRun(hosts, options, where, dict(env or {}), told, passing or Passing(), printer, streams).run()
+
+
+@contextmanager
+def _own_streams(shown_here: bool) -> Iterator[ClientStreams]:
+    with InputDoor() as door:
+        if not shown_here:
+            yield ClientStreams(door.name)
+            return
+        out, err = (_terminal_size(stream) for stream in (rank_plan.STDOUT, rank_plan.STDERR))
+        yield ClientStreams(door.name, door.terminal, (out, err))
+
+
+def _terminal_size(descriptor: int) -> tuple[int, int]:
+    """Rows and columns; zeros where it is no terminal."""
+    try:
+        columns, rows = os.get_terminal_size(descriptor)
+    except OSError:
+        return 0, 0
+    return rows or 24, columns or 80
 
 
 class _TorchrunRun:
@@ -119,6 +150,7 @@ class _TorchrunRun:
         out: Any,
         passing: Passing,
         printer: Callable[[int], CommandPrinter] | None,
+        streams: ClientStreams,
     ) -> None:
         self._given = hosts
         self._options = options
@@ -127,6 +159,7 @@ class _TorchrunRun:
         self._out = out
         self._passing = passing
         self._printer = printer
+        self._streams = streams
         self._run_id = options.run_id or uuid.uuid4().hex[:12]
         self._unique = uuid.uuid4().hex[:8]
         self._per_host = 1  # ranks, in the attempt that is the last
@@ -155,7 +188,8 @@ class _TorchrunRun:
 
     def _attempt(self, hosts: Sequence[HostMesh], attempt: int) -> int | tuple[list[RankFailure], list[int]]:
         """The exit status of the run, or who failed and who was ended for it."""
-        facts = _look(hosts, _ASK)
+        facts = _ask(hosts, "look", _ASK)
+        visible = _ask(hosts, "visible_devices", _ASK) if self._options.virtual_local_rank else []
         names = [fact[0] for fact in facts]
         count = rank_plan.count_of(self._options.per_node, facts)
         self._per_host = count
@@ -165,7 +199,7 @@ class _TorchrunRun:
         if attempt == 0 and rank_plan.writes_files(self._options):
             self._say(f"output of the ranks is in {folder}/attempt_N/RANK on each host")
         commands = rank_plan.commands(
-            self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env
+            self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env, self._streams, visible
         )
         # A single rank has its host to itself, and as many threads as it likes, as under torchrun.
         with configured(share_threads=settings.share_threads() and count > 1):
@@ -199,7 +233,7 @@ class _TorchrunRun:
         for number, host in enumerate(hosts):
             try:
                 if number in lost:
-                    _look([host], _ALIVE)
+                    _ask([host], "look", _ALIVE)
             except Exception as exc:
                 self._say(f"a host is gone, and the run goes on without it: {first_line(exc)}")
             else:
@@ -226,6 +260,8 @@ class _TorchrunAttempt:
         sizes = len(meshes), self._count
         prefixes = rank_plan.prefixes(self._options, sizes)
         self._printer = CommandPrinter(prefixes) if run._printer is None else run._printer(len(prefixes))
+        self._interactive = run._streams.interactive and len(commands) > 1
+        self._prompt: float | None = None  # when the line that rank 0 has begun counts as a prompt
         self._tails = [Tail() for _ in commands]
         self._pids = [0] * len(commands)
         self._ready: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -259,10 +295,16 @@ class _TorchrunAttempt:
         when_ready(future, lambda: self._ready.put(("read", rank)))
 
     def _next(self) -> None:
+        now = time.monotonic()
+        if self._prompt is not None and now >= self._prompt:
+            self._printer.show_partial(0)
+            self._prompt = None
+        due = [moment for moment in (self._deadline, self._prompt) if moment is not None]
         try:
-            patience = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            what, number = self._ready.get(timeout=patience)
+            what, number = self._ready.get(timeout=max(0.0, min(due) - now) if due else None)
         except queue.Empty:
+            if self._deadline is None or time.monotonic() < self._deadline:
+                return
             self._say(f"not ended within {self._options.grace:g} s, killed: ranks {failures.ranges(list(self._reads))}")
             self._deadline = None
             self._signal(signal.SIGKILL)
@@ -291,6 +333,8 @@ class _TorchrunAttempt:
             if piece.stream == rank_plan.STDERR:
                 self._tails[number].add(piece.data)
             self._printer.write(number, piece.stream, piece.data)
+        if self._interactive and not number:
+            self._prompt = time.monotonic() + _PROMPT if self._printer.has_partial(0) else None
         self._read(number)
 
     def _on_end(self, rank: int, ended: CommandEnded) -> None:
@@ -360,8 +404,8 @@ def _facts(host: HostMesh) -> Iterator[Any]:
             pass
 
 
-def _look(hosts: Sequence[HostMesh], patience: float) -> list[tuple[str, int, int]]:
-    """Returns what is to be known of each; all are asked before the first has to answer."""
+def _ask(hosts: Sequence[HostMesh], question: str, patience: float) -> list[Any]:
+    """Returns what the probe of each says; all are asked before the first has to answer."""
     with ExitStack() as stack:
-        asked = [stack.enter_context(_facts(host)).look.call_one() for host in hosts]
+        asked = [getattr(stack.enter_context(_facts(host)), question).call_one() for host in hosts]
         return [answer.get(patience) for answer in asked]

@@ -41,6 +41,7 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.allow_abbrev = True  # as torchrun's are
     parser.add_argument("--job", metavar="JOB", help="MODULE.ATTRIBUTE, or a job of monarch.toml or pyproject.toml")
     parser.add_argument("--mesh", metavar="NAME", help="of the job (default: the first)")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the ranks")
@@ -69,7 +70,7 @@ def run_on(
         wanted = msgspec.structs.replace(wanted, unused=[*wanted.unused_with_job, *wanted.unused])
         try:
             hosts = mesh_of(current.state(), options.mesh)
-            return runner.run(hosts, wanted, current.name, env, printer=printer)
+            return runner.run(hosts, wanted, current.name, env, printer=printer, own_streams=True)
         finally:
             if options.kill:
                 current.kill()
@@ -86,8 +87,12 @@ def run_on(
     if least == 1:
         from monarch.actor import this_host
 
-        return runner.run(this_host(), wanted, "this machine", env, printer=printer)
-    return on_this_machine(least, lambda hosts: runner.run(hosts, wanted, "this machine", env, printer=printer))
+        return runner.run(this_host(), wanted, "this machine", env, printer=printer, own_streams=True)
+
+    def on_hosts(hosts: HostMesh) -> int:
+        return runner.run(hosts, wanted, "this machine", env, printer=printer, own_streams=True)
+
+    return on_this_machine(least, on_hosts)
 
 
 def lines_of(ranks: int) -> CommandPrinter:
