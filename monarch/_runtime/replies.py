@@ -398,12 +398,14 @@ class Entry(Source):
                 )
             )
 
+        looks = self.looks() if seconds >= LONG_WAIT else None
+
         def look() -> None:
-            if not self.ready:
-                proc.hooks.look_for_cause()
+            if looks is not None and not self.ready:
+                looks()
                 self.timer = proc.loop.call_later(LOOKING, expire)
 
-        if seconds < LONG_WAIT:
+        if looks is None:
             self.timer = proc.loop.call_later(seconds, expire)
         else:
             self.timer = proc.loop.call_later(seconds - LOOKING, look)
