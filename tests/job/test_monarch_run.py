@@ -334,7 +334,8 @@ def test_a_signal_to_one_command_ends_the_run_of_all(monarch: CommandLine, once:
         """The one that leads first."""
         leader = once.start("0", "--rdzv-conf", "is_host=true", script)
         other = once.start("1", "--rdzv-conf", "is_host=false", script)
-        assert leader.stdout is not None
+        assert leader.stdout is not None and other.stderr is not None
+        assert "shows what the ranks print" in other.stderr.readline()  # from here on it takes signals
         return [leader, other], watch([int(leader.stdout.readline()) for _ in range(2)])
 
     running, left = begin()

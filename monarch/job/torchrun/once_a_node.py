@@ -227,13 +227,12 @@ def _follow(line: MeetingLine, own: Joining, place: MeetingPlace, options: Torch
         raise ValueError(said.why)
     if not isinstance(said, Met):
         raise ConnectionError(f"the command that led at {place} has gone before all nodes had met; see what it said")
-    terminal.note(
-        visible(f"monarch run: {said.nodes} nodes have met at {place}; {said.leader} shows what the ranks print")
-    )
+    told = f"monarch run: {said.nodes} nodes have met at {place}; {said.leader} shows what the ranks print"
     notes: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     start_thread(_listen, "monarch-meeting", line, notes)
     asked, deadline = 0, None
     with noted_signals(options.signals, notes):
+        terminal.note(visible(told))
         while True:
             try:
                 patience = None if deadline is None else max(0.0, deadline - time.monotonic())
