@@ -28,8 +28,9 @@ class Scripts:
         self._count = 0
 
     def start(
-        self, source: str, *args: str, env: dict[str, str] | None = None, **options: Any
+        self, source: str, *args: str, env: dict[str, str] | None = None, limit: float = 2 * TIMEOUT, **options: Any
     ) -> subprocess.Popen[str]:
+        """`limit`: the seconds after which it is killed, for a program that is asked many things."""
         self._count += 1
         file = self.folder / f"program{self._count}.py"
         file.write_text(textwrap.dedent(source))
@@ -45,7 +46,7 @@ class Scripts:
         process = subprocess.Popen([sys.executable, str(file), *args], env=environment, text=True, **settings)
         self._started.append(process)
         # Whoever reads from a program that says nothing more gets an end of file instead of waiting for ever.
-        watchdog = threading.Timer(2 * TIMEOUT, process.kill)
+        watchdog = threading.Timer(limit, process.kill)
         watchdog.daemon = True
         watchdog.start()
         self._watchdogs.append(watchdog)

@@ -88,7 +88,7 @@ held.get()
 
 
 def test_a_program(scripts: Any, tmp_path: Path) -> None:
-    program = scripts.start(PROGRAM, env={"MONARCH_PRELOAD": "none"})
+    program = scripts.start(PROGRAM, env={"MONARCH_PRELOAD": "none"}, limit=600)
     assert program.stdout.readline() == "ready\n"
 
     def told(*words: str) -> list[Any]:
