@@ -19,6 +19,8 @@ from monarch.actor import Actor, Channel, Port, concurrent_endpoint, context, cu
 from monarch.replay import Outcome, RecordingError, recording, replay
 from monarch.testing import InProcessCluster
 
+GO_ON = threading.Event()
+
 
 class Database(Actor):
     def __init__(self) -> None:
@@ -31,6 +33,11 @@ class Database(Actor):
     @endpoint
     def fail(self) -> None:
         raise RuntimeError("on purpose")
+
+    @endpoint
+    def hold(self) -> None:
+        """Answers nothing until the test goes on."""
+        GO_ON.wait(60)
 
     @endpoint
     def tell(self, port: Port[int], value: int) -> None:
@@ -88,6 +95,10 @@ class Gatherer(Actor):
         row = await self.database.get.call_one(key)
         self.order.append(key)
         return str(row)
+
+    @endpoint
+    async def hold(self) -> None:
+        self.database.hold.broadcast()
 
     @endpoint
     async def all(self, keys: list[int]) -> list[str]:
@@ -215,16 +226,21 @@ def test_answers_channels_ports_and_chance_are_as_then(tmp_path: Path) -> None:
 
 def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
     def run(gatherer: Any) -> None:
+        # An answer that comes before it is awaited lets its task go on at once, which a replay does not know.
+        gatherer.hold.call_one().get(timeout=60)
         waits = [gatherer.fetch.call_one(key) for key in range(6)]
+        assert gatherer.in_order.call_one().get(timeout=60) == []
+        GO_ON.set()
         assert [wait.get(timeout=60) for wait in waits] == [f"row {key}" for key in range(6)]
         assert gatherer.all.call_one([3, 1, 2]).get(timeout=60) == ["row 3", "row 1", "row 2"]
         gatherer.in_order.call_one().get(timeout=60)
         assert gatherer.blocking.call_one(4).get(timeout=60) == "row 4"
 
+    GO_ON.clear()
     (file,) = _record(tmp_path, run, Gatherer)
     outcome, _ = _replay(file)
     assert outcome.divergence is None, str(outcome.divergence)
-    assert (outcome.status, outcome.messages) == (0, 9)
+    assert (outcome.status, outcome.messages) == (0, 11)
 
 
 def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
