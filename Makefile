@@ -50,7 +50,7 @@ format: $(READY)  ## let ruff format everything
 
 # What depends on which thread reads.
 WAITING := $(addprefix tests/procs/test_,waits.py interrupts.py other_loops.py)
-# What chooses by itself who reads, or does not depend on it.
+# Tests that choose by themselves who reads, or do not depend on it.
 BY_ITSELF := a_few_seconds or xdist
 
 test: $(READY)  ## every promise once, in under four minutes on two cores

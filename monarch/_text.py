@@ -92,6 +92,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
+def bracketed(host: str) -> str:
+    """`host` as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def first_line(said: object) -> str:
     """Returns the first line of a text, or of what an exception says; of one that says nothing its class."""
     lines = str(said).strip().splitlines()

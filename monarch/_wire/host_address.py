@@ -20,6 +20,8 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monarch._text import bracketed
+
 _TCP = {"tcp": False, "tls": True, "metatls": True}  # scheme -> whether certificates are required
 SCHEMES = (*_TCP, "ipc")
 _EVERY = ("*", "0.0.0.0", "::")
@@ -188,11 +190,6 @@ def _dialable(place: Place) -> Tcp | Ipc | None:
     if isinstance(place, Tcp):
         return place if place.port and place.host != "*" else None
     return place if isinstance(place, Ipc) else None
-
-
-def bracketed(host: str) -> str:
-    """`host` as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host
 
 
 def is_address(host: str) -> bool:

@@ -22,7 +22,7 @@ from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import job_logger
 from monarch.job.schedulers import SCHEDULERS, job_of
 from monarch.job.torchrun import command_words
-from monarch.job.worker_launch import TLS, WorkerLaunch, new_secret, start_beside
+from monarch.job.worker_launch import OF_RANKS, WorkerLaunch, new_secret, own_tls, start_beside
 
 if TYPE_CHECKING:
     from monarch.actor import HostMesh
@@ -152,12 +152,7 @@ class SPMDJob(JobTrait):
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _KEY = "monarch/spmd/{}"
 _started: list[_RankWorker] = []  # of this process: they end with it
-_VARIABLES = {
-    "rank": "RANK",
-    "local_rank": "LOCAL_RANK",
-    "world_size": "WORLD_SIZE",
-    "local_world_size": "LOCAL_WORLD_SIZE",
-}
+_VARIABLES = {name.lower(): name for name in OF_RANKS}
 
 
 class StoreJob(JobTrait):
@@ -259,8 +254,7 @@ class _RankWorker:
         else:
             scheme = "tcp" if transport == "tcp" else "tls"
             self.address, served = f"{scheme}://{socket.gethostname()}:{port}", f"{scheme}://*:{port}"
-        tls = {key: os.environ[name] for key, name in TLS.items() if os.environ.get(name)}
-        self.process = start_beside(WorkerLaunch(secret, None, tls), served, stdout=subprocess.DEVNULL)
+        self.process = start_beside(WorkerLaunch(secret, None, own_tls()), served, stdout=subprocess.DEVNULL)
 
 
 def _rank(key: str, given: int | None) -> int:

@@ -13,7 +13,8 @@ import msgspec
 
 SECRET = "MONARCH_SECRET"
 LEASE = "MONARCH_WORKER_LEASE"
-_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+# The options of TLS, and the variables that stand in for those that are not given.
 TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
 
 
@@ -58,13 +59,18 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
+def own_tls() -> dict[str, str]:
+    """Returns the files of TLS that this process was given, by option; {} without TLS."""
+    return {option: os.environ[name] for option, name in TLS.items() if os.environ.get(name)}
+
+
 def start_beside(
     launch: WorkerLaunch, address: str, *, stdout: Any, stderr: Any = None, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Starts a worker on this machine that ends with this process: it reads its orders from a pipe, and ends when that
     does."""
     # Ranks of torchrun have variables that are about themselves, and so do what they start: those of a host have none.
-    environment = {key: value for key, value in os.environ.items() if key not in _OF_RANKS}
+    environment = {key: value for key, value in os.environ.items() if key not in OF_RANKS}
     process = subprocess.Popen(
         [*launch.command(sys.executable, address), "--stdin"],
         stdin=subprocess.PIPE,

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from monarch._linux import private_files, terminal
 from monarch.job import modules
-from monarch.job.worker_launch import new_secret
+from monarch.job.worker_launch import TLS, new_secret
 from monarch.tools import certs, exit_codes, json_output, verbs, worker_stdin
 from monarch.tools.verbs import shell_verb
 
@@ -33,9 +33,6 @@ shell_on_job = shell_verb.shell_on_job
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
-
-# The options of TLS, and the variables that stand in for those that are not given.
-TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
 
 _NEAR = (
     0.75  # how much alike a word has to be to one that may be meant: `stat` and `status` are, `serve` and `secret` not

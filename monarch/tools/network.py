@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import socket
 
+from monarch._text import bracketed
 from monarch.spmd.addresses import ip_address
 
 __all__ = ["AddrType", "get_ipaddr", "get_sockaddr"]
@@ -34,4 +35,4 @@ def get_ipaddr(hostname: str, port: int | None = None, addr_type: AddrType = Add
 def get_sockaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default) -> str:
     """Returns `address:port`, an IPv6 address in brackets. RuntimeError when the host has none of this kind."""
     address = get_ipaddr(hostname, port, addr_type)
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"{bracketed(address)}:{port}"

@@ -145,7 +145,7 @@ class LargeHost:
 
 SIZE = 5 << 20  # two pieces
 OLD, NEW = bytes(SIZE), b"n" * SIZE
-# Which request is which, of a file of two pieces that is here for the first time.
+# The numbers of the requests for a file of two pieces that is here for the first time.
 MANIFEST, STAMP, FIRST, LAST, AGAIN = range(1, 6)
 
 

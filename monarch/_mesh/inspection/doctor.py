@@ -106,10 +106,8 @@ def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:
 def _explained(graph: WaitGraph, seconds: float) -> WaitGraph:
     from monarch._mesh.inspection import mesh_stacks
 
-    if (
-        not max((each.seconds for part in (graph.edges, graph.handlers) for each in part), default=0.0)
-        >= diagnosis.LONG
-    ):
+    lasting = [edge.seconds for edge in graph.edges] + [handler.seconds for handler in graph.handlers]
+    if max(lasting, default=0.0) < diagnosis.LONG:
         return graph
     try:
         findings = [finding.title for finding in examine(mesh_stacks.ask_program, seconds).findings]

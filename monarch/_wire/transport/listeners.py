@@ -8,7 +8,8 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any
 
-from monarch._wire.host_address import HostAddress, Inherited, Ipc, Tcp, bracketed, routable_address
+from monarch._text import bracketed
+from monarch._wire.host_address import HostAddress, Inherited, Ipc, Tcp, routable_address
 from monarch._wire.logs import warn
 from monarch.config import settings
 

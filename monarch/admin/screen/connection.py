@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from monarch._text import bracketed
+
 ADMIN_PORT = 1729
 TOKEN = "MONARCH_ADMIN_TOKEN"  # where --addr has none: command lines can be read by everybody on a machine
 _FOUND = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "key": "MONARCH_TLS_KEY"}
@@ -59,7 +61,7 @@ def plan(
             raise ValueError("--tls-cert and --tls-key are given together")
         if not tls.ca:
             raise ValueError("--tls-cert and --tls-key need --tls-ca")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = bracketed(parts.hostname)
     plain = plaintext or (bool(separator) and scheme == "http")
     default = port or (None if separator else ADMIN_PORT)
     place = host if given_port is None and default is None else f"{host}:{given_port or default}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
 from monarch._linux.loopback_peer import is_loopback
+from monarch._text import bracketed
 from monarch.dashboard.routes.telemetry_routes import query_routes, upload_routes
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
         host = "localhost"
     scheme = "https" if site.certificate else "http"
     token = "" if is_loopback(site.host) else f"/?token={site.token}"
-    return f"{scheme}://[{host}]:{name[1]}{token}" if ":" in host else f"{scheme}://{host}:{name[1]}{token}"
+    return f"{scheme}://{bracketed(host)}:{name[1]}{token}"
 
 
 # --- what is on which port

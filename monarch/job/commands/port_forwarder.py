@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._linux.loopback_peer import Doorkeeper
-from monarch._text import counted
+from monarch._text import bracketed, counted
 from monarch.actor import Actor, Point, ProcMesh, concurrent_endpoint, current_rank, endpoint
 
 _PIECE = 128 * 1024  # at most, of each direction of a connection, that is on its way; then the sender's TCP waits
@@ -133,7 +133,7 @@ class ForwardListener(Actor):
         self._server = await asyncio.start_server(serve, host, number, limit=_PIECE, start_serving=False)
         await self._server.start_serving()  # from here on it is there to be closed, also when this is cancelled
         host, number = self._server.sockets[0].getsockname()[:2]
-        address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        address = f"{bracketed(host)}:{number}"  # which `say` says from now on
         return address
 
     async def _carry(self, here: _Stream, connector: Any, port: int) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from monarch._text import bracketed
 from monarch.job.worker_launch import WorkerLaunch
 
 _FAILED = 1  # the actor's status, with which Ray starts it again
@@ -36,7 +37,7 @@ class RayHost:
         self._status: int | None = None
         self._stopping = False
         ip = ray.util.get_node_ip_address()
-        shown = f"[{ip}]" if ":" in ip else ip
+        shown = bracketed(ip)
         # Bound here, so that the port is known and nobody else can take it.
         with socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET) as listening:
             self._address = f"{launch.scheme}://{shown}:{listening.getsockname()[1]}"

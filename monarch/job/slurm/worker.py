@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from monarch._text import bracketed
 from monarch.job.slurm.script import HOSTS
 
 Resolve = Callable[[str], str]
@@ -20,8 +21,7 @@ Resolve = Callable[[str], str]
 def address(name: str, others: Sequence[str], port: int, scheme: str, bind_to: str | None, resolve: Resolve) -> str:
     """Returns where the worker on node `name` listens and is reached. ValueError when no other node could reach it there."""
     if bind_to is not None:
-        host = f"[{bind_to}]" if ":" in bind_to else bind_to
-        return f"{scheme}://{name}:{port}@{scheme}://{host}:{port}"
+        return f"{scheme}://{name}:{port}@{scheme}://{bracketed(bind_to)}:{port}"
     here = resolve(name)
     if _is_loopback(here):
         reached = [other for other in others if other != name and not _is_loopback(resolve(other))]

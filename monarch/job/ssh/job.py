@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._text import bracketed
 from monarch.job import detached_sessions
 from monarch.job.detached_sessions import DetachedSession
 from monarch.job.log_file import end_of
@@ -141,7 +142,7 @@ class LoginJob(ScheduledJob):
             reached = dict(zip(names, pool.map(self._address_of, names), strict=True))
         self._folder = tempfile.mkdtemp(prefix="monarch_ssh_job_")
         self._workers = {
-            host: Worker(host, f"{launch.scheme}://{_bracketed(at)}:{self._port}") for host, at in reached.items()
+            host: Worker(host, f"{launch.scheme}://{bracketed(at)}:{self._port}") for host, at in reached.items()
         }
         try:
             for worker in self._workers.values():
@@ -155,7 +156,7 @@ class LoginJob(ScheduledJob):
     def _start(self, worker: Worker, launch: WorkerLaunch) -> None:
         listen = worker.address
         if self._bind_to is not None:
-            listen += f"@{launch.scheme}://{_bracketed(self._bind_to)}:{self._port}"
+            listen += f"@{launch.scheme}://{bracketed(self._bind_to)}:{self._port}"
         command = [*launch.command(self._python_exe, listen), "--stdin"]
         words = self._login(worker.host, f"exec {shlex.join(command)}")
         with open(os.open(self._log(worker.host), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as log:
@@ -395,10 +396,6 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 def _of(worker: Worker) -> dict[str, Any]:
     return {"pid": worker.pid, "word": shlex.quote(f"--address {worker.address}")}
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 # Jobs whose workers end with this program. They are held here: a program may keep the meshes alone, and workers end with

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
+from monarch._text import bracketed
 from monarch.job.commands.command_plan import PYTHON
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun.meeting import MeetingPlace
 
-# How commands that are started once on every node find each other. Where a job has the hosts they mean nothing.
+# For commands that are started once on every node, to find each other. Where a job has the hosts they mean nothing.
 OF_MEETINGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "local_addr", "node_rank")
-# How agents of torchrun watch their workers.
+# For agents of torchrun, to watch their workers.
 WITHOUT_MEANING = ("monitor_interval", "start_method")
 NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding")
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -185,7 +186,7 @@ def _meeting(value: Any, hosts: tuple[int, int] | None) -> MeetingPlace | None:
             )
         return None
     if not endpoint and master:
-        endpoint = f"{f'[{master}]' if ':' in master else master}:{value('master_port', 29500, int)}"
+        endpoint = f"{bracketed(master)}:{value('master_port', 29500, int)}"
     if not endpoint:
         if rank is not None or value("rdzv_backend", None) is not None:
             raise ValueError(

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from monarch._text import bracketed
+
 OWN = 0  # the leader's number among the members; the others have those of their connections
 _DEFAULT_PORT = 29400  # torchrun's, of an endpoint without one
 _LIMIT, _LAST_CALL = 600.0, 30.0  # seconds, torchrun's
@@ -33,7 +35,7 @@ class MeetingPlace(msgspec.Struct, frozen=True, kw_only=True):
     local_address: str = ""
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 def place(endpoint: str, backend: str, configuration: str, node_rank: str | None, local_address: str) -> MeetingPlace:

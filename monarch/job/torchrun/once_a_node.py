@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 from monarch._linux import terminal
-from monarch._text import visible
+from monarch._text import bracketed, visible
 from monarch.actor import attach_to_workers
 from monarch.actor.lowlevel import Secret, load_secret, start_thread
 from monarch.job.commands.printer import CommandPrinter
@@ -28,7 +28,7 @@ from monarch.job.torchrun.arguments import TorchrunOptions
 from monarch.job.torchrun.meeting import Joining, Meeting, MeetingPlace, Met, NotAdmitted, PassedSignal, RunEnded
 from monarch.job.torchrun.meeting_sockets import Door, MeetingLine, NotOursError, dial, is_here, listen
 from monarch.job.torchrun.run import Passing, noted_signals
-from monarch.job.worker_launch import TLS, WorkerLaunch, start_beside
+from monarch.job.worker_launch import WorkerLaunch, own_tls, start_beside
 
 _AGAIN = 0.2  # seconds between attempts to reach the leader
 _LATE = 30.0  # seconds a command waits for the leader's word longer than that may take
@@ -156,9 +156,9 @@ class _Leader:
         reached = next((line.here for line in self._lines.values()), self._place.host)
         seen = {number: line.peer for number, line in self._lines.items()} | {meeting.OWN: ""}
         hosts = meeting.addresses(order, seen, reached)
-        scheme = "tls" if _tls() else "tcp"
+        scheme = "tls" if own_tls() else "tcp"
         workers = [
-            f"{scheme}://{_bracketed(member.address or host)}:{member.port}"
+            f"{scheme}://{bracketed(member.address or host)}:{member.port}"
             for member, host in zip(members, hosts, strict=True)
         ]
         names = ", ".join(member.name for member in members)
@@ -276,7 +276,7 @@ class _OwnWorker:
         family = socket.AF_INET6 if dual else socket.AF_INET
         with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as listening:
             self.port = int(listening.getsockname()[1])
-            tls = _tls()
+            tls = own_tls()
             launch = WorkerLaunch(secret, None, tls)
             address = f"{'tls' if tls else 'tcp'}://*:fd{listening.fileno()}"
             self._process = start_beside(
@@ -306,14 +306,6 @@ class _OwnWorker:
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
-
-
-def _tls() -> dict[str, str]:
-    return {key: os.environ[name] for key, name in TLS.items() if os.environ.get(name)}
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _no_secret(options: TorchrunOptions, place: MeetingPlace) -> str:
