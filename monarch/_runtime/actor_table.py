@@ -50,6 +50,16 @@ class ActorTable:
         self._ever_broke: set[str] = set()  # processes that a connection to broke although they live
         self._lock = threading.Lock()
 
+    def statistics(self) -> dict[str, Any]:
+        """Returns how much is remembered of actors that are not here, and who of each process has sent to which actors."""
+        with self._lock:
+            return {
+                "awaited": len(self._unknown),
+                "missed": len(self._missed),
+                "ended": len(self._tombstones),
+                "senders": {process: sorted(senders) for process, senders in self._senders.items()},
+            }
+
     # --- messages
 
     def deliver(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:

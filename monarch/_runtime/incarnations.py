@@ -18,6 +18,7 @@ nobody has known others at their addresses.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 _PROCESS = 32  # bits for restarts within one process
 _HOST = 16  # bits for restarts of a process on one host
@@ -35,6 +36,13 @@ class Incarnations:
 
     def __bool__(self) -> bool:
         return bool(self._processes or self._actors)
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns how many restarts are known, of the actors of each mesh and of processes."""
+        return {
+            "restarted_actors": {key: len(ranks) for key, ranks in list(self._actors.items())},
+            "restarted_processes": len(self._processes),
+        }
 
     def of(self, key: str, rank: int, address: str) -> int:
         """Returns that of actor `rank` of mesh `key`, which lives in the process at `address`."""

@@ -226,6 +226,11 @@ class Instance:
         with self._lock:
             return self._reorder.continues(stream, call.seq)
 
+    def streams(self) -> int:
+        """Returns from how many senders messages were put in their order."""
+        with self._lock:
+            return len(self._reorder)
+
     def _wait_for_earlier(self, stream: Hashable, number: int) -> None:
         """Bounds how long a message waits for one that may have gone to the actor before this: as long as one waits for an
         actor that is not here. Runs with the lock held."""

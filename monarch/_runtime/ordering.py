@@ -54,6 +54,11 @@ class Numbering:
     def __len__(self) -> int:
         return len(self._counts)
 
+    def sizes(self) -> dict[Hashable, int]:
+        """Returns how many receivers of each mesh have a number."""
+        with self._lock:
+            return {mesh: len(counts) for mesh, counts in self._counts.items()}
+
     def next(self, message: One, mesh: Hashable, rank: RankKey) -> None:
         """Numbers the next message to (mesh, rank); the first is 1."""
         with self._lock:
@@ -211,6 +216,9 @@ class Reorder(Generic[T]):
         self._gaps: dict[Hashable, list[tuple[int, int]]] = {}
         self._held: dict[Hashable, dict[int, T]] = {}
         self.held = 0
+
+    def __len__(self) -> int:
+        return len(self._expected)
 
     def accept(self, sender: Hashable, number: int, item: T) -> Sequence[T] | None:
         expected = self._expected.get(sender, 1)

@@ -166,7 +166,8 @@ class Proc:
         return f"<Proc {self.address} ({len(self.actors)} actors, {len(self._peers)} peers, {len(self.ports)} ports)>"
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers for people who debug: actors, ports that wait, messages that wait, peers."""
+        """Returns numbers for people who debug: actors, ports that wait, messages that wait, peers, and how much is
+        remembered of others."""
         return {
             "actors": len(self.actors),
             "ports": len(self.ports),
@@ -175,6 +176,13 @@ class Proc:
             "peers": [repr(peer) for peer in list(self._peers.values())],
             "loop": self.loop.statistics(),
             "payloads": self.payloads.statistics() if self.payloads is not None else {},
+            "remembered": {
+                **self.table.statistics(),
+                **self.incarnations.statistics(),
+                **self.processes.statistics(),
+                "receivers": {actor.key: actor.numbering.sizes() for actor in list(self.actors.values())},
+                "streams": {actor.key: actor.streams() for actor in list(self.actors.values())},
+            },
         }
 
     # --- sending, any thread

@@ -83,6 +83,14 @@ class Processes:
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
 
+    def statistics(self) -> dict[str, int]:
+        """Returns how many processes are known, have connections here, or have come and are not let in yet."""
+        return {
+            "processes": len(self.peers),
+            "connected": len(self._connections),
+            "newcomers": len(self.newcomers),
+        }
+
     # --- what is known
 
     def peer(self, address: str) -> Peer:

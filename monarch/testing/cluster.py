@@ -100,6 +100,8 @@ class InProcessCluster:
     `os.getpid()` is the same everywhere and a killed process leaves behind threads that are busy in user
     code. `env=`, `proc_bind` and the output of processes are not simulated; commands and other interpreters
     are refused. A plain thread started in an actor counts as the root client.
+
+    For tests of the runtime itself: `proc` is the client's process, `root` its actor and `agent` the agent of its host.
     """
 
     def __init__(
@@ -149,15 +151,15 @@ class InProcessCluster:
         loop.on_error = self._errors.append
         self._done = {host: Slot() for host in (self._host, *self._workers)}
         self._agents = {host: self._make_agent(host, loop) for host in self._done}
-        self._agent = self._agents[self._host]
-        self._agent.routes.gateway = self._gateway
-        proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
+        self.agent = self._agents[self._host]
+        self.agent.routes.gateway = self._gateway
+        proc = self.proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
         proc.mesh.owners.fault = self._on_failure
         proc.mesh.owners.handled = self._on_handled
-        self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
-        proc.root_name = self._root.unique
+        self.root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
+        proc.root_name = self.root.unique
         named_actors.serve(proc)
-        set_root(self._root)
+        set_root(self.root)
         self._before = home()
         set_home(proc)
         loop.start()
@@ -199,7 +201,7 @@ class InProcessCluster:
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:  # the first look may be before what the second one sees
             self.settle()
-            living = [self._proc, *(proc for proc in self._all_procs() if proc.killed is None)]
+            living = [self.proc, *(proc for proc in self._all_procs() if proc.killed is None)]
             if any(_has_broadcasts(actor) for proc in living for actor in list(proc.actors.values())):
                 quiet = 0
                 time.sleep(0.001)
@@ -209,7 +211,7 @@ class InProcessCluster:
     def _end(self) -> list[str]:
         """Stops everything; says which actors did not."""
         deadline = time.monotonic() + self._patience
-        proc = self._proc
+        proc = self.proc
         try:
             self.network.calm()
             self._reach.heal()
@@ -242,8 +244,8 @@ class InProcessCluster:
         set_home(self._before)
         if not isinstance(self._before, SimulatedProc):
             local.forget_sent()
-        forget_root(self._proc)
-        contexts._clients.pop(id(self._root), None)
+        forget_root(self.proc)
+        contexts._clients.pop(id(self.root), None)
 
     # --- what tests use
 
@@ -360,7 +362,7 @@ class InProcessCluster:
         return self._workers[host]
 
     def _agent_of(self, address: str) -> SimulatedAgent:
-        agent = self._agents.get(self._agent.routes.at(host_of(address)))
+        agent = self._agents.get(self.agent.routes.at(host_of(address)))
         if agent is None:
             raise ValueError(f"no simulated process lives at {address}: it belongs to another cluster")
         return agent
@@ -415,7 +417,7 @@ class InProcessCluster:
 
     def statistics(self) -> dict[str, Any]:
         """Returns those of the network, and of each living process by address (see Proc.statistics)."""
-        procs = [self._proc, *(proc for agent in self._agents.values() for proc in list(agent.living.values()))]
+        procs = [self.proc, *(proc for agent in self._agents.values() for proc in list(agent.living.values()))]
         return {"network": self.network.statistics(), **{proc.address: proc.statistics() for proc in procs}}
 
     # --- parts

@@ -172,7 +172,7 @@ class _Runner:
         wrong: list[str] = []
         try:
             with self._cluster as cluster:
-                layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
+                layer = cluster.proc.mesh  # told by a call or as a fault: of each failure once
                 layer.owners.fault = layer.owners.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
@@ -546,7 +546,7 @@ class _Runner:
 
     def _left(self) -> list[str]:
         cluster = self._cluster
-        proc, layer = cluster._proc, cluster._proc.mesh
+        proc, layer = cluster.proc, cluster.proc.mesh
         left = {
             "actors of the client": proc.actors,
             "ports of the client": [_shown_port(entry) for entry in proc.ports.entries()],
@@ -554,7 +554,7 @@ class _Runner:
             "meshes in the ledger": layer.owned.ledger._entries,
             "actor meshes": layer.owned.actors,
             "proc meshes": layer.owned.procs,
-            "meshes that the client owns": cluster._root.owned,
+            "meshes that the client owns": cluster.root.owned,
             "processes": [address for address in cluster.statistics() if address not in ("network", proc.address)],
         }
         return [f"left over: {what}: {list(things)}" for what, things in left.items() if things]

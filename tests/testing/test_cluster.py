@@ -261,7 +261,7 @@ def test_a_controller_is_found_from_a_restarted_process(cluster: InProcessCluste
 
 def suspicions(cluster: InProcessCluster, procs: Any) -> Any:
     """Returns what the client has been told of the first process of the mesh: why it is suspected, "" when it is not."""
-    return cluster._proc.suspected.get(cluster.address_of(procs), "")
+    return cluster.proc.suspected.get(cluster.address_of(procs), "")
 
 
 def test_a_stopped_process_is_suspected_and_goes_on_when_it_is_continued() -> None:
@@ -353,10 +353,10 @@ def test_a_process_that_its_agent_does_not_read_from_is_not_suspected(monkeypatc
     with InProcessCluster(clock=(clock := VirtualClock())) as cluster:
         procs = this_host().spawn_procs()
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
-        (connection,) = cluster._agent.roster._by_connection
+        (connection,) = cluster.agent.roster._by_connection
         cluster.network.hold(cluster.address_of(procs), cluster.address_of("agent"))
         with monkeypatch.context() as patch:
-            patch.setattr(cluster._agent.routes, "held", lambda: [connection])
+            patch.setattr(cluster.agent.routes, "held", lambda: [connection])
             clock.advance(30.0)
             cluster.settle()
             assert suspicions(cluster, procs) == ""
@@ -440,5 +440,5 @@ def test_stopped_processes_leave_nothing_in_the_ledger_of_their_owner(cluster: I
         procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
         procs.stop().get(TIMEOUT)
     cluster.settle()
-    owned = cluster._proc.mesh.owned
-    assert (len(owned.ledger), owned.actors, cluster._root.owned) == (0, {}, {})
+    owned = cluster.proc.mesh.owned
+    assert (len(owned.ledger), owned.actors, cluster.root.owned) == (0, {}, {})

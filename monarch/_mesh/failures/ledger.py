@@ -8,7 +8,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
@@ -146,6 +146,9 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._entries))
 
     def add(self, mesh: MeshFacts, owner: str, internal: bool = False) -> None:
         """`owner` has spawned `mesh`. Of one that is `internal`, the runtime's own, the end of a process is not told."""

@@ -280,7 +280,7 @@ def test_dropped_futures_and_timeouts_leave_nothing(cluster: InProcessCluster, g
     gate.open()
     mesh.healthy().get(TIMEOUT)
     cluster.settle()
-    assert not cluster._proc.mesh.health._checks
+    assert not cluster.proc.mesh.health._checks
 
 
 # --- processes
