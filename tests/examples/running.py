@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_interpreter import WarmInterpreter
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT = 300
+
+_WITH_TORCH = WarmInterpreter()
 
 
 def left_behind(folder: Path, before: set[Path], arguments: Sequence[str] = ()) -> list[str]:
@@ -53,15 +57,14 @@ def environment() -> dict[str, str]:
 def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
     """Returns what it printed; fails when it does not end well. An example leaves nothing that git does not ignore."""
     before = set(cwd.iterdir())
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=cwd,
-        env=environment() | {"OMP_NUM_THREADS": "1"},  # or the threads of each process are said on stderr
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    env = environment() | {"OMP_NUM_THREADS": "1"}  # or the threads of each process are said on stderr
+    command = [str(script), *arguments]
+    if "torch" in script.read_text():
+        done = _WITH_TORCH.run(command, cwd=cwd, env=env, timeout=timeout)
+    else:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     if EXAMPLES in script.parents:
         left = left_behind(cwd, before, arguments)

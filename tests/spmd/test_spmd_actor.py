@@ -11,6 +11,7 @@ import pytest
 from monarch.actor import ActorError, this_host
 from monarch.spmd import SPMDActor
 from monarch.tools.network import AddrType
+from tests.support.devices import every_device, skip_with_fewer_gpus
 from tests.support.hosts import Hosts
 from tests.support.tiers import full
 
@@ -23,8 +24,9 @@ import neighbour
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
-total = torch.tensor([float(dist.get_rank() + 1)])
+device = sys.argv[2]
+dist.init_process_group({"cpu": "gloo", "cuda": "nccl"}[device])
+total = torch.tensor([float(dist.get_rank() + 1)], device=device)
 dist.all_reduce(total)
 print(sys.argv[1:], neighbour.NAME, __name__)
 with open(f"{sys.argv[1]}/{dist.get_rank()}", "w") as file:
@@ -34,7 +36,12 @@ dist.destroy_process_group()
 
 
 @full
-def test_main_on_two_hosts_with_two_processes_each(hosts: Hosts, tmp_path: Path, torch_preloaded: None) -> None:
+@every_device
+def test_main_on_two_hosts_with_two_processes_each(
+    hosts: Hosts, tmp_path: Path, torch_preloaded: None, device: str
+) -> None:
+    if device != "cpu":
+        skip_with_fewer_gpus(4)
     (tmp_path / "neighbour.py").write_text("NAME = 'beside'")
     (tmp_path / "train.py").write_text(TRAIN)
     out = tmp_path / "out"
@@ -43,7 +50,9 @@ def test_main_on_two_hosts_with_two_processes_each(hosts: Hosts, tmp_path: Path,
     procs = mesh.spawn_procs({"gpus": 2})
     ranks: Any = procs.spawn("ranks", SPMDActor)
     host, port = ranks.slice(hosts=0, gpus=0).get_host_port.call_one(AddrType.IPv4).get(TIMEOUT)
-    assert set(ranks.main.call(host, port, [str(tmp_path / "train.py"), str(out)]).get(TIMEOUT).values()) == {True}
+    assert set(ranks.main.call(host, port, [str(tmp_path / "train.py"), str(out), device]).get(TIMEOUT).values()) == {
+        True
+    }
     found = {path.name: path.read_text() for path in out.iterdir()}
     assert found == {str(rank): f"10.0 {rank % 2} {rank // 2} rank" for rank in range(4)}
     mesh.shutdown().get(TIMEOUT)

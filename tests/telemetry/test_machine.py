@@ -13,6 +13,7 @@ import pytest
 from monarch._devices.measures import NvidiaMeasure, SysfsMeasure
 from monarch.telemetry.machine import HostMeasure, Sampler, period
 from monarch.telemetry.tables import TABLES
+from tests.support.devices import skip_without_gpu
 
 
 def columns(table: str) -> set[str]:
@@ -108,3 +109,15 @@ def test_an_nvidia_device_is_measured_by_nvml(monkeypatch: pytest.MonkeyPatch) -
     assert first.keys() == columns("gpu_metrics")
     assert (first["gpu_uuid"], first["utilization_percent"], first["power_watts"]) == ("GPU-1", 70.0, None)
     assert second["gpu_index"] == 1
+
+
+@pytest.mark.device
+def test_the_gpus_of_this_machine_are_measured() -> None:
+    pytest.importorskip("pynvml")
+    skip_without_gpu()
+    rows = NvidiaMeasure()()
+    assert [row["gpu_index"] for row in rows] == list(range(len(rows))) and len(rows) >= 1
+    for row in rows:
+        assert row.keys() == columns("gpu_metrics")
+        assert row["gpu_uuid"].startswith("GPU-") and row["gpu_name"]
+        assert 0 <= row["utilization_percent"] <= 100
