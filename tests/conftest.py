@@ -4,12 +4,14 @@ examples in every run. Here are the fixtures that tests of several folders use; 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -44,6 +46,7 @@ sys.dont_write_bytecode = False
 def pytest_configure(config: pytest.Config) -> None:
     """Shells start background jobs with SIGINT ignored, nohup with SIGHUP: the programs that tests start would inherit
     that, and tests that send these signals would wait in vain."""
+    config.stash[_STACKS] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -58,6 +61,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[tiers.COUNTED] = Counter(
         item.path.relative_to(TESTS).as_posix() for item in filter(tiers.counts, items)
     )
+
+
+# --- tests that take long
+
+_LONG = 60.0  # seconds after which, at the latest ten later, the stacks of all threads are printed
+_LOOKS = 10.0
+_STACKS = pytest.StashKey[int]()  # a descriptor that no test captures
+_armed = -_LOOKS
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Arms the watch over long tests, seldom: ending the thread that waited costs more than most tests where the processor
+    is busy, so pytest's own `faulthandler_timeout`, which does so behind each test, is not used."""
+    global _armed
+    now = time.monotonic()
+    if now - _armed >= _LOOKS:
+        faulthandler.dump_traceback_later(_LONG + _LOOKS, file=item.config.stash[_STACKS])
+        _armed = now
+    try:
+        return (yield)
+    finally:
+        if nextitem is None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 # --- the garbage collector, which many tests call and which would look at all modules and tests each time
