@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import fcntl
 import os
 import signal
 import subprocess
+import sys
 import termios
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configured
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
@@ -169,3 +176,48 @@ def test_a_stopped_process_does_not_outlive_the_client(ending: Any, descendants:
 def test_a_program_that_never_used_the_runtime_leaves_no_file(scripts: Any) -> None:
     scripts.run("import monarch.actor")
     assert list(Path(scripts.runtime).rglob("*")) == []
+
+
+class Ending(Actor):
+    """Leaves everywhere what only an orderly end carries out."""
+
+    @endpoint
+    def begin(self, folder: str) -> int:
+        import colorsys
+
+        module = types.ModuleType("of_the_program")
+        module.file = open(f"{folder}/file", "w")  # type: ignore[attr-defined]  # noqa: SIM115
+        module.file.write("written")
+        sys.modules[module.__name__] = module
+
+        def last() -> None:
+            import colorsys as again
+
+            with open(f"{folder}/atexit", "w") as file:
+                file.write(f"{again is colorsys} {os.path.exists(f'{folder}/thread')}")
+
+        def late() -> None:
+            threading.main_thread().join()
+            with open(f"{folder}/thread", "w"):
+                pass
+
+        atexit.register(last)
+        threading.Thread(target=late, daemon=False).start()
+        libc = ctypes.CDLL(None)
+        libc.freopen(f"{folder}/c".encode(), b"w", ctypes.c_void_p.in_dll(libc, "stdout"))
+        libc.puts(b"by C")
+        return os.getpid()
+
+
+@full
+@pytest.mark.parametrize("preload", ["none", "colorsys,sqlite3"])
+def test_a_process_of_a_mesh_ends_as_interpreters_do_whatever_is_preloaded(
+    tmp_path: Path, watch: Any, preload: str
+) -> None:
+    with configured(preload=preload):
+        procs = this_host().spawn_procs(name="ending")
+    process = watch([procs.spawn("ending", Ending).begin.call_one(str(tmp_path)).get(timeout=TIMEOUT)])
+    procs.stop().get(timeout=TIMEOUT)
+    assert not process.survivors(TIMEOUT)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"file": "written", "atexit": "True True", "thread": "", "c": "by C\n"}

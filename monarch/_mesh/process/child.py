@@ -121,7 +121,7 @@ def _agent_lost(reason: str) -> None:
 
 
 def run_forked(child: ForkedProc, agent: int) -> None:
-    """Runs a proc in a process that was just forked; ends the process."""
+    """Runs a proc in a process that was just forked, until it is to end."""
     spec = os_text.decode(child.spec, LaunchSpec)
     os.setpgid(0, 0)
     gate = child.fds.pop("gate")
@@ -138,7 +138,6 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     if settings.mesh_bootstrap_enable_pdeathsig():
         die_with(agent)
     served.serve()
-    sys.exit(0)
 
 
 def _take_descriptors(fds: dict[str, int], address: str) -> socket.socket:

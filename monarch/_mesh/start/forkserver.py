@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch._mesh.start import device_slots, threads
+from monarch._mesh.start import device_slots, preloaded, threads
 from monarch._mesh.start.forkserver_protocol import (
     ForkedProc,
     die_with,
@@ -68,14 +68,14 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
         send_packet(sock, ("serving", os.getpid()), [])
     except OSError:  # the agent has ended
         os._exit(1)
-    names = [*_WANTED, *preload, *((_DEVICE,) if device_slots.driver_here() else ())]
+    ours = [*_WANTED, *((_DEVICE,) if device_slots.driver_here() else ())]
     gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of the time that torch takes
     if background:  # a thread has a priority of its own, and only root may raise one again
-        importing = threading.Thread(target=_import, args=(names, True))
+        importing = threading.Thread(target=_import, args=(ours, preload, True))
         importing.start()
         importing.join()
     else:
-        _import(names)
+        _import(ours, preload)
     threads.look()
     gc.freeze()  # the children share these pages as long as no collection writes to them
     gc.enable()
@@ -85,18 +85,24 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
     if child is None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    preloaded.stay_at_exit()
     importlib.import_module(CHILD).run_forked(child, agent)
+    preloaded.end()
+    sys.exit(0)
 
 
-def _import(names: list[str], background: bool = False) -> None:
+def _import(ours: list[str], preload: list[str], background: bool = False) -> None:
     if background:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as exc:
-            if not background:  # else it is a guess
-                sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
+    for name in ours:
+        importlib.import_module(name)
+    with preloaded.noted():
+        for name in preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as exc:
+                if not background:  # else it is a guess
+                    sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
 
 
 def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:

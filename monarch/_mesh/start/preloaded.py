@@ -1,0 +1,50 @@
+"""Modules that a fork server has imported for its processes: these do not take them apart when they end.
+
+An interpreter ends by clearing every module, and the C library by destroying what libraries in C++ hold. Of torch that is
+half a second of a processor in each process, and the kernel takes back its memory anyway. What the program itself has
+made, opened or registered ends as ever: threads are waited for, callbacks of atexit run, its modules and objects go and
+flush their files, then those of C are flushed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+
+_names: set[str] = set()  # those of this process, and of the fork servers that it was forked from
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """In its block a fork server imports modules for its processes."""
+    before = set(sys.modules)
+    yield
+    _names.update(sys.modules.keys() - before)
+
+
+def stay_at_exit() -> None:
+    """Asks the C library of a forked process to end without what their libraries have registered so far. What the program
+    loads and registers later is still called, before that."""
+    libc = ctypes.CDLL(None)
+    if _names and hasattr(libc, "on_exit"):  # glibc
+        # Called from the last to the first, so nothing that was registered before these two is called.
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)
+
+
+def end() -> None:
+    """Does the first half of an interpreter's end, and lets the second, which begins when the main thread is through, find
+    the modules gone."""
+    if _names:
+        threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does in its processes
+        atexit._run_exitfuncs()
+        atexit.register(_forget)
+
+
+def _forget() -> None:
+    modules = {name: sys.modules.pop(name) for name in _names if name in sys.modules}
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(modules))
