@@ -26,7 +26,7 @@ from tests.support.faults import Faults
 from tests.support.hosts import TRUST, Hosts
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
-from tests.support.tiers import full
+from tests.support.tiers import full, slow
 
 pytestmark = pytest.mark.procs
 
@@ -401,24 +401,13 @@ main()
     [
         (["--nproc-per-node", "2", "--tee", "3", "--max-restarts", "0", "--role", "r", "same.py", "--a", "-m", "b"], 0),
         (["--nproc_per_node=2", "same.py", "fail"], 1),
-        (
-            [
-                "--nproc-per",
-                "2",
-                "--tee",
-                "1",
-                "--virtual-local",
-                "--log-dir",
-                "logs",
-                "--duplicate-stdout",
-                "RANK,,x,sum",
-                "same.py",
-            ],
-            0,
+        pytest.param(
+            "--nproc-per 2 --tee 1 --virtual-local --log-dir logs --duplicate-stdout RANK,,x,sum same.py".split(), 0,
+            marks=slow,
         ),
     ],
     ids=["well", "badly", "abbreviated"],
-)
+)  # fmt: skip
 def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: int) -> None:
     """Checks what ranks see, what is shown, and how it ends; the script is the same, and so are the arguments."""
     pytest.importorskip("torch", reason="compares with torchrun")
