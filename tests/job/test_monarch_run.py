@@ -402,7 +402,9 @@ main()
         (["--nproc-per-node", "2", "--tee", "3", "--max-restarts", "0", "--role", "r", "same.py", "--a", "-m", "b"], 0),
         (["--nproc_per_node=2", "same.py", "fail"], 1),
         pytest.param(
-            "--nproc-per 2 --tee 1 --virtual-local --log-dir logs --duplicate-stdout RANK,,x,sum same.py".split(), 0,
+            ["--nproc-per", "2", "--tee", "1", "--virtual-local", "--log-dir", "logs", "--duplicate-stdout", "RANK,,x,sum",
+             "same.py"],
+            0,
             marks=slow,
         ),
     ],
