@@ -1,8 +1,10 @@
 """A Kubernetes API server, over HTTPS: keeps objects and says what real ones say. What acts on the objects, the controllers
-and the kubelet, is in cluster.py.
+and the kubelet, is in lab.py.
 
-It has namespaces, objects of any kind (create, read, list, patch, delete, owners), pods' logs and port forwards, asks for
-a bearer token, and refuses what a test tells it to refuse. Watches are not served: nothing here uses them.
+It has namespaces, objects of any kind (create, read, list in pages, patch, delete, owners), pods' logs and port forwards, and
+asks for a bearer token. Every object that it is given is checked as a real one checks it (schema.py), and every request: what
+is asked in a query, in which form a patch is written, and, when it has a Role, whether that grants it. It refuses what a test
+tells it to refuse, and loses connections. Watches are not served: nothing here uses them.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from monarch.tools.certs import make_certificates
-from tests.kube import port_forward
+from tests.kube import port_forward, schema
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]  # API version, plural, namespace
@@ -33,14 +37,37 @@ KINDS = {
     (APPS, "statefulsets"): "StatefulSet",
     (OPERATOR, "monarchmeshes"): "MonarchMesh",
 }
+Permission = tuple[str, str, str]  # API group, resource, verb
+_VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_EVERYWHERE = {"pretty"}
+_WRITING = _EVERYWHERE | {"dryRun", "fieldManager", "fieldValidation"}
+_QUERIES = {
+    "get": _EVERYWHERE | {"resourceVersion"},
+    "list": _EVERYWHERE | {"labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "timeoutSeconds"},
+    "create": _WRITING,
+    "patch": _WRITING | {"force"},
+    "delete": _EVERYWHERE | {"dryRun", "gracePeriodSeconds", "propagationPolicy"},
+    "log": _EVERYWHERE | {"container", "previous", "tailLines", "limitBytes", "sinceSeconds", "timestamps"},
+    "portforward": {"ports"},
+}
+_PATCHES = {"application/json-patch+json", "application/merge-patch+json"}
+
+
+class Lost(Exception):
+    """The connection is reset in the midst of the answer. `done`: what was asked has happened."""
+
+    def __init__(self, done: bool) -> None:
+        super().__init__(done)
+        self.done = done
 
 
 class Refused(Exception):
-    """An answer that is an error: a Status object."""
+    """An answer that is an error: a Status object. `headers` go with it."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.headers = headers or {}
         self.body = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -49,6 +76,9 @@ class Refused(Exception):
             "reason": reason,
             "code": code,
         }
+
+
+CHANGED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
 class Store:
@@ -79,7 +109,7 @@ class Store:
             raise Refused(404, "NotFound", f'{plural} "{name}" not found')
         return found
 
-    def create(self, version: str, plural: str, namespace: str, body: Object) -> Object:
+    def create(self, version: str, plural: str, namespace: str, body: Object, dry: bool = False) -> Object:
         with self.lock:
             if namespace not in self.namespaces:
                 raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
@@ -95,29 +125,43 @@ class Store:
                 "resourceVersion": str(number),
                 "creationTimestamp": f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z",
             }
-            kept[name] = {"kind": KINDS[version, plural], "apiVersion": version} | body
-            made: Object = json.loads(json.dumps(kept[name]))
+            made: Object = {"kind": KINDS[version, plural], "apiVersion": version} | body
+            if dry:
+                return made
+            kept[name] = made
+            made = json.loads(json.dumps(made))
         self.changed()
         return made
 
-    def patch(self, version: str, plural: str, namespace: str, name: str, change: Object) -> Object:
+    def patch(self, version: str, plural: str, namespace: str, name: str, change: Any, dry: bool = False) -> Object:
+        """`change`: a merge patch, or a list, which is a JSON patch."""
         with self.lock:
             found = self.read(version, plural, namespace, name)
-            if plural == "secrets" and found.get("immutable") and change.get("data") != found.get("data"):
-                raise Refused(422, "Invalid", f'Secret "{name}" is invalid: data: Forbidden: field is immutable')
-            merged = _merged(found, change)
+            merged = _edited(found, change) if isinstance(change, list) else _merged(found, change)
+            if merged["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
+                raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": {CHANGED}')
+            schema.check_change(found["kind"], found, merged)
+            if dry:
+                return merged
             merged["metadata"]["resourceVersion"] = str(next(self._numbers))
             self._objects[version, plural, namespace][name] = merged
         if merged != found:
             self.changed()
         return merged
 
-    def delete(self, version: str, plural: str, namespace: str, name: str) -> Object:
+    def delete(
+        self, version: str, plural: str, namespace: str, name: str, options: Object | None = None, dry: bool = False
+    ) -> Object:
         """Deletes it: what it owned alone goes with it, as the garbage collector does."""
         with self.lock:
             gone = self.read(version, plural, namespace, name)
-            del self._objects[version, plural, namespace][name]
             uid = gone["metadata"]["uid"]
+            for key, value in ((options or {}).get("preconditions") or {}).items():
+                if value is not None and value != gone["metadata"][key]:
+                    raise Refused(409, "Conflict", f"Precondition failed: {key} in precondition: {value}")
+            if dry:
+                return gone
+            del self._objects[version, plural, namespace][name]
             owned = [
                 (key, item["metadata"]["name"])
                 for key, items in self._objects.items()
@@ -143,19 +187,25 @@ class ApiServer:
         self.store = store
         self.tokens = {"right"}
         self.requests: list[tuple[str, str]] = []  # verb and path, as they came
-        self.refuse: dict[tuple[str, str], Refused] = {}  # by HTTP verb and plural
+        self.refuse: dict[tuple[str, str], Refused | Lost] = {}  # by HTTP verb and plural
+        self.upset: dict[tuple[str, str], list[Refused | Lost]] = {}  # the same, each once
+        self.role: set[Permission] | None = None  # what is granted; None: everything
+        self.page: int | None = None  # a list has at most so many objects, whatever is asked for
+        self.lists: dict[str, list[Object]] = {}  # what is left of lists, by the token that continues them
         self.log_of: Callable[[str], str] = lambda pod: ""
         self.port_of: Callable[[str, int], tuple[str, int]] = lambda pod, port: ("127.0.0.1", port)
         make_certificates(folder / "certs", ("127.0.0.1",))
         self._certs = folder / "certs"
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._certs / "host.pem", self._certs / "host-key.pem")
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self._certs / "host.pem", self._certs / "host-key.pem")
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.server.handle_error = lambda *connection: (
             None
         )  # a client that went away, or does not trust our certificate
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.server.socket = self._context.wrap_socket(
+            self.server.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.url = f"https://127.0.0.1:{self.server.server_port}"
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -176,8 +226,14 @@ class ApiServer:
         return file
 
     @property
-    def authority(self) -> str:
-        return str(self._certs / "ca.pem")
+    def authority(self) -> Path:
+        return self._certs / "ca.pem"
+
+    def replace_certificates(self, folder: Path) -> None:
+        """Shows others, of another authority, to who connects from now on."""
+        make_certificates(folder, ("127.0.0.1",))
+        self._certs = folder
+        self._context.load_cert_chain(folder / "host.pem", folder / "host-key.pem")
 
     def close(self) -> None:
         self.server.shutdown()
@@ -198,20 +254,36 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(length) or b"null")
             url = urlsplit(self.path)
             api.requests.append((self.command, url.path))
+            headers: Mapping[str, str] = {}
             try:
-                if self.headers.get("authorization", "").removeprefix("Bearer ") not in api.tokens:
+                if self.headers.get("authorization", "").partition(" ")[2] not in api.tokens:
                     raise Refused(401, "Unauthorized", "Unauthorized")
                 query = {key: values[0] for key, values in parse_qs(url.query).items()}
                 code, answer = self._route([part for part in url.path.split("/") if part], query, body)
             except Refused as refused:
-                code, answer = refused.code, refused.body
+                code, answer, headers = refused.code, refused.body, refused.headers
+            except (schema.Malformed, schema.Invalid) as refused:
+                code, reason = (400, "BadRequest") if isinstance(refused, schema.Malformed) else (422, "Invalid")
+                answer = Refused(code, reason, str(refused)).body
+            except Lost:
+                self._lose()
+                return
             if answer is not None:
                 data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
                 self.send_header("Content-Length", str(len(data)))
+                for name, value in headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
+
+        def _lose(self) -> None:
+            """The beginning of an answer, then RST."""
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
 
         do_GET = do_POST = do_PATCH = do_DELETE = _answer
 
@@ -222,25 +294,87 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             if rest[0] != "namespaces" or (version, rest[2]) not in api.store.served:
                 raise Refused(404, "NotFound", "the server could not find the requested resource")
             _, namespace, plural, *names = rest
-            if (refused := api.refuse.get((self.command, plural))) is not None:
-                raise refused
+            verb = _VERBS.get(self.command) or ("get" if names else "list")
+            what = names[1] if len(names) == 2 else ""
+            self._check(version, namespace, plural, what, verb, query)
+            upset = api.upset.get((self.command, what or plural))
+            trouble = upset.pop(0) if upset else api.refuse.get((self.command, what or plural))
+            if isinstance(trouble, Refused) or (isinstance(trouble, Lost) and not trouble.done):
+                raise trouble
             at = (version, plural, namespace)
-            if len(names) == 2:
-                return self._below(*at, *names, query)
-            match self.command:
-                case "GET" if names:
-                    return 200, api.store.read(*at, names[0])
-                case "GET":
-                    found = api.store.list(*at, query.get("labelSelector", ""), query.get("fieldSelector", ""))
-                    return 200, {"kind": "List", "apiVersion": version, "metadata": {}, "items": found}
-                case "POST":
-                    return 201, api.store.create(*at, body)
-                case "PATCH":
-                    assert self.headers["content-type"] == "application/merge-patch+json"
-                    return 200, api.store.patch(*at, names[0], body)
-                case _:
-                    api.store.delete(*at, names[0])
-                    return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+            answer = self._below(*at, names[0], what, query) if what else self._act(verb, at, names, query, body)
+            if trouble is not None:
+                raise trouble
+            return answer
+
+        def _check(
+            self, version: str, namespace: str, plural: str, what: str, verb: str, query: dict[str, str]
+        ) -> None:
+            """Checks a request as such: whether it is allowed, and what is asked in its query."""
+            resource = f"{plural}/{what}" if what else plural
+            group = version.rpartition("/")[0]
+            # Since Kubernetes 1.35 a forward by WebSocket needs what one by SPDY always did.
+            for needed in ("get", "create") if what == "portforward" else (verb,):
+                if api.role is not None and (group, resource, needed) not in api.role:
+                    raise Refused(403, "Forbidden", forbidden(group, resource, needed, namespace))
+            if unknown := query.keys() - _QUERIES[what or verb]:
+                raise schema.Malformed(f"unknown in the query of {what or verb}: {sorted(unknown)}")
+            if query.get("dryRun", "All") != "All":
+                raise schema.Invalid(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
+            if len(query.get("fieldManager", "")) > 128:
+                raise schema.Invalid("fieldManager: Too long: may not be more than 128 bytes")
+
+        def _act(self, verb: str, at: Key, names: list[str], query: dict[str, str], body: Any) -> tuple[int, Any]:
+            version, plural, namespace = at
+            dry = "dryRun" in query
+            kind = KINDS[version, plural]
+            sent = self.headers.get("content-type")
+            if verb == "get":
+                return 200, api.store.read(*at, names[0])
+            if verb == "list":
+                found = api.store.list(*at, query.get("labelSelector", ""), query.get("fieldSelector", ""))
+                return 200, self._page(version, found, query)
+            if verb == "create":
+                if sent not in (None, "application/json"):  # JSON is what is meant when nothing is said
+                    raise Refused(
+                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format {sent}"
+                    )
+                schema.check(version, kind, body)
+                if body["metadata"].get("namespace", namespace) != namespace:
+                    raise schema.Malformed("the namespace of the provided object does not match the namespace sent")
+                if body["metadata"].get("resourceVersion"):
+                    raise schema.Malformed("resourceVersion should not be set on objects to be created")
+                return 201, api.store.create(*at, body, dry)
+            if verb == "patch":
+                if sent not in _PATCHES:
+                    raise Refused(
+                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format {sent}"
+                    )
+                if (sent == "application/json-patch+json") != isinstance(body, list):
+                    raise schema.Malformed(f"this is no {sent}")
+                made = api.store.patch(*at, names[0], body, dry=True)
+                schema.check(version, kind, made)
+                return 200, made if dry else api.store.patch(*at, names[0], body)
+            if body is not None:
+                schema._typed(body, "V1DeleteOptions", "")
+            policy = (body or {}).get("propagationPolicy") or query.get("propagationPolicy", "Background")
+            if policy not in ("Background", "Foreground", "Orphan"):
+                raise schema.Invalid(f'propagationPolicy: Unsupported value: "{policy}"')
+            api.store.delete(*at, names[0], body, dry)
+            return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+        def _page(self, version: str, found: list[Object], query: dict[str, str]) -> Object:
+            if "continue" in query:
+                if query["continue"] not in api.lists:
+                    raise Refused(410, "Expired", EXPIRED)
+                found = api.lists[query["continue"]]
+            limit = int(query.get("limit", 0))
+            size = min(limit, api.page or limit) or len(found)
+            told: Object = {"resourceVersion": "1"}
+            if len(found) > size:
+                told |= {"continue": f"token-{len(api.lists)}", "remainingItemCount": len(found) - size}
+                api.lists[told["continue"]] = found[size:]
+            return {"kind": "List", "apiVersion": version, "metadata": told, "items": found[:size]}
 
         def _resources(self, version: str) -> Object:
             found = [{"name": plural, "kind": kind} for (of, plural), kind in KINDS.items() if of == version]
@@ -252,8 +386,6 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
         def _below(
             self, version: str, plural: str, namespace: str, name: str, what: str, query: dict[str, str]
         ) -> tuple[int, Any]:
-            if (refused := api.refuse.get((self.command, what))) is not None:
-                raise refused
             pod = api.store.read(version, plural, namespace, name)
             if what == "log":
                 return 200, api.log_of(pod["metadata"]["name"])
@@ -264,6 +396,18 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             return 101, None
 
     return Handler
+
+
+EXPIRED = "The provided continue parameter is too old to display a consistent list result. You must start a new list"
+
+
+def forbidden(group: str, resource: str, verb: str, namespace: str) -> str:
+    """Returns what is said when no rule grants it."""
+    user = 'User "system:serviceaccount:research:me"'
+    return (
+        f'{resource.partition("/")[0]} is forbidden: {user} cannot {verb} resource "{resource}" in API group "{group}" '
+        f'in the namespace "{namespace}"'
+    )
 
 
 class _Fields(Mapping[str, str]):
@@ -301,3 +445,22 @@ def _merged(found: Any, change: Any) -> Any:
         else:
             merged[key] = _merged(merged.get(key), value)
     return merged
+
+
+def _edited(found: Any, operations: list[Object]) -> Any:
+    """RFC 6902, as far as objects go."""
+    edited = json.loads(json.dumps(found))
+    for operation in operations:
+        *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        at = edited
+        for part in way:
+            if not isinstance(at.get(part), dict):
+                raise schema.Invalid(f"the server rejected our request: no {operation['path']}")
+            at = at[part]
+        if operation["op"] == "remove":
+            del at[last]
+        elif operation["op"] == "test" and at.get(last) != operation["value"]:
+            raise schema.Invalid(f"the server rejected our request: testing {operation['path']} failed")
+        else:
+            at[last] = operation["value"]
+    return edited

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch.job import Ended, Ready, SchedulerError, Waiting, WorkerLaunch, project_file
-from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, outage
 from monarch.job.kubernetes import job as job_module
 from monarch.job.kubernetes.pods import FIXABLE
 from tests.kube.api_server import APPS, Refused
@@ -186,7 +186,7 @@ def test_an_outage_of_the_api_is_waited_out(
     job = applied()
     cluster.api.refuse["GET", "pods"] = Refused(503, "ServiceUnavailable", "etcd leader changed")
     assert "503 Service Unavailable: etcd leader changed" in why(job)
-    later(job_module._OUTAGE)
+    later(outage.LIMIT)
     with pytest.raises(SchedulerError, match="etcd leader changed"):
         job._poll()
     cluster.api.refuse.clear()

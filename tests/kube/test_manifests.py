@@ -121,6 +121,7 @@ def mesh_of(name: Any = "trainers", size: Any = 2, **options: Any) -> Any:
     [
         ({"name": ""}, "is empty"),
         ({"name": "a" * 64}, "63 characters at most"),
+        ({"name": "a" * 53, "image_spec": ImageSpec("i")}, "52 characters at most"),
         ({"name": "Trainers"}, "lowercase alphanumeric"),
         ({"name": "a-b"}, "lowercase alphanumeric"),
         ({"name": "4trainers"}, "must start with a letter"),

@@ -8,6 +8,9 @@ from typing import Any
 
 _HANDSHAKE = re.compile(r"Handshake status (\d+) ([^-]*)")
 
+# As the API server words it when no rule of a Role grants what is asked.
+_NOT_GRANTED = re.compile(r'cannot (\S+) resource "([^"]+)" in API group "([^"]*)"')
+
 _HINTS = {
     401: "The credentials are expired or revoked: sign in to the cluster again, or name another kubeconfig",
     403: "Ask for these permissions (examples/kubernetes/rbac.yaml has all that a job needs), or use another namespace",
@@ -15,6 +18,11 @@ _HINTS = {
     429: "The API server is overloaded; try again later",
 }
 _QUOTA = "Ask for less, or have the namespace's quota raised (kubectl describe resourcequota)"
+_OTHERS = "An object of this name is there that is too different: delete it, or give the mesh another name"
+_ELSEWHERE = (
+    "It sends requests elsewhere, which are not sent on, for they carry credentials: give the kubeconfig the server's "
+    "own address"
+)
 
 
 def api_words(status: int | None, reason: str | None, body: str | bytes | None) -> str:
@@ -33,8 +41,26 @@ def refusal(doing: str, where: str, status: int | None, reason: str | None, body
     """`doing`: "create StatefulSet trainers in namespace research"; `where`: what the requests go to."""
     words = api_words(status, reason, body)
     line = f"cannot {doing}: {where} answered {status} {reason or ''}".rstrip() + f": {words}"
-    hint = _QUOTA if status == 403 and "quota" in words else _HINTS.get(status or 0, "")
+    hint = _HINTS.get(status or 0, "")
+    if status == 403:
+        hint = _QUOTA if "quota" in words else _missing_rule(words) or hint
+    elif status == 422 and doing.startswith("change"):
+        hint = _OTHERS
+    elif status is not None and 300 <= status < 400:
+        hint = _ELSEWHERE
     return f"{line}. {hint}" if hint else line
+
+
+def _missing_rule(words: str) -> str:
+    """Returns the rule of a Role that grants what was refused. "" when that is no matter of Roles."""
+    found = _NOT_GRANTED.search(words)
+    if found is None:
+        return ""
+    verb, resource, group = found.groups()
+    return (
+        f'Missing is the verb {verb} on {resource}; this rule in the user\'s Role grants it: - {{apiGroups: ["{group}"], '
+        f"resources: [{resource}], verbs: [{verb}]}}. examples/kubernetes/rbac.yaml has all that a job needs"
+    )
 
 
 def unreachable(doing: str, where: str, why: BaseException) -> str:

@@ -10,20 +10,24 @@ end too: the link between hosts dials again and goes on where it stopped.
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from monarch._linux import loopback_peer
 from monarch._linux.descriptors import OUT_OF
 from monarch.job.kubernetes.api_errors import forward_refused
-from monarch.job.kubernetes.kube_config import Access
+from monarch.job.kubernetes.kube_config import Access, KubeConfigError
 from monarch.job.progress import job_logger
 
 _PIECE = 1 << 16  # bytes read at once
 _MOST = 64  # connections at a time, more are refused; a client makes one or two
 _BACKLOG = 16
 _BETWEEN = 0.05  # seconds between two attempts to accept, without a descriptor
+_OPENING = 30.0  # seconds for each piece of the API server's answer to a request for a forward
+_PROTOCOL = "v4.channel.k8s.io"
 _pause = threading.Event()
 
 
@@ -167,20 +171,11 @@ class _PodForward:
     _opening = threading.Lock()
 
     def __init__(self, target: ForwardTarget) -> None:
-        from kubernetes import client
-        from kubernetes.stream import portforward
+        from kubernetes.stream.ws_client import PortForward
 
-        # A client of its own: `portforward` swaps a method of it while it connects.
-        core = client.CoreV1Api(client.ApiClient(target.access.configuration))
-        ask = core.connect_get_namespaced_pod_portforward
         with self._opening:
             before = set(threading.enumerate())
-            try:
-                self._forward = portforward(ask, target.pod, target.namespace, ports=str(target.port))
-            except Exception as error:
-                doing = f"forward a port to pod {target.pod} in namespace {target.namespace}"
-                words = str(getattr(error, "reason", None) or error)
-                raise ConnectionError(forward_refused(doing, target.access.where, words)) from error
+            self._forward = PortForward(_web_socket(target), [target.port])
             begun = set(threading.enumerate()) - before
         self._threads = [thread for thread in begun if thread.name.startswith(self._THREAD)]
         self.socket = self._forward.socket(target.port)
@@ -190,6 +185,66 @@ class _PodForward:
         for thread in self._threads:
             thread.join(self._PATIENCE)
         self._forward.websocket.shutdown()  # it is left open where the server was the first to close
+
+
+def _web_socket(target: ForwardTarget) -> Any:
+    """A WebSocket to the pod's port. Opened here, for the official client would follow a redirect, with the token, and wait
+    for ever. ConnectionError with the reason when there is none."""
+    try:
+        return _opened(target, target.access)
+    except ConnectionRefusedError:  # what was read when the program entered may have been replaced since
+        pass
+    try:
+        return _opened(target, target.access.renewed())
+    except KubeConfigError as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _opened(target: ForwardTarget, access: Access) -> Any:
+    """ConnectionRefusedError when the credentials are not, or no longer, good."""
+    import certifi
+    from kubernetes.stream.ws_client import websocket_proxycare
+    from websocket import WebSocket
+
+    configuration = access.configuration
+    encryption: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
+    if configuration.verify_ssl:
+        encryption = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert or certifi.where()}
+        if configuration.assert_hostname is not None:
+            encryption["check_hostname"] = configuration.assert_hostname
+    for name, value in (
+        ("certfile", configuration.cert_file),
+        ("keyfile", configuration.key_file),
+        ("server_hostname", configuration.tls_server_name),
+    ):
+        if value:
+            encryption[name] = value
+    path = f"/api/v1/namespaces/{target.namespace}/pods/{target.pod}/portforward?ports={target.port}"
+    proof = [f"{given['key']}: {given['value']}" for given in configuration.auth_settings().values() if given["value"]]
+    web_socket: Any = WebSocket(sslopt=encryption)
+    try:
+        web_socket.connect(
+            configuration.host.replace("http", "ws", 1) + path,
+            header=[*proof, f"sec-websocket-protocol: {_PROTOCOL}"],
+            redirect_limit=0,
+            timeout=_OPENING,
+            **websocket_proxycare({}, configuration, "", None),
+        )
+        if web_socket.handshake_response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            raise ConnectionError("no WebSocket")
+        web_socket.settimeout(None)
+        return web_socket
+    except Exception as error:
+        answer = web_socket.handshake_response
+        words = str(error) or type(error).__name__
+        if answer is not None:  # it led elsewhere
+            words = f"Handshake status {answer.status} {HTTPStatus(answer.status).phrase}"
+        said = forward_refused(
+            f"forward a port to pod {target.pod} in namespace {target.namespace}", access.where, words
+        )
+        again = getattr(error, "status_code", None) == HTTPStatus.UNAUTHORIZED
+    # Without what it came from, which has the whole answer.
+    raise (ConnectionRefusedError if again else ConnectionError)(access.without_credentials(said))
 
 
 def _pump(source: Any, target: Any) -> None:

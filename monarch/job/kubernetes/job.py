@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from monarch.job.kubernetes.image_spec import ImageSpec
 from monarch.job.kubernetes.kube_config import KubeConfig, access
 from monarch.job.kubernetes.manifests import POD_INDEX, STATEFUL_SET, Names
 from monarch.job.kubernetes.mesh import PodMesh, pod_mesh
+from monarch.job.kubernetes.outage import LIMIT, Outage
 from monarch.job.kubernetes.pods import MeshPods, Patience, Pod, job_of, look, name_of, port_of, rank_of, secret_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, Waiting
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 _BATCH = "KubernetesJob cannot run batch-mode scripts"
 _NOT_OURS = "KubernetesJob currently does not support killing pods."
 _LOOK = 5.0  # seconds a mesh that was kept gets to be complete, an evicted pod to be back
-_OUTAGE = 60.0  # seconds that the API server may be out of reach while pods are awaited
 _ENDING = 30.0  # seconds that pods get to end
 _STEP = 0.2  # seconds between two looks at what ends
+
+T = TypeVar("T")
 
 
 class KubernetesJob(ScheduledJob):
@@ -84,12 +87,12 @@ class KubernetesJob(ScheduledJob):
             cluster.close()
         self._cluster: Cluster | None = None
         self._patience = Patience()
-        self._unreached = 0.0  # since when the API server is out of reach; 0 when it is not
+        self._outage = Outage()
         self._seen: dict[str, MeshPods] = {}
         self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = ("_cluster", "_patience", "_unreached", "_seen", "_warned")
+        mine = ("_cluster", "_patience", "_outage", "_seen", "_warned")
         return {name: value for name, value in super().__getstate__().items() if name not in mine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -108,7 +111,8 @@ class KubernetesJob(ScheduledJob):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """A mesh of `num_replicas` hosts, called `name`: 1 to 63 of a to z and 0 to 9, a letter first.
+        """A mesh of `num_replicas` hosts, called `name`: 1 to 63 of a to z and 0 to 9, a letter first; 52 where
+        the job makes the pods.
 
         With `image_spec` or `pod_template` the job makes the pods; the template's first container has to run
         `monarch worker --address 'tcp://*:PORT'`, for which the job gives it MONARCH_PORT and MONARCH_SECRET. `labels` and
@@ -139,8 +143,7 @@ class KubernetesJob(ScheduledJob):
         if self._requires_sidecar_gateway() and held_secret() is not None:
             # A second job of a program outside: the way in, which cannot be changed, knows the first one's secret.
             launch = self._launch = msgspec.structs.replace(launch, secret=held_secret())
-        cluster = self._connected()
-        operator = cluster.has_operator() if self._operator is None else self._operator
+        operator = self._insist(Cluster.has_operator) if self._operator is None else self._operator
         self._names = Names(self._namespace, self._apply_id.replace("-", "")[:12])
         try:
             made = self._make(manifests.secret(self._names, launch.secret))
@@ -156,7 +159,27 @@ class KubernetesJob(ScheduledJob):
 
     def _make(self, manifest: manifests.Manifest) -> Mapping[str, Any]:
         self._made.append((manifest["kind"], manifest["metadata"]["name"]))
-        return self._connected().create(manifest)
+        return self._insist(lambda cluster: cluster.create(manifest))
+
+    def _insist(self, ask: Callable[[Cluster], T]) -> T:
+        """Asks, and again while the API server is overloaded or has just gone, for a minute."""
+        pause = threading.Event()
+        while True:
+            cluster = self._connected()
+            try:
+                found = ask(cluster)
+            except ClusterError as error:
+                # One that has never answered is none, or the network is not there.
+                wait = self._outage.pause(error, time.monotonic()) if cluster.answered else None
+                if wait is None:
+                    raise
+                if not self._outage.said:
+                    self._outage.said = True
+                    job_logger().warning("%s. It is asked again for %g s", str(error).rstrip("."), LIMIT)
+                pause.wait(wait)
+            else:
+                self._outage.over()
+                return found
 
     def _objects_of(self, mesh: PodMesh, launch: WorkerLaunch, operator: bool) -> list[manifests.Manifest]:
         # Without the lease: kubelet would start a worker that ends again, and nothing would be given back.
@@ -169,19 +192,20 @@ class KubernetesJob(ScheduledJob):
         )  # fmt: skip
 
     def _poll(self) -> Poll:
+        now = time.monotonic()
+        if self._outage.left_alone(now):
+            return Waiting(self._outage.why)
         try:
             pods = [self._pods_of(mesh) for mesh in self._meshes.values()]
-            self._unreached = 0.0
             self._seen = {found.mesh: found for found in pods}
-            if not any(found.missing for found in pods):
-                return Ready({found.mesh: found.workers for found in pods})
-            return self._missing([found for found in pods if found.missing])
+            missing = [found for found in pods if found.missing]
+            poll = self._missing(missing) if missing else Ready({found.mesh: found.workers for found in pods})
         except ClusterError as error:
-            now = time.monotonic()
-            self._unreached = self._unreached or now
-            if error.passing and now - self._unreached < _OUTAGE:
-                return Waiting(str(error))
-            raise
+            if self._outage.pause(error, now) is None:
+                raise
+            return Waiting(str(error))
+        self._outage.over()
+        return poll
 
     def _pods_of(self, mesh: PodMesh) -> MeshPods:
         def ours(pod: Pod) -> bool:
@@ -242,25 +266,24 @@ class KubernetesJob(ScheduledJob):
         """Deletes what was made, the last first, and waits until its pods have ended."""
         while self._made:
             kind, name = self._made[-1]
-            self._connected().delete(manifests.KINDS[kind], name)
+            self._insist(functools.partial(Cluster.delete, kind=manifests.KINDS[kind], name=name, job=self._names.job))
             self._made.pop()
-        left = self._left()
+        left = self._insist(self._left)
         deadline = time.monotonic() + _ENDING
         pause = threading.Event()
         while left and time.monotonic() < deadline:
             pause.wait(_STEP)
-            left = self._left()
+            left = self._insist(self._left)
         if left:
             job_logger().warning("these pods in namespace %s still end: %s", self._namespace, ", ".join(left))
         self._names = Names(self._namespace, "")
         leave(self._owner)
         self._forget_connection()
 
-    def _left(self) -> list[str]:
+    def _left(self, cluster: Cluster) -> list[str]:
         """Pods of this job that are there still."""
         if not self._names.job:
             return []
-        cluster = self._connected()
         return [
             name_of(pod)
             for mesh in self._provisioned()
@@ -284,7 +307,7 @@ class KubernetesJob(ScheduledJob):
             poll = self._poll()
             if not isinstance(poll, Waiting):
                 return isinstance(poll, Ready)
-            if self._unreached:
+            if self._outage.why:
                 raise ClusterError(poll.why, None)
             if time.monotonic() >= deadline:
                 return False

@@ -79,10 +79,22 @@ class KubeConfig:
 
 @dataclass(frozen=True)
 class Access:
-    """A configuration for the official client, and what to call the server in sentences."""
+    """A configuration for the official client, what to call the server in sentences, and where both came from."""
 
     configuration: Configuration
     where: str
+    source: KubeConfig | None
+
+    def renewed(self) -> Access:
+        """Returns it made anew: tokens and certificates in files may have been replaced. KubeConfigError as from `access`."""
+        return access(self.source)
+
+    def without_credentials(self, text: str) -> str:
+        """Returns what a server said, without the token, which it might repeat."""
+        for value in self.configuration.api_key.values():
+            token = value.rpartition(" ")[2]
+            text = text.replace(token, "<token>") if token else text
+        return text
 
 
 def access(kubeconfig: KubeConfig | None) -> Access:
@@ -96,7 +108,7 @@ def access(kubeconfig: KubeConfig | None) -> Access:
     found = copy.deepcopy(kubeconfig.remote)
     if found is None:
         return _in_cluster()
-    return _access(found, "KubeConfig.from_config")
+    return _access(found, "KubeConfig.from_config", kubeconfig)
 
 
 def _in_cluster() -> Access:
@@ -110,7 +122,7 @@ def _in_cluster() -> Access:
             f"Failed to load in-cluster Kubernetes config. {error} This does not seem to run in a pod: outside the cluster "
             'give kubeconfig=KubeConfig.from_path("~/.kube/config")'
         ) from error
-    return _access(found, "the service account of this pod")
+    return _access(found, "the service account of this pod", None)
 
 
 def _from_file(path: Path) -> Access:
@@ -145,7 +157,7 @@ def _from_file(path: Path) -> Access:
         found.proxy = cluster["proxy-url"]
     if credential is not None and credential.token:
         found.refresh_api_key_hook = _renewing(credential, plugin, cluster, path.parent)
-    return _access(found, f"context {loaded.get('current-context')!r} of {path}")
+    return _access(found, f"context {loaded.get('current-context')!r} of {path}", KubeConfig(local=path))
 
 
 def _current(loaded: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -175,9 +187,10 @@ def _renewing(credential: Credential, plugin: Any, cluster: dict[str, Any], fold
     return renew
 
 
-def _access(configuration: Configuration, whose: str) -> Access:
-    configuration.retries = False  # requests are repeated by who waits, and each has a limit
-    return Access(configuration, f"the Kubernetes API server {configuration.host} ({whose})")
+def _access(configuration: Configuration, whose: str, source: KubeConfig | None) -> Access:
+    # Requests are repeated by who waits, and each has a limit.
+    configuration.retries = configuration.client_go_retries = False
+    return Access(configuration, f"the Kubernetes API server {configuration.host} ({whose})", source)
 
 
 # Programs that a kubeconfig names to get credentials (`users[].user.exec`): `aws eks get-token`, `gke-gcloud-auth-plugin`.

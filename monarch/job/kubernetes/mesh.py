@@ -13,6 +13,7 @@ from monarch.job.kubernetes.manifests import Manifest
 from monarch.job.worker_launch import SECRET as SECRET_VARIABLE
 
 _LONGEST = 63
+_LONGEST_MADE = 52  # of a StatefulSet, which puts its name, a dash and ten characters into a label of each pod
 _NAME = re.compile(r"[a-z0-9]+\Z")
 _OWN_SECRET = (SECRET_VARIABLE, f"{SECRET_VARIABLE}_FILE")
 _HIGHEST_PORT = 65535
@@ -67,6 +68,11 @@ def pod_mesh(
             raise ValueError(
                 f"mesh {name!r}: label_selector and pod_rank_label find pods that others made; with image_spec or "
                 "pod_template the job makes them"
+            )
+        if len(name) > _LONGEST_MADE:
+            raise ValueError(
+                f"the name of a mesh whose pods the job makes has {_LONGEST_MADE} characters at most, {name!r} has "
+                f"{len(name)}: a StatefulSet of a longer name gets no pods"
             )
     elif labels is not None or annotations is not None:
         raise ValueError(
