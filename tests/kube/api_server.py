@@ -185,10 +185,12 @@ class ApiServer:
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.store = store
+        self.folder = folder
         self.tokens = {"right"}
         self.requests: list[tuple[str, str]] = []  # verb and path, as they came
         self.refuse: dict[tuple[str, str], Refused | Lost] = {}  # by HTTP verb and plural
-        self.upset: dict[tuple[str, str], list[Refused | Lost]] = {}  # the same, each once
+        # The same, each once; an Event is awaited.
+        self.upset: dict[tuple[str, str], list[Refused | Lost | threading.Event]] = {}
         self.role: set[Permission] | None = None  # what is granted; None: everything
         self.page: int | None = None  # a list has at most so many objects, whatever is asked for
         self.lists: dict[str, list[Object]] = {}  # what is left of lists, by the token that continues them
@@ -299,6 +301,9 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             self._check(version, namespace, plural, what, verb, query)
             upset = api.upset.get((self.command, what or plural))
             trouble = upset.pop(0) if upset else api.refuse.get((self.command, what or plural))
+            if isinstance(trouble, threading.Event):
+                trouble.wait()
+                trouble = None
             if isinstance(trouble, Refused) or (isinstance(trouble, Lost) and not trouble.done):
                 raise trouble
             at = (version, plural, namespace)

@@ -11,9 +11,7 @@ from monarch.job import WorkerLaunch
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, manifests
 from monarch.job.kubernetes.manifests import Names
 from tests.kube.lab import IMAGE, NAMESPACE, Lab, lab
-from tests.support.hosts import ROOT
-
-FOLDER = ROOT / "examples" / "kubernetes"
+from tests.kube.values import EXAMPLES, allowed
 
 
 @pytest.mark.parametrize(("file", "operator"), [("statefulset.yaml", False), ("monarchmesh.yaml", True)])
@@ -23,19 +21,7 @@ def test_the_objects_are_those_of_a_job(file: str, operator: bool) -> None:
     variables = manifests.environment(launch.environment(), names, 26600)
     template = manifests.pod_template(image, launch.command("python", "tcp://*:26600"), variables)
     made = manifests.mesh_objects(names, "trainers", 4, 26600, template, operator=operator)
-    assert list(yaml.safe_load_all((FOLDER / file).read_text())) == made
-
-
-def allowed() -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of each thing the Role allows."""
-    role = next(item for item in yaml.safe_load_all((FOLDER / "rbac.yaml").read_text()) if item["kind"] == "Role")
-    return {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    assert list(yaml.safe_load_all((EXAMPLES / file).read_text())) == made
 
 
 def asked(method: str, path: str) -> tuple[str, str, str] | None:

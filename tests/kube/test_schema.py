@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from monarch.job.kubernetes import ImageSpec, manifests
 from monarch.job.kubernetes.manifests import KINDS, Names
 from tests.kube import schema
 from tests.kube.schema import Invalid, Malformed
+from tests.kube.values import places, with_
 from tests.support.hosts import ROOT
 
 NAMES = Names("research", "a1b2", "uid-7")
@@ -57,22 +57,6 @@ def test_the_api_takes_the_examples(file: str) -> None:
     assert bodies
     for body in bodies:
         check(body)
-
-
-def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Returns the way to everything in an object."""
-    if way:
-        yield way
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(item, (*way, key))
-
-
-def with_(body: Any, way: tuple[Any, ...], value: Any) -> Any:
-    changed = at = copy.deepcopy(body)
-    for key in way[:-1]:
-        at = at[key]
-    at[way[-1]] = value
-    return changed
 
 
 # Maps of strings, in which any key is good, and numbers or words, of which any is.

@@ -13,6 +13,7 @@ from typing import Any
 from monarch.job.kubernetes.api_errors import refusal, unreachable
 from monarch.job.kubernetes.kube_config import Access
 from monarch.job.kubernetes.manifests import JOB_LABEL, KINDS, MONARCH_MESH, SECRET, SERVICE, Manifest, ResourceKind
+from monarch.job.kubernetes.pods import within
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 
@@ -140,7 +141,7 @@ class Cluster:
                 *_method("delete", kind),
                 **self._placed(kind),
                 name=name,
-                body={"propagationPolicy": "Background", "preconditions": {"uid": found["metadata"].get("uid")}},
+                body={"propagationPolicy": "Background", "preconditions": {"uid": within(found, "metadata", "uid")}},
             )
         except ClusterError as error:
             if error.status in (_NOT_FOUND, _CONFLICT):  # it has gone meanwhile; another one of the name may be there
@@ -151,8 +152,11 @@ class Cluster:
     def secret(self, name: str, key: str) -> str | None:
         """Returns what a Secret holds under this key."""
         found = self.read(SECRET, name)
-        value = ((found or {}).get("data") or {}).get(key)
-        return None if value is None else base64.b64decode(value).decode()
+        value = within(found, "data", key)
+        try:
+            return base64.b64decode(value).decode() if isinstance(value, str) else None
+        except ValueError:
+            raise ClusterError(f"Secret {name} in namespace {self.namespace} has no text under {key!r}", None) from None
 
     def has_operator(self) -> bool:
         """True if the API serves MonarchMesh."""
@@ -169,7 +173,8 @@ class Cluster:
             if error.status in (_NOT_FOUND, _FORBIDDEN):
                 return False
             raise
-        return any(resource.get("name") == MONARCH_MESH.plural for resource in found.get("resources") or [])
+        served = found.get("resources")
+        return isinstance(served, list) and any(within(of, "name") == MONARCH_MESH.plural for of in served)
 
     # --- pods
 
@@ -234,8 +239,11 @@ class Cluster:
             )
         except ClusterError:
             return ""
-        events = sorted(found.get("items") or [], key=lambda event: str(event.get("lastTimestamp") or ""))
-        return " ".join(str(events[-1].get("message", "")).split()) if events else ""
+        events = found.get("items")
+        if not isinstance(events, list) or not events:
+            return ""
+        last = max(events, key=lambda event: str(within(event, "lastTimestamp") or ""))
+        return " ".join(str(within(last, "message") or "").split())
 
     # --- one request
 
@@ -298,7 +306,7 @@ class Cluster:
 
 def _job(found: Mapping[str, Any]) -> str:
     """Returns the job that an object belongs to; "" for what others made."""
-    return str(((found.get("metadata") or {}).get("labels") or {}).get(JOB_LABEL, ""))
+    return str(within(found, "metadata", "labels", JOB_LABEL) or "")
 
 
 def _method(verb: str, kind: ResourceKind) -> tuple[str, str]:

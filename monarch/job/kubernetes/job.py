@@ -20,7 +20,18 @@ from monarch.job.kubernetes.kube_config import KubeConfig, access
 from monarch.job.kubernetes.manifests import POD_INDEX, STATEFUL_SET, Names
 from monarch.job.kubernetes.mesh import PodMesh, pod_mesh
 from monarch.job.kubernetes.outage import LIMIT, Outage
-from monarch.job.kubernetes.pods import MeshPods, Patience, Pod, job_of, look, name_of, port_of, rank_of, secret_of
+from monarch.job.kubernetes.pods import (
+    MeshPods,
+    Patience,
+    Pod,
+    job_of,
+    look,
+    name_of,
+    port_of,
+    rank_of,
+    secret_of,
+    within,
+)
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, Waiting
 from monarch.job.worker_launch import LEASE, WorkerLaunch
@@ -147,7 +158,7 @@ class KubernetesJob(ScheduledJob):
         self._names = Names(self._namespace, self._apply_id.replace("-", "")[:12])
         try:
             made = self._make(manifests.secret(self._names, launch.secret))
-            self._names = Names(self._namespace, self._names.job, str(made["metadata"]["uid"]))
+            self._names = Names(self._namespace, self._names.job, str(within(made, "metadata", "uid") or ""))
             for mesh in self._provisioned():
                 for manifest in self._objects_of(mesh, launch, operator):
                     self._make(manifest)
@@ -163,7 +174,6 @@ class KubernetesJob(ScheduledJob):
 
     def _insist(self, ask: Callable[[Cluster], T]) -> T:
         """Asks, and again while the API server is overloaded or has just gone, for a minute."""
-        pause = threading.Event()
         while True:
             cluster = self._connected()
             try:
@@ -176,7 +186,7 @@ class KubernetesJob(ScheduledJob):
                 if not self._outage.said:
                     self._outage.said = True
                     job_logger().warning("%s. It is asked again for %g s", str(error).rstrip("."), LIMIT)
-                pause.wait(wait)
+                _wait(wait)
             else:
                 self._outage.over()
                 return found
@@ -243,7 +253,7 @@ class KubernetesJob(ScheduledJob):
         """Returns why a mesh will not get its pods: what makes them was deleted. "" when it is there."""
         kind = next(kind for kind, name in self._made if name == found.mesh)
         made = self._connected().read(manifests.KINDS[kind], found.mesh)
-        if made is not None and made["metadata"].get("labels", {}).get(manifests.JOB_LABEL) == self._names.job:
+        if made is not None and within(made, "metadata", "labels", manifests.JOB_LABEL) == self._names.job:
             return ""
         what = "was deleted" if made is None else "is another job's now"
         return f"{kind} {found.mesh} in namespace {self._namespace} {what}: its pods do not come back"
@@ -270,9 +280,8 @@ class KubernetesJob(ScheduledJob):
             self._made.pop()
         left = self._insist(self._left)
         deadline = time.monotonic() + _ENDING
-        pause = threading.Event()
         while left and time.monotonic() < deadline:
-            pause.wait(_STEP)
+            _wait(_STEP)
             left = self._insist(self._left)
         if left:
             job_logger().warning("these pods in namespace %s still end: %s", self._namespace, ", ".join(left))
@@ -302,7 +311,6 @@ class KubernetesJob(ScheduledJob):
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
             return False
         deadline = time.monotonic() + _LOOK * len(self._meshes)
-        pause = threading.Event()
         while True:
             poll = self._poll()
             if not isinstance(poll, Waiting):
@@ -311,7 +319,7 @@ class KubernetesJob(ScheduledJob):
                 raise ClusterError(poll.why, None)
             if time.monotonic() >= deadline:
                 return False
-            pause.wait(_STEP)
+            _wait(_STEP)
 
     def _rebind_connection_inputs(self, spec: Any) -> None:
         if isinstance(spec, KubernetesJob):
@@ -391,3 +399,7 @@ class KubernetesJob(ScheduledJob):
             if rank_of(pod, mesh.rank_label) == 0 and (not mesh.provisioned or job_of(pod) == self._names.job):
                 return ForwardTarget(cluster.access, self._namespace, name_of(pod), port_of(pod))
         raise ClusterError(f"rank 0 of mesh {mesh.name} has just gone; try again", None)
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)

@@ -7,6 +7,7 @@ do unless somebody acts: these have a `patience`, and when one has been there fo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ HOPELESS = {
     "ErrImageNeverPull": 0.0,
 }
 _ORDINARY = ("ContainerCreating", "PodInitializing", "")
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _MOST_SHOWN = 3  # different reasons in one line
 
 
@@ -134,10 +136,10 @@ def name_of(pod: Pod) -> str:
 def rank_of(pod: Pod, label: str = POD_INDEX) -> int | None:
     """The number in the label. Kubernetes before 1.28 gives StatefulSets' pods no index label: there the ordinal at the end
     of the pod's name stands for it."""
-    value = _get(pod, "metadata", "labels", label)
+    value = within(pod, "metadata", "labels", label)
     if value is None and label == POD_INDEX and _owner_kind(pod) == "StatefulSet":
         value = name_of(pod).rpartition("-")[2]
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None
+    return _number(value)
 
 
 def address_of(pod: Pod, scheme: str) -> str:
@@ -149,18 +151,18 @@ def address_of(pod: Pod, scheme: str) -> str:
 def port_of(pod: Pod) -> int:
     """Returns what MONARCH_PORT says in one of its containers, else the port that workers have by default."""
     for variable in _variables(pod):
-        value = variable.get("value")
-        if variable.get("name") == PORT_VARIABLE and isinstance(value, str) and value.isascii() and value.isdigit():
-            return int(value)
+        value = _number(variable.get("value"))
+        if variable.get("name") == PORT_VARIABLE and value is not None:
+            return value
     return DEFAULT_PORT
 
 
 def secret_of(pod: Pod) -> tuple[str, str] | None:
     """(name of the Secret, key in it) from which its worker has its secret."""
     for variable in _variables(pod):
-        found = _get(variable, "valueFrom", "secretKeyRef")
+        found = _map(variable, "valueFrom", "secretKeyRef")
         if variable.get("name") == SECRET_VARIABLE and found:
-            return found.get("name", ""), found.get("key", SECRET_KEY)
+            return str(found.get("name", "")), str(found.get("key", SECRET_KEY))
     return None
 
 
@@ -172,19 +174,17 @@ def job_of(pod: Pod) -> str:
 
 def obstacle_of(pod: Pod) -> Obstacle | None:
     """None for a pod that is ready and stays."""
-    if _get(pod, "metadata", "deletionTimestamp"):
+    if within(pod, "metadata", "deletionTimestamp"):
         return Obstacle("is being deleted")
-    status = pod.get("status") or {}
-    phase = status.get("phase") or "Unknown"
+    status = _map(pod, "status")
+    phase = str(status.get("phase") or "Unknown")
     if phase in ("Failed", "Succeeded"):
-        reason = status.get("reason") or phase
-        return Obstacle(_said(reason, status.get("message")))
-    statuses = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for container in statuses:
+        return Obstacle(_said(status.get("reason") or phase, status.get("message")))
+    for container in [*_maps(status, "initContainerStatuses"), *_maps(status, "containerStatuses")]:
         found = _waiting(container)
         if found is not None:
             return found
-    conditions = {condition.get("type"): condition for condition in status.get("conditions") or []}
+    conditions = {str(condition.get("type")): condition for condition in _maps(status, "conditions")}
     scheduled = conditions.get("PodScheduled") or {}
     if scheduled.get("status") == "False":
         return Obstacle(_said(scheduled.get("reason") or "not scheduled", scheduled.get("message")))
@@ -196,20 +196,18 @@ def obstacle_of(pod: Pod) -> Obstacle | None:
 
 def _waiting(container: Mapping[str, Any]) -> Obstacle | None:
     """Returns why a container does not run; None if it does, or is being made."""
-    state = container.get("state") or {}
-    waiting = state.get("waiting") or {}
-    reason = waiting.get("reason") or ""
+    waiting = _map(container, "state", "waiting")
+    reason = str(waiting.get("reason") or "")
     name = str(container.get("name", ""))
     if reason == "CrashLoopBackOff":
-        ended = _get(container, "lastState", "terminated") or {}
-        return Obstacle(f"{_said(reason, _ended(ended))}", HOPELESS[reason], name)
+        return Obstacle(_said(reason, _ended(_map(container, "lastState", "terminated"))), HOPELESS[reason], name)
     if reason not in _ORDINARY:
-        message = waiting.get("message") or ""
-        if container.get("image") and container["image"] not in message and "Image" in reason:
-            message = f"image {container['image']!r}: {message}"
+        message, image = str(waiting.get("message") or ""), str(container.get("image") or "")
+        if image and image not in message and "Image" in reason:
+            message = f"image {image!r}: {message}"
         return Obstacle(_said(reason, message), HOPELESS.get(reason, math.inf))
-    terminated = state.get("terminated")
-    if terminated and terminated.get("exitCode"):  # an init container that is done says 0
+    terminated = _map(container, "state", "terminated")
+    if terminated.get("exitCode"):  # an init container that is done says 0
         return Obstacle(_said("the container ended", _ended(terminated)), FIXABLE, name)
     return None
 
@@ -223,23 +221,24 @@ def _ended(terminated: Mapping[str, Any]) -> str:
     return _said(words, terminated.get("message"))
 
 
-def _said(reason: str, message: Any) -> str:
+def _said(reason: Any, message: Any) -> str:
     """Returns reason and message on one line."""
     words = " ".join(str(message or "").split())
-    return f"{reason}: {words}" if words else reason
+    return f"{reason}: {words}" if words else str(reason)
 
 
 def _variables(pod: Pod) -> Iterable[Mapping[str, Any]]:
-    for container in _get(pod, "spec", "containers") or []:
-        yield from container.get("env") or []
+    for container in _maps(pod, "spec", "containers"):
+        yield from _maps(container, "env")
 
 
 def _owner_kind(pod: Pod) -> str:
-    owners = _get(pod, "metadata", "ownerReferences") or []
+    owners = _maps(pod, "metadata", "ownerReferences")
     return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), "")
 
 
-def _get(found: Any, *keys: str) -> Any:
+def within(found: Any, *keys: str) -> Any:
+    """Returns what is there in objects of objects; None where there is nothing."""
     for key in keys:
         if not isinstance(found, Mapping):
             return None
@@ -247,8 +246,24 @@ def _get(found: Any, *keys: str) -> Any:
     return found
 
 
+def _map(found: Any, *keys: str) -> Mapping[str, Any]:
+    """Returns what should be an object there; an empty one when it is none."""
+    value = within(found, *keys)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(found: Any, *keys: str) -> list[Mapping[str, Any]]:
+    """Returns the objects of what should be a list of them."""
+    value = within(found, *keys)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
 def _text(found: Any, *keys: str) -> str:
-    return str(_get(found, *keys) or "")
+    return str(within(found, *keys) or "")
+
+
+def _number(value: Any) -> int | None:
+    return int(value) if isinstance(value, str) and _NUMBER.match(value) else None
 
 
 def _numbers(ranks: list[int]) -> str:
