@@ -341,7 +341,8 @@ def _bounded(ask: Callable[..., Any]) -> Callable[..., Any]:
     import urllib3
 
     def request(*args: Any, **kwargs: Any) -> Any:
-        answer = ask(*args, redirect=False, **kwargs)  # older versions of urllib3 would follow one
+        # What newer versions of urllib3 do by themselves.
+        answer = ask(*args, redirect=False, enforce_content_length=True, **kwargs)
         try:
             data = _read(answer)
         except BaseException:
