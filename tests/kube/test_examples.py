@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, manifes
 from monarch.job.kubernetes.manifests import Names
 from tests.kube.lab import IMAGE, NAMESPACE, Lab, lab
 from tests.kube.values import EXAMPLES, allowed
+from tests.support.hosts import ROOT
 
 
 @pytest.mark.parametrize(("file", "operator"), [("statefulset.yaml", False), ("monarchmesh.yaml", True)])
@@ -61,3 +63,12 @@ def of_a_life(cluster: Lab) -> list[Any]:
     for job in jobs:
         job.kill()
     return cluster.api.requests
+
+
+def test_commands_of_the_page_find_what_a_job_makes() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    found = re.findall(r"`kubectl (?:get|delete) (\w+)(?: -n research)? -l ([^`=]+)(?:=<job>)?`", page)
+    assert len(found) == page.count("`kubectl ") == 3
+    labels = manifests.secret(Names("research", "example"), "not in here")["metadata"]["labels"]
+    for plural, label in found:
+        assert plural == "secret" and label in labels
