@@ -63,7 +63,7 @@ def start(api: ApiServer, size: int = 2) -> None:
 
 @contextmanager
 def said(caplog: pytest.LogCaptureFixture, name: str = "monarch.job", level: int = logging.INFO) -> Iterator[list[str]]:
-    """What is logged."""
+    """Gives the lines that are logged, at its end."""
     lines: list[str] = []
     job_logger()  # has its own handler from now on, and does not pass on what it logs
     logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""What several tests of Kubernetes use: a clock, the Role of the examples, ways through objects."""
+"""Helpers of several tests of Kubernetes: a clock, the Role of the examples, ways through objects."""
 
 from __future__ import annotations
 
