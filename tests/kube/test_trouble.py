@@ -133,7 +133,7 @@ def test_a_server_that_fails_for_a_while_is_waited_for(api: ApiServer, clock: Cl
 def test_a_server_that_starts_again_in_the_midst_of_anything(
     api: ApiServer, clock: Clock, caplog: pytest.LogCaptureFixture, done: bool
 ) -> None:
-    """What was made by a request whose answer was lost is the job's own."""
+    """The job owns what a request made whose answer was lost."""
     for method, plurals in (("POST", ("secrets", "services", "statefulsets")), ("DELETE", ("secrets", "statefulsets"))):
         for plural in plurals:
             api.upset[method, plural] = [Lost(done)]
