@@ -115,8 +115,8 @@ class KeeperProcess:
                 run("BEGIN")
             try:
                 for statement in statements:
-                    row = run(statement).fetchone()
-                    counts.append(int(row[0]) if row else 0)
+                    rows = run(statement).fetchall()  # all: else the engine refuses what comes next
+                    counts.append(int(rows[0][0]) if rows else 0)
                     self._copies()  # they see what was there before
             except BaseException:
                 if not single:

@@ -69,6 +69,9 @@ def test_a_file_that_grows_too_large_keeps_the_newest(tmp_path: Path) -> None:
         first = store.saved.write(["SELECT count(*) FROM events", "SELECT min(timestamp_us) FROM events"])
         assert first == [8_000, 2_000]
         assert store.query("SELECT count(*) FROM events", timeout=60).rows == [(10_000,)], "in memory"
+        assert not Retention(store.saved, 0.0, 1 << 30).bound()
+        store.insert("snapshots", [("a", 1)])  # the look at the size has not ended the writer
+        assert store.saved.write([COUNT]) == [1]
     finally:
         store.close()
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 CLIENT = "client"  # the actor that stands for a program; its process makes it unique
 _RANK_DIGITS = 4  # base58 digits of a rank behind the key of its mesh
+_BRACKETS = str.maketrans("<>", "()")  # a name may have angle brackets; those of an identifier enclose its id
 
 
 def proc_uid(address: str, mesh_name: str) -> Uid:
     """Names a process: `<mesh>-<rank><uid>`, or a bare name such as `client`."""
     split = split_proc_name(name_of(address))
-    return Uid.singleton(name_of(address)) if split is None else Uid(f"{mesh_name}-{split[1]}", split[0])
+    return Uid.singleton(name_of(address)) if split is None else Uid(f"{_label(mesh_name)}-{split[1]}", split[0])
 
 
 def proc_id(proc: Proc) -> str:
@@ -28,11 +29,17 @@ def proc_id(proc: Proc) -> str:
 
 def actor_uid(key: str, name: str, rank: int, singleton: bool) -> Uid:
     """Names an actor within its process. `singleton`: the client, and actors known by their name."""
-    return Uid.singleton(_singleton(key, name)) if singleton else Uid(name, key + encode58(rank, _RANK_DIGITS))
+    if singleton:
+        return Uid.singleton(_singleton(key, name))
+    return Uid(_label(name), key + encode58(rank, _RANK_DIGITS))
 
 
 def _singleton(key: str, name: str) -> str:
-    return key if key == name else CLIENT
+    return _label(key) if key == name else CLIENT
+
+
+def _label(name: str) -> str:
+    return name.translate(_BRACKETS)
 
 
 def actor_address(instance: Instance) -> ActorAddr:
@@ -53,7 +60,7 @@ def actor_ids(proc: Proc) -> Callable[[str, str, int, bool], str]:
         digits = ranks.get(rank)
         if digits is None:
             digits = ranks[rank] = encode58(rank, _RANK_DIGITS)
-        return f"{name}<{key}{digits}>{where}"
+        return f"{_label(name)}<{key}{digits}>{where}"
 
     return named
 
