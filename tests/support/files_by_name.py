@@ -16,7 +16,7 @@ ELSEWHERE = ("_linux/private_files.py", "_linux/procfs.py")  # where it is decid
 CALLS = {
     "": {"open", "exec", "eval", "__import__"},
     "os": {"open", "truncate", "fdopen"},
-    "io": {"open"},
+    "io": {"open", "open_code", "FileIO"},
     "codecs": {"open"},
     "pickle": {"load", "loads", "Unpickler"},
     "cloudpickle": {"load", "loads"},
@@ -31,12 +31,21 @@ CALLS = {
     "tarfile": {"open"},
     "zipfile": {"ZipFile"},
     "gzip": {"open"},
+    "bz2": {"open"},
+    "lzma": {"open"},
+    "dbm": {"open"},
+    "numpy": {"load", "fromfile", "memmap", "loadtxt"},
+    "duckdb": {"connect"},
+    "linecache": {"getline", "getlines"},
     "logging": {"FileHandler"},
     "shutil": {"copy", "copy2", "copyfile", "copytree", "move"},
 }
 METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "read_history_file", "write_history_file"}
 METHODS |= {"load_cert_chain", "load_verify_locations"}
 KERNEL = ("/proc/", "/sys/", "/dev/null")
+# They look up a plain name where modules and libraries are, not in the working directory.
+FIND = {"__import__", "importlib.import_module", "runpy.run_module", "ctypes.CDLL", "ctypes.PyDLL"}
+MODES = set("rwaxbt+")
 
 
 # Why a name is taken as it is. This table only shrinks: what is converted goes from it.
@@ -85,6 +94,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "a module of this package or of what is installed, found as every import is": (
         "__init__.py: __getattr__: importlib.import_module",
+        "_devices/vendors.py: _version_file: importlib.util.spec_from_file_location",
         "_older_paths/_alias_modules.py: names_of.get: importlib.import_module",
         "actor/__init__.py: __getattr__: importlib.import_module",
         "job/schedulers.py: job_of: importlib.import_module",
@@ -117,10 +127,20 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "below a folder that is walked by descriptors, without a link": (
         "_mesh/workspace/confined_folder.py: ConfinedFolder.__init__: os.open",
+        "_mesh/workspace/confined_folder.py: ConfinedFolder.forget_compiled: os.open",
         "_mesh/workspace/confined_folder.py: ConfinedFolder.open_file: os.open",
         "_mesh/workspace/confined_folder.py: ConfinedFolder.set_mode: os.open",
         "_mesh/workspace/confined_folder.py: NewFile.__init__: os.open",
         "_mesh/workspace/confined_folder.py: _open_folder: os.open",
+    ),
+    "a database that store.own_file or dashboard_server.check_own has looked at, in a folder where nobody else writes": (
+        "telemetry/keeper_process.py: KeeperProcess.open: duckdb.connect",
+    ),
+    "lines of the source of code that the job runs, which are shown": (
+        "_mesh/failures/stacks.py: formatted: linecache.getline",
+        "debugger/sources.py: FetchedSources.provide: linecache.getlines",
+        "debugger/sources.py: find: linecache.getlines",
+        "tensor/controller/issued.py: CommandStacks.frames: linecache.getline",
     ),
     "a new file or folder with a name that nobody can know before, for this user alone": (
         "_mesh/inspection/torch_profile.py: take: open",
@@ -211,13 +231,26 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 def _called(call: ast.Call, names: dict[str, str]) -> str:
     """Returns what is called, if that goes by a name that somebody might have taken."""
     dotted = _dotted(call.func, names)
-    if isinstance(call.func, ast.Attribute) and call.func.attr in METHODS:
-        return f".{call.func.attr}"
+    if isinstance(call.func, ast.Attribute):
+        if call.func.attr in METHODS:
+            return f".{call.func.attr}"
+        if call.func.attr == "open" and _has_mode(call):
+            return ".open"
     module, _, name = dotted.rpartition(".")
     if module != "tempfile" and name not in CALLS.get(module, ()):
         return ""
     first = call.args[0] if call.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str) and dotted in FIND and "/" not in first.value:
+        return ""
     return "" if first is not None and _is_safe(first, names) else dotted
+
+
+def _has_mode(call: ast.Call) -> bool:
+    """True for an `open` that is told how, as that of a path is, and not what."""
+    first = call.args[0] if call.args else None
+    if any(keyword.arg in ("mode", "encoding", "buffering") for keyword in call.keywords):
+        return True
+    return isinstance(first, ast.Constant) and isinstance(first.value, str) and set(first.value) <= MODES
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
@@ -233,7 +266,7 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
 def _is_safe(node: ast.expr, names: dict[str, str]) -> bool:
     match node:
         case ast.Constant(value=str(text)):
-            return text.startswith(KERNEL) or not text.startswith("/")  # a module's or a library's own name
+            return text.startswith(KERNEL)
         case ast.Constant():
             return True
         case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):

@@ -15,7 +15,7 @@ from monarch._mesh.inspection.description import ActorFacts, ProcessFacts, Setti
 from monarch._mesh.inspection.host_description import HostFacts
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import KEPT, TEXT, FlightRecorder
-from monarch.actor import Actor, ActorError, ActorMesh, concurrent_endpoint, context, endpoint, this_host
+from monarch.actor import Actor, ActorAddr, ActorError, ActorMesh, concurrent_endpoint, context, endpoint, this_host
 from monarch.config import configured
 from monarch.testing import InProcessCluster, Local
 from tests.support.actors import Gate
@@ -87,6 +87,15 @@ def test_an_actor_that_is_idle(cluster: InProcessCluster) -> None:
     assert facts.cls.endswith("Worker") and not facts.system
     assert facts.busy >= 0 and facts.peak <= 1
     assert facts.failure is None and facts.handlers == []
+
+
+def test_a_name_with_angle_brackets_has_an_identifier_that_can_be_read(cluster: InProcessCluster) -> None:
+    name = "<b>x</b>"
+    worker = this_host().spawn_procs(name=name).spawn(name, Worker)
+    there = ActorAddr.from_string(worker.name.call_one().get(TIMEOUT))
+    facts = actor(name)
+    assert facts.id == str(there) and facts.name == name
+    assert (there.label, there.proc_label) == ("(b)x(/b)", "(b)x(/b)-0")
 
 
 def test_the_client_is_an_actor_of_its_own_process(cluster: InProcessCluster) -> None:
