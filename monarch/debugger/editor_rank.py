@@ -1,12 +1,14 @@
 """An editor debugs this process: debugpy here, whose bytes go to and fro in questions and answers of the runtime.
 
 debugpy connects to a socket that this process has made for it, and talks to nobody else: no port is open that would let other
-users of the host run code here. The threads of the runtime are not traced, so that the process goes on answering while all
-others stand at a breakpoint. `exchange` runs on the I/O thread and does not wait.
+users of the host run code here, and nothing connects to one that they might have taken. The threads of the runtime are not
+traced, so that the process goes on answering while all others stand at a breakpoint. `exchange` runs on the I/O thread and
+does not wait.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import os
@@ -97,16 +99,11 @@ def begin(proc: Proc, argument: bytes) -> bytes:
     """Starts debugpy, or connects it again. One editor at a time: the one before is left."""
     global _now, _last
     _spare_this_thread()
-    try:
-        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning on stderr, for nobody
-        import debugpy  # noqa: T100
-    except ImportError:
-        raise RuntimeError(MISSING) from None
     with _lock:
+        debugpy = _loaded()
         if _now is not None:
             _leave(_now)
         _spare_runtime()
-        hook = sys.breakpointhook
         with socket.create_server(("127.0.0.1", 0)) as listening:
             threading.Thread(
                 target=_connect, args=(debugpy, listening.getsockname()), name="monarch-debugpy", daemon=True
@@ -117,8 +114,38 @@ def begin(proc: Proc, argument: bytes) -> bytes:
         tracer = _tracer()
         tracer.mtime += _first_mtime
         _last += 1
-        _now = _Conversation(_last, sock, hook, tracer)
+        _now = _Conversation(_last, sock, sys.breakpointhook, tracer)
+        sys.breakpointhook = _hook(debugpy, sys.breakpointhook)
     return _opened(_last)
+
+
+def _loaded() -> Any:
+    """Returns debugpy, with all that it loads when it is first used. RuntimeError when it is not installed."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning on stderr, for nobody
+    hook, breakpoint_ = sys.breakpointhook, builtins.breakpoint
+    # pydevd sets a hook as it is loaded that has whoever listens at port 5678 of this machine debug the process. No thread
+    # that comes to a breakpoint meanwhile may call it.
+    builtins.breakpoint = hook
+    try:
+        import debugpy  # noqa: T100
+
+        # A process that is started from here would connect to the port that it connected to, which is closed by then and
+        # may be anybody's.
+        debugpy.configure(subProcess=False)
+    except ImportError:
+        raise RuntimeError(MISSING) from None
+    finally:
+        sys.breakpointhook, builtins.breakpoint = hook, breakpoint_
+    return debugpy
+
+
+def _hook(debugpy: Any, before: Any) -> Any:
+    """Returns what breakpoint() calls while the conversation lasts: debugpy passes over it when no editor is attached."""
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        return debugpy.breakpoint() if debugpy.is_client_connected() else before(*args, **kwargs)
+
+    return stop
 
 
 def _accepted(listening: socket.socket) -> socket.socket:

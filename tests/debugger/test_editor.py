@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,10 @@ TIMEOUT = 60
 pytestmark = full
 SOURCE = Path(__file__).with_name("program.py")
 LINE = next(number for number, line in enumerate(SOURCE.read_text().splitlines(), 1) if "an editor stops here" in line)
+CHILD = (
+    "__import__('subprocess').check_output([__import__('sys').executable, '-c', "
+    '\'import sys; print("debugged" if "pydevd" in sys.modules else "alone")\'], text=True, timeout=30)'
+)
 
 
 class Editor:
@@ -145,6 +150,8 @@ def test_an_editor(running: Any, port: Port) -> None:
         scope = editor.ask("scopes", frameId=frame["id"])["scopes"][0]
         found = editor.ask("variables", variablesReference=scope["variablesReference"])["variables"]
         assert ("seen", str(3 * value)) in [(one["name"], one["value"]) for one in found]
+        # What the rank starts is not debugged: it would connect to a port that anybody may have by then.
+        assert "alone" in editor.ask("evaluate", expression=CHILD, frameId=frame["id"])["result"]
         editor.breakpoints()
         editor.ask("continue", threadId=stopped["threadId"])
         assert calls.end() == {f"answer {3 * value} {3 * value}"}
@@ -170,6 +177,22 @@ def test_an_editor_that_is_killed_lets_the_rank_go_on(running: Any, port: Port) 
     port.process.send_signal(signal.SIGKILL)
     assert calls.end() == {"answer 15 15"}
     editor.close()
+
+
+def test_a_breakpoint_while_debugpy_is_loaded_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydevd's first hook connects to port 5678 of this machine, where a stranger may listen."""
+    came: list[object] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: came.append("ours"))
+
+    def configure(**asked: object) -> None:
+        sys.breakpointhook = lambda: came.append("theirs")
+        breakpoint()  # noqa: T100  as another thread does
+        came.append(asked)
+
+    monkeypatch.setitem(sys.modules, "debugpy", SimpleNamespace(configure=configure))
+    editor_rank._loaded()
+    breakpoint()  # noqa: T100
+    assert came == ["ours", {"subProcess": False}, "ours"]
 
 
 def test_mistakes(running: Any) -> None:
