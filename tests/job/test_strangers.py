@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import monarch.admin.programs
 import monarch.job
 from monarch.job import cache, project_file
+from monarch.job.commands.standard_input import InputDoor
 from monarch.tools import cli, verbs
 from tests.support.users import STRANGER, as_stranger, needs_root
 
@@ -199,3 +201,20 @@ def test_looking_imports_nothing(here: Path, verb: str) -> None:
     status, said = told(here, [verb])
     assert status == 66 and ("does not run" in said or "no job runs" in said), said
     assert not (here / "ran").exists()
+
+
+def test_the_standard_input_of_a_command_is_given_to_its_user_alone() -> None:
+    def asked() -> bytes:
+        """What is answered under the name that everybody sees in /proc/net/unix."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(60)
+            sock.connect(door.name)
+            try:
+                return sock.recv(1)
+            except ConnectionResetError:
+                return b""
+
+    with InputDoor() as door:
+        assert door.name, "there is standard input"
+        assert as_stranger(asked) == b""
+        assert asked() == b"0"
