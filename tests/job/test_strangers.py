@@ -205,7 +205,7 @@ def test_looking_imports_nothing(here: Path, verb: str) -> None:
 
 def test_the_standard_input_of_a_command_is_given_to_its_user_alone() -> None:
     def asked() -> bytes:
-        """What is answered under the name that everybody sees in /proc/net/unix."""
+        """Returns what is answered under the name that everybody sees in /proc/net/unix."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(60)
             sock.connect(door.name)
