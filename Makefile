@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-devices lab test-lab browser test-browser soak fuzz bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-programs test-slow test-devices lab test-lab browser test-browser soak fuzz bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -66,6 +66,9 @@ test-all: $(READY)  ## all tests, but for those marked slow or device
 test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
 	@$(BIN)/python -m pytest -q -m ray
+
+test-programs: $(READY)  ## programs as libraries write them, with their times; beside torchmonarch and torchrun
+	@$(BIN)/python -m tests.programs
 
 test-slow: $(READY)  ## the tests marked slow: what goes on for long, and most seeds
 	@$(BIN)/python -m pytest -q -m 'slow and not device'

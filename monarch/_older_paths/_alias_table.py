@@ -9,6 +9,9 @@ ALIASES: dict[str, dict[str, str]] = {
     "_rust_bindings.monarch_hyperactor.actor": {
         "monarch.actor": "Port",
     },
+    "_rust_bindings.monarch_hyperactor.buffers": {
+        "monarch._older_paths._private_names": "FlattenedBytes:Buffer FrozenBuffer",
+    },
     "_rust_bindings.monarch_hyperactor.channel": {
         "monarch.actor": "ChannelTransport",
         "monarch.config.transport": "BindSpec",

@@ -53,6 +53,24 @@ class ContextVariable:
 _context = ContextVariable()
 
 
+class FrozenBuffer(io.BytesIO):
+    """The bytes of a pickle, for reading; its length is what has not been read yet."""
+
+    def __len__(self) -> int:
+        return len(self.getbuffer()) - self.tell()
+
+
+class FlattenedBytes(bytearray):
+    """The pickle that `flatten` makes."""
+
+    def write(self, data: bytes) -> int:
+        self += data
+        return len(data)
+
+    def freeze(self) -> FrozenBuffer:
+        return FrozenBuffer(self)
+
+
 class _Taking(cloudpickle.Pickler):  # type: ignore[misc]
     """Leaves out of a pickle what a filter accepts."""
 
@@ -72,15 +90,15 @@ class _Taking(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Putting(pickle.Unpickler):
-    def __init__(self, data: bytes, values: Iterable[Any]) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(self, data: io.BytesIO, values: Iterable[Any]) -> None:
+        super().__init__(data)
         self._values = list(values)
 
     def persistent_load(self, pid: Any) -> Any:
         return self._values[pid]
 
 
-def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], bytes]:
+def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], FlattenedBytes]:
     """Pickles an object without those parts of it that `filter` accepts. Returns these, each once, and the pickle.
 
     `filter` is asked of every object that is reached, the whole one first. Types are reduced as the table of `copyreg` says,
@@ -89,13 +107,13 @@ def flatten(obj: Any, filter: Callable[[Any], bool]) -> tuple[list[Any], bytes]:
     file = io.BytesIO()
     pickler = _Taking(file, filter)
     pickler.dump(obj)
-    return pickler.taken, file.getvalue()
+    return pickler.taken, FlattenedBytes(file.getbuffer())
 
 
-def unflatten(data: bytes | bytearray | memoryview, values: Iterable[Any]) -> Any:
+def unflatten(data: bytes | bytearray | memoryview | FrozenBuffer, values: Iterable[Any]) -> Any:
     """Returns the object that `flatten` took apart, with `values` where its own parts were. Runs what the pickle says: `data`
     must come from somebody whose code may run here. IndexError when there are too few values."""
-    return _Putting(bytes(data), values).load()
+    return _Putting(data if isinstance(data, FrozenBuffer) else io.BytesIO(data), values).load()
 
 
 def create_local_host_mesh(extent: Extent | None = None) -> HostMesh:

@@ -15,7 +15,7 @@ import pytest
 
 import monarch.actor
 from monarch._older_paths import _alias_modules, _alias_table
-from monarch._older_paths._private_names import _context, flatten, unflatten
+from monarch._older_paths._private_names import FlattenedBytes, _context, flatten, unflatten
 from monarch.actor import Actor, Extent, context, endpoint, this_host
 from monarch.testing import InProcessCluster
 from tests.support.tiers import full
@@ -100,6 +100,15 @@ def test_parts_are_taken_out_and_put_back() -> None:
     assert found["a"] is found["b"][0] is other and found["b"][2]() == 3
     with pytest.raises(IndexError):
         unflatten(data, [])
+
+
+def test_what_is_left_is_read_as_from_a_file() -> None:
+    data = flatten([1, Reduced(2)], lambda part: isinstance(part, Reduced))[1]
+    frozen = data.freeze()
+    assert len(frozen) == len(data) and unflatten(frozen, [3]) == [1, 3] and len(frozen) == 0
+    assert unflatten(data.freeze().read(), [4]) == [1, 4]
+    buffer = FlattenedBytes()
+    assert buffer.write(b"ab") == 2 and buffer.freeze().readline() == b"ab"
 
 
 def test_the_whole_may_be_taken() -> None:
