@@ -8,6 +8,7 @@ torchmonarch is. Scripts run under `monarch run`, and beside it under torchrun; 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ PROGRAMS = sorted(
     path.name for path in (*FOLDER.glob("*.py"), *FOLDER.glob("*.ipynb")) if not path.name.startswith(("_", "test_"))
 )
 SCRIPTS = sorted(f"scripts/{path.name}" for path in (FOLDER / "scripts").glob("*.py"))
+NEEDS = {"scripts/accelerate_loop.py": "accelerate", "scripts/fabric_loop.py": "lightning_fabric"}
 PEER = "MONARCH_TEST_TORCHMONARCH"
 TIMEOUT = 300.0
 _NOTEBOOK = """\
@@ -116,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = []
     print(f"{'program':28} {'here':>8}   beside it", flush=True)
     for name in names:
+        needed = NEEDS.get(name, "")
+        if needed and importlib.util.find_spec(needed) is None:
+            print(f"{name:28} not run: it needs {needed}", flush=True)
+            continue
         ours, theirs = pair(name)
         beside = "-" if theirs is None else str(theirs)
         if theirs is not None and not (ours.problem or theirs.problem):
