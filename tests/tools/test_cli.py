@@ -281,6 +281,29 @@ def test_the_module_is_the_command() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"pymonarch {monarch.__version__}\n", "")
 
 
+def test_a_dashboard_of_a_scheduler_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dashboard", "mast"]) == 1
+    assert "none of the scheduler 'mast': give no name, or --pid" in capsys.readouterr().err
+
+
+def test_programs_read_what_the_parser_found() -> None:
+    parse = cli.get_parser().parse_args
+    assert parse(["apply", "package.module"]).module_path == "package.module"
+    assert parse(["context", "use", "other"]).name == "other"
+    given = parse(["exec", "--per-host", "gpus=2", "--", "true"])
+    assert (given.run_all, given.per_host) == (False, "gpus=2")
+    assert parse(["exec", "--all", "--", "true"]).run_all is True
+    with pytest.raises(SystemExit):
+        parse(["exec", "--all", "--mesh", "one", "--", "true"])
+
+
+def test_a_shell_is_opened_by_a_name_that_programs_replace(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(cli, "shell_on_job", lambda **words: given.update(words) or 7)
+    assert cli.main(["shell"]) == 7
+    assert given == {"mesh_name": None, "point_str": None, "env": [], "workdir": None, "kill": False}
+
+
 def test_help_loads_no_runtime() -> None:
     program = "import sys, monarch.tools.cli as c; c.get_parser().format_help(); print('monarch.actor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -31,6 +31,7 @@ _LARGEST = 1 << 16
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scheduler", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--pid", type=int, help="which program, where several run")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8265, help="(8265; taken: any free one; 0: any free one)")
@@ -40,6 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from monarch.admin.programs import choose
 
+    if options.scheduler is not None:
+        raise ValueError(
+            f"monarch dashboard shows a program that runs on this machine, and none of the scheduler {options.scheduler!r}: "
+            f"give no name, or --pid"
+        )
     if not 0 <= options.port <= 65535:
         raise ValueError(f"a port is a number from 0 to 65535, not {options.port}")
     program = choose(options.pid)
