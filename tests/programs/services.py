@@ -178,7 +178,7 @@ class ServiceEndpoint:
 
 
 class Interface:
-    """What a user of a service holds: an attribute for each endpoint of the class."""
+    """The handle of a service for its users: it has an attribute for each endpoint of the class."""
 
     def __init__(self, service: Any, actor_class: type) -> None:
         self._service = service

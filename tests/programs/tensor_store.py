@@ -84,7 +84,7 @@ class Volume(Actor):
 
 @dataclass
 class Entry:
-    """What the controller knows of a key: its whole shape, and in which volume each box of it is."""
+    """The knowledge of a key: its whole shape, and in which volume each box of it is."""
 
     shape: tuple[int, ...]
     boxes: dict[Box, int] = field(default_factory=dict)
