@@ -65,6 +65,7 @@ inside() {
     # After that: certificates that are lent must not be written by a package.
     while read -r path; do
         path=${path#file://}
+        path=${path%/simple}  # the files of an index lie beside it
         [[ $path == /* && -e $path ]] && [ ! -s "$root$path" -o -f "$path" ] && lend "$path"
     done < <(pip_paths | sort -u)
 

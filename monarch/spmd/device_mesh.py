@@ -22,6 +22,8 @@ def torch_distributed() -> Any:
             f"install 'pymonarch[torch]' there",
             name="torch",
         ) from None
+    from monarch._devices import torch_versions  # noqa: F401 -- refuses a torch that is too old
+
     return torch.distributed
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from monarch._devices import torch_versions as torch_versions  # refuses a torch that is too old
 from monarch.tensor.controller import actor_transfers as actor_transfers  # how tensors are pickled for actors
 from monarch.tensor.controller import borrows as borrows  # how streams borrow
 from monarch.tensor.controller import torch_random

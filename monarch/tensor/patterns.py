@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from monarch._devices import torch_versions
 from monarch.tensor import metadata, propagation
 from monarch.tensor.metadata import Meta
 from monarch.tensor.propagation import Leaf, PropagatedOutcome
@@ -118,7 +119,7 @@ def structure(spec: TreeSpec, found: list[Leaf]) -> Callable[[list[Any]], PyTree
     """Returns what puts the leaves of a result together again; None for a single tensor."""
     if spec.is_leaf():
         return None if found[0].meta is not None else lambda leaves: leaves[0]
-    if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
+    if spec.type in (tuple, list) and all(child.is_leaf() for child in torch_versions.children(spec)):
         return spec.type  # type: ignore[no-any-return]
     return lambda found: pytree.tree_unflatten(found, spec)
 

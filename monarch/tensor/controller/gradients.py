@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from monarch._devices import torch_versions
 from monarch.tensor.controller.activation import active_mesh, no_mesh
 from monarch.tensor.controller.stream import Stream, get_active_stream
 from monarch.tensor.controller.tensor import Tensor
@@ -394,7 +395,7 @@ class _Differentiable(torch.autograd.Function):
                 f"each, None where there is none"
             )
         flat: list[object] = []
-        for gradient, spec in zip(found, call.spec.children(), strict=True):
+        for gradient, spec in zip(found, torch_versions.children(call.spec), strict=True):
             if gradient is None:
                 flat += [None] * spec.num_leaves
             else:

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from monarch._devices import torch_versions
+
 REDUCTIONS = ("stack", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 # A Backend of torch.distributed, whose stubs lack most of its methods, or a process_groups.TrackedBackend.
 Backend = Any
@@ -147,9 +149,16 @@ def reduce_scatter(backend: Backend, tensor: torch.Tensor, reduction: str, size:
         flat = flat.clone()  # the program's own memory
     plan.prepare(flat, size)
     part = flat.new_empty(flat.numel() // size)
-    options = dist.ReduceScatterOptions()
-    options.reduceOp = plan.op
-    backend._reduce_scatter_base(part, flat, options).wait()
+    if torch_versions.scatters(flat, plan.op):
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = plan.op
+        backend._reduce_scatter_base(part, flat, options).wait()
+    else:
+        every = dist.AllreduceOptions()
+        every.reduceOp = plan.op
+        total = flat.clone()
+        backend.allreduce([total], every).wait()
+        part.copy_(total.view(size, -1)[backend.rank()])
     part = torch.view_as_complex(part.view(-1, 2)) if plan.parts else part
     return made.copy_(plan.finish(part, size).view(made.shape))
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from monarch._devices import torch_versions
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import groups_of
@@ -58,7 +59,7 @@ class StreamGroup(dist.ProcessGroup):
                 ranks = {rank: place for place, rank in enumerate(self._members)}
                 config = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
                 name = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-                c10d._register_pg_in_world(self, name, store, c10d.GroupName(self._title), config, ranks)
+                torch_versions.register_group(self, name, store, self._title, config, ranks)
 
     def begun(self) -> int:
         """Returns how many collectives this rank has begun in it, for a look into a program that is stuck. Makes no
@@ -203,6 +204,5 @@ def _make_room_for_world(worker: TensorWorker) -> None:
     if _here.world not in world.pg_map:
         store = dist.PrefixStore("world", groups_of(worker)._store)
         ranks = {rank: rank for rank in range(worker.ranks)}
-        title = c10d.GroupName(f"{worker.services[1]} world")
         _here.world._set_group_desc("monarch")
-        c10d._register_pg_in_world(_here.world, "gloo", store, title, "cpu:gloo", ranks)
+        torch_versions.register_group(_here.world, "gloo", store, f"{worker.services[1]} world", "cpu:gloo", ranks)
