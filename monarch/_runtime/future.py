@@ -384,9 +384,13 @@ class Future(Generic[T_co]):
             source = self._source
             if source is not None:
                 source.begin()
-                if not source.ready and not (
-                    source.wait(timeout) if timeout is None or timeout < LONG_WAIT else source.wait_looking(timeout)
-                ):
+                try:
+                    came = source.ready or (
+                        source.wait(timeout) if timeout is None or timeout < LONG_WAIT else source.wait_looking(timeout)
+                    )
+                except KeyboardInterrupt as exc:
+                    raise _naming(exc, source)  # noqa: B904
+                if not came:
                     raise TimeoutError(
                         f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
                         f"{source.advice()}"
@@ -475,6 +479,16 @@ def detach(future: Future[Any]) -> Source:
     source, future._source = future._source, None
     assert source is not None
     return source
+
+
+def _naming(exc: KeyboardInterrupt, source: Source) -> KeyboardInterrupt:
+    """Returns the Ctrl-C that ended a wait, with what was waited for, and without the frames of the wait."""
+    if type(exc) is not KeyboardInterrupt or exc.args:  # a handler's own
+        return exc
+    what = source.awaited() or (f" of {of}" if (of := source.of()) else "")
+    if what:
+        exc.args = (f"while it waited for a result{what}",)
+    return exc.with_traceback(None)
 
 
 async def _observe(future: Future[T]) -> T:

@@ -300,7 +300,10 @@ class Entry(Source):
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
 
     def advice(self) -> str:
-        return self._waits_behind() + self._cause() + LOOK if self.target is not None and self.target.key else ""
+        if self.target is None or not self.target.key:
+            return ""
+        suspicion = self._suspicion(self.caller.proc.suspected) if self.caller is not None else ""
+        return suspicion + self._waits_behind() + self._cause() + LOOK
 
     def looks(self) -> Callable[[], None] | None:
         if self.caller is None or self.target is None or not self.target.key:

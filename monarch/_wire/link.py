@@ -286,10 +286,10 @@ class Link:
         return [SendMessage(connection, self._hello(self._host, self._reached))]
 
     def dial_failed(
-        self, now: float, why: str, refused: bool = False, final: bool = False, unknown: bool = False
+        self, now: float, why: str, refused: bool = False, final: bool = False, unexpected: bool = False
     ) -> list[LinkEffect]:
-        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: its name has no address, which is
-        said at once of a host that was never reached: it may be misspelt, or its name known once it is up."""
+        """`refused`: nobody listens there. `final`: trying again would not help. `unexpected`: it is not
+        that the worker is yet to start, which is said at once of a host that was never reached."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
@@ -305,7 +305,7 @@ class Link:
         self._dial_later(now)
         if self._established:
             return []
-        return self._suspect(f"{why}; it is looked up again for up to {self._attach_limit()}" if unknown else "")
+        return self._suspect(f"{why}; it is tried again for up to {self._attach_limit()}" if unexpected else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """Takes the acceptor's hello: goes on where the last connection ended, or dies where the two do not fit."""

@@ -312,7 +312,7 @@ class LinkConnection:
 
     def _dialled(self, outcome: Connection | DialFailed) -> None:
         if isinstance(outcome, DialFailed):
-            self._event(self._link.dial_failed, str(outcome), outcome.refused, outcome.final, outcome.unknown)
+            self._event(self._link.dial_failed, str(outcome), outcome.refused, outcome.final, outcome.unexpected)
         else:
             self._reads = getattr(outcome, "reads", 0)
             self._event(self._link.dialled, outcome)

@@ -34,6 +34,40 @@ class Observed(Slot):
         self.waited.release()
 
 
+class Interrupted(Slot):
+    """Its wait ends with what a handler of signals has raised."""
+
+    def __init__(self, raised: BaseException, missing: str) -> None:
+        super().__init__()
+        self.raised, self.missing = raised, missing
+
+    def wait(self, timeout: float | None, since: float | None = None) -> bool:
+        raise self.raised
+
+    def awaited(self) -> str:
+        return self.missing
+
+
+@pytest.mark.parametrize("timeout", [None, 1.0])
+def test_ctrl_c_says_what_was_waited_for_without_the_frames_of_the_wait(timeout: float | None) -> None:
+    future = make_future(Interrupted(KeyboardInterrupt(), " from t.step(), rank(s) 1, 3"))
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^while it waited for a result from t\.step\(\), rank\(s\) 1, 3$"
+    ) as caught:
+        future.get(timeout)
+    assert [entry.name for entry in caught.traceback][1:] == ["get"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "missing"), [(KeyboardInterrupt(), ""), (KeyboardInterrupt("mine"), " from t.step()")]
+)
+def test_an_interrupt_with_words_of_its_own_keeps_them(raised: KeyboardInterrupt, missing: str) -> None:
+    before = raised.args
+    with pytest.raises(KeyboardInterrupt) as caught:
+        make_future(Interrupted(raised, missing)).get()
+    assert caught.value is raised and raised.args == before
+
+
 # --- get
 
 

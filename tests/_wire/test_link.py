@@ -883,19 +883,19 @@ def test_a_name_that_nobody_knows_is_said_at_once_and_looked_up_again() -> None:
     """A pod's name is known once the pod runs, and workers may start after the client."""
     link = dialler(LIMITS._replace(attach=20.0))
     link.start(0.0)
-    (said,) = link.dial_failed(0.0, "no such name", unknown=True)
+    (said,) = link.dial_failed(0.0, "no such name", unexpected=True)
     limit = "20 s (setting mesh_attach_config_timeout)"
-    assert said == Suspect(f"no such name; it is looked up again for up to {limit}")
+    assert said == Suspect(f"no such name; it is tried again for up to {limit}")
     while (now := link.due()) < 20.0:
         assert link.tick(now) == [Dial()]
-        assert link.dial_failed(now, "still no such name", unknown=True) == []  # once is enough
+        assert link.dial_failed(now, "still no such name", unexpected=True) == []  # once is enough
     assert link.tick(20.0) == [Dead(f"{ADDRESS} could not be reached within {limit}: still no such name")]
 
 
 def test_a_name_that_is_known_later_is_as_good_as_any() -> None:
     link = dialler()
     link.start(0.0)
-    link.dial_failed(0.0, "no such name", unknown=True)
+    link.dial_failed(0.0, "no such name", unexpected=True)
     assert link.tick(link.due()) == [Dial()]
     assert link.dial_failed(0.1, "nobody listens", refused=True) == [Suspect("")]
     assert link.tick(link.due()) == [Dial()]
@@ -911,5 +911,5 @@ def test_a_name_that_is_lost_while_the_link_is_broken_says_nothing_new() -> None
     link.hello_received(0.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
     assert link.up
     link.broken(5.0, "connection", "cut")
-    assert link.dial_failed(5.0, "no such name", unknown=True) == []  # the name service may be behind
+    assert link.dial_failed(5.0, "no such name", unexpected=True) == []  # the name service may be behind
     assert link.dead is None

@@ -31,6 +31,7 @@ from monarch._wire.transport.tcp import Accepted, TcpListener, dial
 from monarch.config import settings
 from monarch.testing.clock import VirtualClock
 from tests.support.loops import RunningLoop
+from tests.support.threads import join, start
 
 TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
@@ -386,7 +387,7 @@ def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -
     failure = host.dial("tcp://no-such:5")
     assert (failure.refused, failure.final) == (False, False)
     assert "the name 'no-such' is not known: Name or service not known (is it spelt right" in str(failure)
-    assert failure.unknown and not failure.final
+    assert failure.unexpected and not failure.final
 
 
 def test_a_name_service_that_fails_for_the_moment(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +397,7 @@ def test_a_name_service_that_fails_for_the_moment(host: Host, monkeypatch: pytes
     monkeypatch.setattr(dialling, "_resolve", fail)
     failure = host.dial("tcp://node1:1")
     assert "the name 'node1' could not be looked up: Temporary failure" in str(failure)
-    assert failure.unknown and not failure.final
+    assert failure.unexpected and not failure.final
 
 
 def test_no_thread_for_the_name_service(host: Host) -> None:
@@ -511,6 +512,25 @@ def test_a_recorded_conversation_opens_nothing(host: Host, caplog: pytest.LogCap
     host.call(lambda: None)
     assert len(host.accepted) == 1
     assert "another secret" in messages(caplog)[0]
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_another_service_at_the_port_is_told_from_a_worker_that_is_yet_to_start(host: Host, speaks: bool) -> None:
+    """One that takes connections and closes them, or answers what no host says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            taken, _ = server.accept()
+            with taken:
+                taken.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" if speaks else b"")
+                taken.shutdown(socket.SHUT_WR)
+                taken.recv(1000)
+
+        serving = start(serve)
+        failure = host.dial(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        join(serving)
+    assert failure.unexpected and failure.final == speaks
+    assert ("it speaks SSH" if speaks else "closed the connection") in str(failure)
 
 
 def test_a_cancelled_dial_says_nothing(host: Host) -> None:

@@ -150,7 +150,7 @@ def test_a_name_that_nobody_knows(hosts: Hosts, monkeypatch: pytest.MonkeyPatch)
         mesh = attach_to_workers(workers=["tcp://pod-0.invalid:7"], secret="a-secret-of-both")
         warning = said.get(timeout=TIMEOUT)
         assert "tcp://pod-0.invalid:7 (rank 0 of 1" in warning
-        assert "the name 'pod-0.invalid' " in warning and "looked up again for up to 1 s" in warning
+        assert "the name 'pod-0.invalid' " in warning and "tried again for up to 1 s" in warning
         with pytest.raises(Exception, match=r"attach failed: .*within 1 s .*the name 'pod-0.invalid' "):
             mesh.initialized.get(TIMEOUT)
     finally:

@@ -47,8 +47,8 @@ class Finding(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """The findings of what is wrong with a program: see `diagnose`. Picklable. `str()` is a page for people.
 
-    - `findings`: the likeliest cause first. Each has `kind`: "circle", "collective", "device", "failed", "memory", "silent",
-      "stopped", "straggler", "unreachable" or "wedged"; `title`, a line for people; `evidence`, lines of what was seen;
+    - `findings`: the likeliest cause first. Each has `kind`: "blocking", "circle", "collective", "device", "failed", "memory",
+      "silent", "stopped", "straggler", "unreachable" or "wedged"; `title`, a line for people; `evidence`, lines of what was seen;
       `advice`; and `mesh` with `ranks`, whose fault it seems.
     - `notes`: what takes long, and may be as it should be.
     - `looked_at`: how many processes answered.
@@ -97,6 +97,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     covered = {(finding.mesh, rank) for finding in collectives for rank in finding.ranks}
     findings += collectives
     findings += _stragglers(evidence, covered)
+    findings += _blocking(evidence, covered)
     return Diagnosis(findings, list(_notes(evidence)), len(evidence.second.stacks.processes))
 
 
@@ -430,6 +431,38 @@ def _stragglers(evidence: Evidence, covered: set[tuple[str, int]]) -> Iterator[F
             f"`monarch stacks {ranks[0]} --locals` shows the variables there",
             section.title,
             ranks,
+        )
+
+
+def _blocking(evidence: Evidence, covered: set[tuple[str, int]]) -> Iterator[Finding]:
+    """Async endpoints that have kept their event loop for long with something that sleeps, such as `time.sleep`."""
+    before = {
+        (stack.key, stack.rank): stack for _, stack in _threads(evidence.first) if stack.endpoint and not stack.task
+    }
+    handlers = {
+        (mesh_in(each.who), each.endpoint, each.rank): each for each in evidence.waits.handlers if each.is_async
+    }
+    spots: dict[tuple[str, str, str], list[tuple[ProcessStacks, ThreadStack]]] = {}
+    for process, stack in _threads(evidence.second):
+        long = stack.endpoint and not stack.task and stack.state == "S" and stack.seconds >= LONG
+        if not long or _in_torch(stack) or (process.mesh, process.rank) in covered:
+            continue
+        known = (stack.actor, stack.endpoint, stack.rank) in handlers
+        if known and same_place(before.get((stack.key, stack.rank)), stack):
+            spots.setdefault((stack.actor, stack.endpoint, where(stack)), []).append((process, stack))
+    for (mesh, endpoint, place), there in spots.items():
+        ranks = sorted(stack.rank for _, stack in there)
+        longest = max(stack.seconds for _, stack in there)
+        behind = max(handlers[mesh, endpoint, rank].queued for rank in ranks)
+        yield Finding(
+            "blocking",
+            f"{called(ranks)} of {mesh} {_verb(ranks, 'sleeps', 'sleep')} in an async endpoint, {endpoint}() {place}, for "
+            f"{duration(longest)}, without an await: nothing else of the actor runs until that returns. Await something "
+            f"there (asyncio.sleep() for time.sleep(), asyncio.to_thread() for what blocks), or make it a plain def",
+            [f"no move in {duration(evidence.apart)}, and the thread sleeps", f"{behind} messages wait behind it"],
+            f"`monarch stacks {there[0][0].rank} --locals` shows the variables there",
+            there[0][0].mesh,
+            sorted(process.rank for process, _ in there),
         )
 
 

@@ -23,8 +23,10 @@ class ClientAgent(NamedTuple):
     prefix: str
 
     def abandon(self) -> None:
-        """Ends the agent: there will be no client."""
+        """Ends the agent, which may not have begun yet: there will be no client."""
         self.socket.close()
+        self.process.kill()
+        self.process.wait()
         self.directory.remove()
 
 

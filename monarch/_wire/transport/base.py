@@ -62,15 +62,15 @@ class DialFailed(ConnectionError):
 
     `refused`: every address said no (nobody listens at that port, or the handshake was refused); otherwise there was no
     answer, or half of one. `final`: trying again does not help until somebody changes something (another secret, another
-    version, no host of ours). `unknown`: the host's name has no address, as far as the name service says; it may be
-    misspelt, or known later.
+    version, no host of ours). `unexpected`: not what comes of a worker that is yet to start. The host's name
+    has no address, and may be misspelt, or known later; or somebody else listens at that port, or one that hangs.
     """
 
-    def __init__(self, text: str, refused: bool = False, final: bool = False, unknown: bool = False) -> None:
+    def __init__(self, text: str, refused: bool = False, final: bool = False, unexpected: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
         self.final = final
-        self.unknown = unknown
+        self.unexpected = unexpected
 
 
 class Connection(Protocol):

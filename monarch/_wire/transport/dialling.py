@@ -72,7 +72,7 @@ class DialAttempt:
         self._failures: list[str] = []
         self._refused = True
         self._final = False
-        self._unknown = False
+        self._unexpected = False
         self._sock: socket.socket | None = None
         self._handshake: Handshake | None = None
         self._timer: Timer | None = None
@@ -130,7 +130,7 @@ class DialAttempt:
             return
         self._drop()
         if failure:
-            self._refused, self._unknown = False, True
+            self._refused, self._unexpected = False, True
             self._give_up(failure)
         else:
             self._try_all(found)
@@ -201,7 +201,7 @@ class DialAttempt:
         """Somebody answered, but is not to be spoken to. Another address of the name may belong to somebody else."""
         self._drop()
         self._final = self._final or failure.final
-        self._refused = self._refused and failure.final
+        self._refused, self._unexpected = self._refused and failure.final, True
         self._failures.append(self._at(where, failure.text))
         self._try_next()
 
@@ -218,7 +218,7 @@ class DialAttempt:
 
     def _give_up(self, text: str) -> None:
         self._over = True
-        self._done(DialFailed(f"no connection to {self._to}: {text}", self._refused, self._final, self._unknown))
+        self._done(DialFailed(f"no connection to {self._to}: {text}", self._refused, self._final, self._unexpected))
 
     def _stop_watching(self) -> None:
         if self._timer is not None:

@@ -333,6 +333,39 @@ def test_a_circle_of_waits_with_limits() -> None:
     assert found([], waits=WaitGraph(edges[1:], [], {})).findings == []
 
 
+def async_ranks(*ranks: int, is_async: bool = True) -> WaitGraph:
+    who = "<root>.<app.T trainers{'gpus': %d/4}>"
+    running = [
+        RunningHandler(who % rank, rank, "n", 1, address(rank), "train", 41.0, "/d.py", 3, "g", 2, is_async)
+        for rank in ranks
+    ]
+    return WaitGraph([], running, {})
+
+
+def test_an_async_endpoint_that_sleeps_without_an_await_is_named() -> None:
+    (finding,) = found([process(0, LOAD), process(1, LOAD)], waits=async_ranks(0, 1)).findings
+    assert (finding.kind, finding.ranks) == ("blocking", [0, 1])
+    assert finding.title == (
+        "ranks 0-1 of trainers sleep in an async endpoint, train() at data.py:31 in load(), for 41.0 s, without an await: "
+        "nothing else of the actor runs until that returns. Await something there (asyncio.sleep() for time.sleep(), "
+        "asyncio.to_thread() for what blocks), or make it a plain def"
+    )
+    assert finding.evidence == ["no move in 1.0 s, and the thread sleeps", "2 messages wait behind it"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waits"),
+    [
+        ([process(0, LOAD)], async_ranks(0, is_async=False)),
+        ([process(0, LOAD, seconds=4.0)], async_ranks(0)),
+        ([process(0, LOAD, state="R")], async_ranks(0)),
+        ([process(0, STEP)], async_ranks(0)),  # others come to the collective, or that is another finding
+    ],
+)
+def test_what_may_take_its_time_blocks_nothing(ranks: list[ProcessStacks], waits: WaitGraph) -> None:
+    assert found(ranks, waits=waits).findings == []
+
+
 def test_who_waits_and_where_those_are() -> None:
     handler = RunningHandler(
         "<root>.<app.T trainers{'gpus': 3/4}>", 3, "n", 1, address(3), "train", 41.0, "/d.py", 3, "g", 2
