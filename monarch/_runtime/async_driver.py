@@ -178,6 +178,8 @@ class AsyncDriver:
                 item.started = instance.last_taken = now()
                 instance.last_call = item.call
                 instance.current = item
+                if instance.end is not None:  # given up just now, when nobody could know of this message
+                    return Leave("it was given up")
                 await behaviour.handle_async(item)
                 if recording.active is not None:
                     recording.active.handled(instance, item)

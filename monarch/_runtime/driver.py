@@ -63,6 +63,8 @@ def _run_sync(instance: Instance) -> None:
                 item.started = instance.last_taken = now()
                 instance.last_call = item.call
                 instance.current = item
+                if instance.end is not None:  # given up just now, when nobody could know of this message
+                    raise Leave("it was given up")
                 behaviour.handle(item)
                 if recording.active is not None:
                     recording.active.handled(instance, item)

@@ -368,11 +368,11 @@ class Instance:
             waiting: list[Delivery] = self.mailbox.drain() + self._reorder.drain()
             waiting += self.concurrent.values()
             self.concurrent = {}
-            if self.current is not None:
+            current, self.current = self.current, None  # read once: its thread may be done with it just now
+            if current is not None:
                 self.processed += 1
-                self.busy += self.proc.loop.now() - self.current.started
-                waiting.append(self.current)
-                self.current = None
+                self.busy += self.proc.loop.now() - current.started
+                waiting.append(current)
             ports, self.open_ports = self.open_ports, set()
         if recording.active is not None:
             self._record_unhandled(waiting)

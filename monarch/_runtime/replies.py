@@ -100,9 +100,8 @@ class Ports:
         if len(self._abandoned) >= _ABANDONED_KEPT:
             return False
         self._abandoned[entry.number] = entry
-        self._entries.pop(entry.number, None)
         entry.table = self._abandoned
-        if entry.ready:  # answered meanwhile, when it was still in the other
+        if self._entries.pop(entry.number, None) is None:  # closed meanwhile, when that was its table
             entry.close()
         return True
 
@@ -152,9 +151,9 @@ class Ports:
 
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
-        self._forget_abandoned(ended.address)
         for entry in list(self._entries.values()):
             entry.process_ended(ended)
+        self._forget_abandoned(ended.address)  # afterwards: entries are abandoned meanwhile
 
     def count(self) -> int:
         """A number above those of all ports there are, and below those to come."""
@@ -165,7 +164,6 @@ class Ports:
     ) -> None:
         """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
-        self._forget_abandoned(address)
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
@@ -174,6 +172,7 @@ class Ports:
                         continue
                 if entry.may_be_lost(survivor):
                     entry.connection_broke(address, failure)
+        self._forget_abandoned(address)
 
     def not_sent(self, address: str, ports: Container[int], failure: Failure) -> None:
         """Tells every port that waits for an answer to what was to be sent to that process and will not be."""

@@ -47,9 +47,9 @@ class Finding(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """The findings of what is wrong with a program: see `diagnose`. Picklable. `str()` is a page for people.
 
-    - `findings`: the likeliest cause first. Each has `kind`: "blocking", "circle", "collective", "device", "failed", "memory",
-      "silent", "stopped", "straggler", "unreachable" or "wedged"; `title`, a line for people; `evidence`, lines of what was seen;
-      `advice`; and `mesh` with `ranks`, whose fault it seems.
+    - `findings`: the likeliest cause first. Each has `kind`: "blocking", "circle", "collective", "device", "failed",
+      "memory", "silent", "stopped", "straggler", "unreachable" or "wedged"; `title`, a line for people; `evidence`, lines
+      of what was seen; `advice`; and `mesh` with `ranks`, whose fault it seems.
     - `notes`: what takes long, and may be as it should be.
     - `looked_at`: how many processes answered.
     """
