@@ -24,7 +24,7 @@ from monarch._runtime.event_loops import is_actors, running_loop
 from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.leader import WouldBlockRuntime, wait_for, watch, watched
 from monarch._runtime.loop import io_threads, wake
-from monarch._wire.interrupts import is_interrupt
+from monarch._wire.interrupts import is_interrupt, named
 
 if TYPE_CHECKING:
     import asyncio
@@ -389,7 +389,7 @@ class Future(Generic[T_co]):
                         source.wait(timeout) if timeout is None or timeout < LONG_WAIT else source.wait_looking(timeout)
                     )
                 except KeyboardInterrupt as exc:
-                    raise _naming(exc, source)  # noqa: B904
+                    raise named(exc, source.awaited())  # noqa: B904
                 if not came:
                     raise TimeoutError(
                         f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
@@ -479,16 +479,6 @@ def detach(future: Future[Any]) -> Source:
     source, future._source = future._source, None
     assert source is not None
     return source
-
-
-def _naming(exc: KeyboardInterrupt, source: Source) -> KeyboardInterrupt:
-    """Returns the Ctrl-C that ended a wait, with what was waited for, and without the frames of the wait."""
-    if type(exc) is not KeyboardInterrupt or exc.args:  # a handler's own
-        return exc
-    what = source.awaited() or (f" of {of}" if (of := source.of()) else "")
-    if what:
-        exc.args = (f"while it waited for a result{what}",)
-    return exc.with_traceback(None)
 
 
 async def _observe(future: Future[T]) -> T:

@@ -33,6 +33,15 @@ def is_interrupt(exc: BaseException) -> bool:
     return unknown or type(exc) is KeyboardInterrupt  # default_int_handler leaves no frame
 
 
+def named(exc: KeyboardInterrupt, awaited: str) -> KeyboardInterrupt:
+    """Returns the Ctrl-C that ended a wait, with what was waited for, and without the frames of the wait."""
+    if type(exc) is not KeyboardInterrupt or exc.args:  # a handler's own
+        return exc
+    if awaited:
+        exc.args = (f"while it waited for a result{awaited}",)
+    return exc.with_traceback(None)
+
+
 def _handlers() -> tuple[set[CodeType], bool]:
     """The code of the handlers that are set now, and whether there is one that has none to be known by."""
     found: set[CodeType] = set()
