@@ -43,8 +43,7 @@ _MADE = object()
 _PENDING = object()
 _creating = threading.RLock()  # queues of wakers: two observers may come first, one a handler of signals
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where; `monarch doctor` which rank is stuck"
-# Seconds. A wait of so many, or more, that ends without result says what kept the program from going on.
-LONG_WAIT = 10.0
+LONG_WAIT = 10.0  # seconds: a wait of so many that ends without result says what kept the program from going on
 LOOKING = 3.0  # seconds before its end, in which that is looked for
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
