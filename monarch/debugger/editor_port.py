@@ -20,6 +20,7 @@ MOST = 16  # visitors at a time that have not begun as an editor does
 _READ = 1 << 16
 _GREETS_WITHIN = 10.0  # seconds
 _GREETING = 1 << 16  # bytes of the first request, at most
+_REQUEST = 1 << 24  # and of a later one
 _HEAD = 64  # and of the head before it
 _FIELD = b"content-length:"
 _LENGTH = re.compile(rb"content-length: *(\d{1,9})", re.IGNORECASE)
@@ -55,7 +56,7 @@ def serve(listening: socket.socket, connect: Callable[[], socket.socket], say: C
 
     An editor is a program of this user that begins as the protocol says (`greeting`) within some seconds. Others are closed,
     and get no byte to the rank: other users' programs; what is silent; what says something else, as a browser does that a
-    web page has sent here."""
+    web page has sent here. It has left as soon as it says what is no request."""
     _EditorPort(connect, say).serve(listening)
 
 
@@ -127,8 +128,9 @@ class _EditorPort:
             self._say("an editor has attached")
             with contextlib.suppress(OSError):
                 editor.settimeout(None)
-                rank.sendall(said)
-                _carry(editor, rank)
+                requests = Requests()
+                rank.sendall(requests.feed(said))
+                _carry(editor, rank, requests.feed)
             self._say("the editor has left")
 
 
@@ -151,6 +153,40 @@ def greeting(came: bytes) -> bool | None:
     return isinstance(request, dict) and request.get("type") == "request" and request.get("command") == "initialize"
 
 
+class Requests:
+    """What an editor says after its greeting. Only whole messages of the protocol go on: debugpy, in the rank, writes a
+    traceback about anything else and is not ready for the next editor. Pure."""
+
+    def __init__(self) -> None:
+        self._came = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns the messages that are whole with it. ValueError when what has come is none."""
+        came, passed = self._came + data, 0
+        while passed < len(came):
+            end = came.find(b"\r\n\r\n", passed, passed + _HEAD + 4)
+            head = came[passed : end if end >= 0 else None]
+            if end < 0:
+                if len(head) > _HEAD or not _FIELD.startswith(head[: len(_FIELD)].lower()):
+                    raise ValueError("no message of the Debug Adapter Protocol")
+                break
+            found = _LENGTH.fullmatch(head)
+            if found is None or not 0 < int(found[1]) <= _REQUEST:
+                raise ValueError("no length of a message")
+            whole = end + 4 + int(found[1])
+            if len(came) < whole:
+                break
+            try:
+                request = json.loads(came[end + 4 : whole])
+            except RecursionError:
+                request = None
+            if not isinstance(request, dict):
+                raise ValueError("no object in a message")
+            passed = whole
+        self._came = came[passed:]
+        return came[:passed]
+
+
 def _greeting_of(visitor: socket.socket) -> bytes:
     """Returns what an editor said first; nothing when it is none."""
     came = b""
@@ -164,18 +200,18 @@ def _greeting_of(visitor: socket.socket) -> bytes:
     return came if said else b""
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    """Carries bytes both ways, until either has gone."""
-    back = threading.Thread(target=_pump, args=(other, one), name="monarch-editor", daemon=True)
+def _carry(one: socket.socket, other: socket.socket, passing: Callable[[bytes], bytes]) -> None:
+    """Carries bytes both ways, what `passing` returns of those of `one`, until either has gone."""
+    back = threading.Thread(target=_pump, args=(other, one, bytes), name="monarch-editor", daemon=True)
     back.start()
-    _pump(one, other)
+    _pump(one, other, passing)
     back.join()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
+def _pump(source: socket.socket, sink: socket.socket, passing: Callable[[bytes], bytes]) -> None:
+    with contextlib.suppress(OSError, ValueError):
         while data := source.recv(_READ):
-            sink.sendall(data)
+            sink.sendall(passing(data))
     for end in (source, sink):
         _break(end)
 

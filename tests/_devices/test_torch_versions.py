@@ -152,11 +152,12 @@ def private_names(source: str) -> Iterator[str]:
     named = [*known.values()]
     for node in ast.walk(tree):
         parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if parts and isinstance(node, ast.Name) and node.id in known:
-            named.append(".".join([known[node.id], *reversed(parts)]))
+        owner = node
+        while isinstance(owner, ast.Attribute):
+            parts.append(owner.attr)
+            owner = owner.value
+        if parts and isinstance(owner, ast.Name) and owner.id in known:
+            named.append(".".join([known[owner.id], *reversed(parts)]))
     for name in named:
         if any(part.startswith("_") and not part.startswith("__") for part in name.split(".")):
             yield name

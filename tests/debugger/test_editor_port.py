@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.debugger import editor_port
-from monarch.debugger.editor_port import MOST, greeting
+from monarch.debugger.editor_port import MOST, Requests, greeting
 from tests.support.users import as_stranger, needs_root
 
 TIMEOUT = 60
@@ -125,6 +125,36 @@ def test_what_is_no_editor_is_closed_and_nothing_reaches_the_rank(port: Port, sa
             pass
         assert closed(visitor)
     assert port.ranks.empty()
+
+
+def test_requests_go_on_whole_wherever_they_are_cut() -> None:
+    said = GREETING + request("threads") + request("evaluate", arguments={"expression": "x" * 5_000})
+    requests = Requests()
+    assert b"".join(requests.feed(said[at : at + 1]) for at in range(len(said))) == said
+    assert [Requests().feed(said[:cut]) for cut in (len(GREETING) - 1, len(GREETING), len(GREETING) + 30)] == [
+        b"", GREETING, GREETING,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"attach workers 0\n",
+        b"501\t1\t0.1\n",
+        b"Content-Length: 0\r\n\r\n",
+        b"Content-Length: 1073741824\r\n\r\n",
+        b"Content-Length: 2\r\n\r\n[]",
+        b"Content-Length: 2\r\n\r\n{]",
+        b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000,
+    ],
+    ids=lambda said: repr(said[:20]),
+)
+def test_an_editor_that_says_what_is_no_request_has_left(port: Port, said: bytes) -> None:
+    with port.editor() as (editor, rank):
+        editor.sendall(request("threads"))
+        assert rank.recv(1 << 16) == request("threads")
+        editor.sendall(said)
+        assert rank.recv(1) == b"" and closed(editor)
 
 
 def test_who_is_silent_keeps_nobody_out(port: Port) -> None:

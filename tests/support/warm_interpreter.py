@@ -139,7 +139,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     main.__file__ = script
     sys.modules["__main__"] = main
     try:
-        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+        exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
     except SystemExit:
         raise
     except BaseException as error:
