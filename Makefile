@@ -8,11 +8,12 @@ CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 SOURCES := $(wildcard monarch tests examples benchmarks docs)
 
-# Tests run in a process a core, which take over from each other at the end. Each test has folders and ports of its own.
-WORKERS := -n auto --maxprocesses 8 --dist worksteal
+# Tests run in a process a core and one more, for many wait, and take over from each other at the end. Each test has folders
+# and ports of its own.
+WORKERS := -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-programs test-slow test-devices lab test-lab browser test-browser soak fuzz bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-programs test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -75,6 +76,9 @@ test-slow: $(READY)  ## the tests marked slow: what goes on for long, and most s
 
 test-devices: $(READY)  ## the tests that need a GPU or an RDMA device, with the reason of each that is skipped
 	@$(BIN)/python -m pytest tests -q -rs -m device
+
+test-debian:  ## README's own commands on a fresh Debian, which is made for it (as root): make test-debian SUITE=trixie
+	@tests/fresh_debian.sh $(or $(SUITE),trixie)
 
 LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
 

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
-OLDEST = (2, 6)  # of the releases that the tests were run on; pyproject.toml has it as well
+OLDEST = (2, 8)  # of the releases that the tests were run on; pyproject.toml has it as well
 
 
 def confirm(version: str) -> None:
@@ -31,7 +31,7 @@ def confirm(version: str) -> None:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Returns major and minor number of a version such as "2.6.0+cu124"."""
+    """Returns major and minor number of a version such as "2.8.0+cu128"."""
     major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)
 
@@ -61,18 +61,9 @@ def register_group(group: Any, backend: str, store: Any, name: str, devices: str
     world.pg_to_tag[group] = f"ptd:{name}"
 
 
-def bytes_to_write(index: Any, nbytes: int) -> Any:
-    """Returns the item of a checkpoint's plan for so many bytes that are no tensor."""
-    from torch.distributed.checkpoint import planner
-
-    if not hasattr(planner, "BytesIOWriteData"):  # the plans of 2.6 do not say how many
-        return planner.WriteItem(index, planner.WriteItemType.BYTE_IO)
-    return planner.WriteItem(index, planner.WriteItemType.BYTE_IO, bytes_io_data=planner.BytesIOWriteData(nbytes))
-
-
 def scatters(tensor: torch.Tensor, reduction: Any) -> bool:
-    """Returns whether a reduce-scatter of the tensor does this reduction. gloo's sums in 2.6 and 2.8, whatever it is asked
-    for; in 2.13 it does not. None between them was run."""
+    """Returns whether a reduce-scatter of the tensor does this reduction. gloo's sums in 2.8, whatever it is asked for; in
+    2.13 it does not. None between them was run."""
     import torch.distributed as dist
 
     return tensor.device.type != "cpu" or reduction == dist.ReduceOp.SUM or release(torch.__version__) >= (2, 13)

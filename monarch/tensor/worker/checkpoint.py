@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from monarch._devices import torch_versions
 from monarch._linux import private_files
 from monarch.tensor import placements
 from monarch.tensor.placements import Part, Placement
@@ -196,12 +195,13 @@ class _Data:
 
     def value(self, name: str, value: object) -> Any:
         from torch.distributed.checkpoint.metadata import MetadataIndex
+        from torch.distributed.checkpoint.planner import BytesIOWriteData, WriteItem, WriteItemType
 
         data = io.BytesIO()
         torch.save(value, data)
         index = MetadataIndex(name)
         self._found[index] = data
-        return torch_versions.bytes_to_write(index, len(data.getbuffer()))
+        return WriteItem(index, WriteItemType.BYTE_IO, bytes_io_data=BytesIOWriteData(len(data.getbuffer())))
 
     def resolve_data(self, item: Any) -> Any:
         found = self._found[item.index]

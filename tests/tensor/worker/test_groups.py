@@ -61,7 +61,7 @@ def everything(tensor: Any, group: Any) -> Any:
     dist.broadcast(sent, src=ranks[1], group=group)
     found.append(sent)
     every = torch.zeros(size)
-    dist.all_gather_single(every, tensor, group=group)
+    dist.all_gather_into_tensor(every, tensor, group=group)
     found.append(every.sum().reshape(1))
     listed = [torch.zeros(1) for _ in ranks]
     dist.all_gather(listed, tensor, group=group)
@@ -72,7 +72,7 @@ def everything(tensor: Any, group: Any) -> Any:
     work.wait()
     found.append(received)
     part = torch.zeros(1)
-    dist.reduce_scatter_single(part, torch.arange(float(size)), group=group)
+    dist.reduce_scatter_tensor(part, torch.arange(float(size)), group=group)
     found.append(part)
     swapped = torch.zeros(size)
     dist.all_to_all_single(swapped, torch.arange(float(size)) + 10 * me, group=group)
@@ -155,7 +155,7 @@ def test_streams_make_their_groups_known_one_at_a_time(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(stream_group, "_make_room_for_world", noted)
     monkeypatch.setattr(stream_group, "groups_of", lambda worker: SimpleNamespace(_store=torch.distributed.HashStore()))
-    monkeypatch.setattr(stream_group.c10d, "_register_pg_in_world", noted)
+    monkeypatch.setattr(stream_group.torch_versions, "register_group", noted)
     worker = SimpleNamespace(executor=SimpleNamespace(rank=0), services=(None, "engine"))
     stream_group.StreamGroup(worker, "label", (0, 1)).register()
     assert alone == [True, True]
