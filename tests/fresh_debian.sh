@@ -99,8 +99,10 @@ child=
 finish() {
     local first=
     # The first process of the namespace ends with all others, and is gone when they are.
-    if [ -n "$child" ] && read -r first <"/proc/$child/task/$child/children" && [ -n "$first" ]; then
-        kill -KILL "$first" && wait "$child" || true
+    if [ -n "$child" ] && [ -e "/proc/$child" ]; then
+        first=$(cat "/proc/$child/task/$child/children" || true)  # a line without an end
+        kill -KILL $first || true
+        wait "$child" || true
     fi 2>/dev/null
     rm -rf --one-file-system "$root"
 }
