@@ -39,6 +39,7 @@ from monarch.tensor.recording.calls import (
 )
 from monarch.tensor.recording.guards import Change, Guards, watched
 from monarch.tensor.recording.observed import ObservedCalls
+from monarch.tensor.recording.outside import Generators
 from monarch.tensor.recording.rates import confirmed
 from monarch.tensor.recording.recorded_trace import RecordedTrace, Unrecordable, drop_leaked
 from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, CommandWatcher, divergence
@@ -73,9 +74,10 @@ def function(fn: Callable[..., PyTree]) -> Function:
     recording more, once, with torch's optimizers that hand it to an operation as it is: SGD, and those with fused=True.
     Where recordings do not pay, because something changes again and again, `fn` runs operation by operation for good,
     and a RuntimeWarning names what changes. `fn` may not change Python values itself (a counter, a list, a scheduler
-    inside): then, too, it runs operation by operation, and the warning names them. What is not compared: the state of
-    generators and of extension modules (`random`, `time`), names made up at run time (`getattr(self, f"w{n}")`), and
-    what lies in containers of more than 65,536 values.
+    inside), nor take values from outside (random numbers of Python, NumPy or torch in this process, clocks, files,
+    queues): then, too, it runs operation by operation, and the warning names them. What is not compared: what libraries
+    written in C keep to themselves, names made up at run time (`getattr(self, f"w{n}")`), and what lies in containers of
+    more than 65,536 values.
 
     Tensors that `fn` uses without being given them are read and changed in place by each call; gradients that it leaves
     in `.grad` are set again by each; other tensors that it leaves behind in objects have a new value after each call
@@ -284,9 +286,10 @@ class Function:
             if tensor is not None:
                 noted.meet(tensor)
         before = watched(self._function, self._observed, lasting=False)
-        with self._observed.watching():
+        generators = Generators(before.generators)
+        with self._observed.watching(generators):
             run = RecordedCall(noted, self._function, arguments, True)
-        untrue = _untrue(before, self._observed)
+        untrue = _untrue(before, self._observed, generators)
         del before  # it keeps tensors that may have been replaced
         result = put_together(run.plan, run.spec, arguments.tensors, run.made)
         why = str(changes[0][1][0]) if changes and changes[0][1] else ""
@@ -301,7 +304,7 @@ class Function:
         try:
             if untrue and not noted.problem:
                 raise Unrecordable(untrue)
-            self._keep(kind, self._variant(kind, noted, run), learnable)
+            self._keep(kind, self._variant(kind, noted, run, generators), learnable)
             kind.failures = 0
         except Unrecordable as exc:
             kind.failures += 1
@@ -322,7 +325,7 @@ class Function:
         while len(kind.variants) > VARIANTS:
             kind.variants.pop().trace.forget()
 
-    def _variant(self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall) -> _Variant:
+    def _variant(self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall, generators: Generators) -> _Variant:
         given = {id(tensor) for tensor in run.formals}
         sets: list[tuple[weakref.ref[Tensor], Tensor | None]] = []
         for tensor, before in noted.grads.values():
@@ -332,6 +335,10 @@ class Function:
                 noted.refuse("it leaves a gradient in an argument: return torch.autograd.grad(...) instead")
             sets.append((weakref.ref(tensor), tensor.grad))
         guards = watched(self._function, self._observed, lasting=True)
+        if new := generators.knows(guards.generators):
+            raise Unrecordable(f"it may have drawn numbers with {new}, which it met for the first time")
+        if guards.iterators:
+            raise Unrecordable(_goes_on(guards.iterators[0]))
         known = {id(group) for group in kind.groups}
         kind.groups += [group for group in guards.groups() if id(group) not in known]
         trace = RecordedTrace(self._label, noted, run.formals, run.made, True, kind.groups)
@@ -445,16 +452,20 @@ class _StrictRecorder(CommandRecorder):
         raise NotImplementedError(f"NYI: {what} in a compiled function: return the tensors and fetch them outside")
 
 
-def _untrue(before: Guards, observed: ObservedCalls) -> str:
+def _untrue(before: Guards, observed: ObservedCalls, generators: Generators) -> str:
     """Returns what the call that has just been observed did that replays of it would not do; `before`: from before it."""
     changed = next((change for change in before.changes() if change.lost), None)
     if changed is not None:
         return f"it changes {changed} itself, which a replay would not do: change it outside, or keep it in a tensor"
     if before.iterators:
-        return f"it uses the iterator {before.iterators[0]}, and a replay would not go on with it: pass what that gives"
-    if observed.drawn:
-        return "it draws numbers with Python's random, and a replay would not: pass them, or draw them with torch"
+        return _goes_on(before.iterators[0])
+    if taken := observed.taken or generators.drawn():
+        return f"it {taken}, and a replay would not: pass what comes of it, or draw random numbers with torch"
     return ""
+
+
+def _goes_on(iterator: str) -> str:
+    return f"it uses the iterator {iterator}, and a replay would not go on with it: pass what that gives"
 
 
 def _unsteady(change: str) -> str:

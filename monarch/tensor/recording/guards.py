@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import functools
 import io
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import zlib
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from operator import call, is_, itemgetter
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from monarch.tensor.controller.tensor import Tensor
+from monarch.tensor.recording import outside
 from monarch.tensor.recording.observed import PLAIN, ObservedCalls, followed, foreign
 from monarch.tensor.recording.reads import WHOLE, Node, ReadKey, Reads, merged, reads_of
 
@@ -86,24 +90,36 @@ class _Entries:
         self.label = label
         self.whole = whole
 
+    @property
+    def plain(self) -> bool:
+        """True if loops of the interpreter see what is in it: no method of the container's own class is called."""
+        return type(self.where) in _PLAIN_CONTAINERS
+
     def now(self) -> list[Any]:
         if not isinstance(self.where, dict):
-            return list(self.where)
-        return [self.where.get(name, _ABSENT) for name in self.names]
+            return _items(self.where)
+        return [dict.get(self.where, name, _ABSENT) for name in self.names]
 
     def restructured(self) -> bool:
         """True if entries came or went."""
         if not self.whole:
             return False
-        return len(self.where) != len(self.names) or (
-            isinstance(self.where, dict) and not all(map(_equal, self.names, list(self.where)))
-        )
+        now = _items(self.where)
+        return len(now) != len(self.names) or (isinstance(self.where, dict) and not all(map(_equal, self.names, now)))
+
+    def same(self) -> bool:
+        """True if every object is the one that it was, whatever methods the container's class has."""
+        if self.whole:
+            now = _items(self.where)
+            if len(now) != len(self.names) or (isinstance(self.where, dict) and not all(map(is_, now, self.names))):
+                return False
+        return all(map(is_, self.now(), self.values))
 
 
 class Guards:
     """A snapshot. `holds()` compares; `changes()` says what is different now."""
 
-    __slots__ = ("_empty", "_entries", "_getters", "_quick", "_single", "iterators")
+    __slots__ = ("_empty", "_entries", "_getters", "_quick", "_single", "generators", "iterators")
 
     def __init__(self, walk: _Walk) -> None:
         self._empty: list[tuple[Any, str]] = []
@@ -112,21 +128,25 @@ class Guards:
             (cell, [_content(cell)], label) for cell, label in walk.cells.values()
         ]
         self._getters = [(give, [give()], label) for give, label in walk.getters]
+        self.generators = walk.generators  # of random numbers: by id, with their names
         self.iterators = walk.iterators  # the names of iterators, which have a state that nobody can see
         for mapping, names, label in walk.parts.values():
-            there = sorted(name for name in names if name in mapping)
+            there = sorted(name for name in names if dict.__contains__(mapping, name))
             if there:
-                self._entries.append(_Entries(mapping, there, [mapping[name] for name in there], label, False))
+                values = [dict.__getitem__(mapping, name) for name in there]
+                self._entries.append(_Entries(mapping, there, values, label, False))
             for name in names - set(there):
-                give = functools.partial(mapping.get, name, _ABSENT)
+                give = functools.partial(dict.get, mapping, name, _ABSENT)
                 self._getters.append((give, [_ABSENT], _below(label, name)))
         for whole, label in walk.wholes.values():
-            if not len(whole):
+            items = _items(whole)
+            if not items and type(whole) in _PLAIN_CONTAINERS:
                 self._empty.append((whole, label))
             elif isinstance(whole, dict):
-                self._entries.append(_Entries(whole, list(whole), list(whole.values()), label, True))
+                values = [dict.__getitem__(whole, key) for key in items]
+                self._entries.append(_Entries(whole, items, values, label, True))
             else:
-                self._entries.append(_Entries(whole, range(len(whole)), list(whole), label, True))
+                self._entries.append(_Entries(whole, range(len(items)), items, label, True))
         self._quick = _Quick(self._entries, self._empty)
 
     def holds(self) -> bool:
@@ -202,6 +222,7 @@ class _Quick:
         "_keyed",
         "_keys",
         "_mappings",
+        "_others",
         "_picked",
         "_values",
         "_whole",
@@ -209,6 +230,8 @@ class _Quick:
 
     def __init__(self, entries: Sequence[_Entries], empty: Sequence[tuple[Any, str]]) -> None:
         self._empty = [where for where, _ in empty]
+        self._others = [one for one in entries if not one.plain]
+        entries = [one for one in entries if one.plain]
         parts = [one for one in entries if not one.whole and one.names]
         self._getters = [itemgetter(*one.names, one.names[0]) for one in parts]  # one more: it gives tuples then
         self._mappings = [one.where for one in parts]
@@ -239,6 +262,7 @@ class _Quick:
                 map(is_, chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists)), self._values)
             )
             and all(map(is_, chain.from_iterable(self._keyed), self._keys))
+            and all(one.same() for one in self._others)
         )
 
 
@@ -288,6 +312,9 @@ def watched(function: Callable[..., Any], observed: ObservedCalls, lasting: bool
     walk.value(function, _EVERYTHING, frozenset(), "", 0)
     for code, names in list(observed.codes.items()):
         walk.globals(names, reads_of(code))
+    for variable in sorted(observed.variables):
+        label = f"os.environ[{variable!r}]" if variable else "os.environ"
+        walk.getters.append((functools.partial(outside.in_environment, variable), label))
     for code, name, value in observed.receivers(lasting):
         reads = reads_of(code)
         walk.value(value, reads.arguments.get(name, {}), reads.loose, walk.label(value), 0)
@@ -303,6 +330,7 @@ class _Walk:
         self.cells: dict[int, tuple[Any, str]] = {}
         self.getters: list[tuple[Callable[[], Any], str]] = []
         self.iterators: list[str] = []
+        self.generators: dict[int, tuple[object, str]] = {}
         self._seen: dict[tuple[int, int, frozenset[str]], Node] = {}
         self._labels: dict[int, str] = {}
         self._kept: list[Any] = []  # what `_seen` names by id
@@ -334,10 +362,15 @@ class _Walk:
             self.value(value.__func__, node, loose, label, depth + 1)
         elif isinstance(value, torch.Tensor):  # of this process: its contents are
             self.getters.append((functools.partial(_version, value), label))
-        elif isinstance(value, dict) and type(value).__iter__ in _ITERATIONS:
+        elif isinstance(value, dict):
             self._dict(value, node, loose, label, depth)
-        elif isinstance(value, (list, tuple, deque)) and type(value).__iter__ in _ITERATIONS:
+        elif isinstance(value, (list, tuple, deque)):
             self._sequence(value, loose, label, depth)
+        elif outside.generator_of(value):
+            self.generators[id(value)] = (value, label)
+        elif isinstance(value, ContextVar):
+            self.getters.append((functools.partial(value.get, _ABSENT), label))
+            self.value(value.get(None), _EVERYTHING, loose, label, depth + 1)
         elif isinstance(value, (set, frozenset)):
             self.getters.append((functools.partial(_members, value), label))
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
@@ -383,23 +416,25 @@ class _Walk:
     def _dict(self, value: Any, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
         label = label if label.endswith(".") else f"{label}[]"
         keys = {key.value for key in node if type(key) is ReadKey and key is not WHOLE}
-        if WHOLE not in node and keys and not any(type(name) is str for name in node):
+        plain = type(value) in _PLAIN_CONTAINERS  # methods of another class may read other keys than they are given
+        if plain and WHOLE not in node and keys and not any(type(name) is str for name in node):
             self._some(value, keys, label)
-            for key in keys & value.keys():
-                self.value(value[key], node[ReadKey(key)], loose, _below(label, key), depth + 1)
-        elif id(value) not in self.wholes and len(value) <= self._room:
+            for key in keys & dict.keys(value):
+                self.value(dict.__getitem__(value, key), node[ReadKey(key)], loose, _below(label, key), depth + 1)
+        elif id(value) not in self.wholes and dict.__len__(value) <= self._room:
             self.wholes[id(value)] = (value, label)
-            self._room -= len(value)
-            for key, item in list(value.items()):
+            self._room -= dict.__len__(value)
+            for key, item in list(dict.items(value)):
                 self.value(item, _EVERYTHING, loose, _below(label, key), depth + 1)
 
     def _sequence(self, value: Any, loose: frozenset[str], label: str, depth: int) -> None:
-        if len(value) > self._room:
+        if _raw(value).__len__(value) > self._room:
             return
+        items = _items(value)
         if not isinstance(value, tuple):
             self.wholes[id(value)] = (value, f"{label}[]")
-        self._room -= len(value)
-        for at, item in enumerate(list(value)):
+        self._room -= len(items)
+        for at, item in enumerate(items):
             self.value(item, _EVERYTHING, loose, f"{label}[{at}]", depth + 1)
 
     def _object(self, value: Any, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
@@ -409,6 +444,8 @@ class _Walk:
         nodes: Node = {name: inner for name, inner in node.items() if type(name) is str}
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, type):
+            if isinstance(value, threading.local):
+                return self._of_thread(value, node, loose, label, depth)
             own = getattr(value, "__dict__", None) if kind.__dictoffset__ else {}
             if not isinstance(own, dict):
                 return
@@ -420,6 +457,7 @@ class _Walk:
                 nodes |= {name: nodes.get(name, _NOTHING) for name in own}
             elif type(key) is ReadKey:
                 nodes[key.value] = merged(nodes.get(key.value, _NOTHING), through[key])
+        nodes |= _held(value, kind, own, nodes)
         if "__wrapped__" in own:
             self.value(own["__wrapped__"], _EVERYTHING, frozenset(), label, depth + 1)
         # A Module's own dictionaries stay the same objects; what is in them goes by the Module's name.
@@ -433,6 +471,13 @@ class _Walk:
             else:
                 self._of_class(value, kind, name, nodes[name], loose, below, depth)
 
+    def _of_thread(self, value: object, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
+        """What a `threading.local` holds for the thread that asks."""
+        for name in {name for name in node if type(name) is str} | loose:
+            if name in value.__dict__:
+                self.getters.append((functools.partial(getattr, value, name, _ABSENT), f"{label}.{name}"))
+                self.value(value.__dict__[name], node.get(name, _NOTHING), loose, f"{label}.{name}", depth + 1)
+
     def _of_class(
         self, value: object, kind: type, name: str, node: Node, loose: frozenset[str], label: str, depth: int
     ) -> None:
@@ -442,6 +487,8 @@ class _Walk:
             return
         found = owner.__dict__[name]
         slot = isinstance(found, MemberDescriptorType) and not isinstance(value, type)
+        if isinstance(found, (property, GetSetDescriptorType)) and not isinstance(value, type) and _of_python(owner):
+            slot = isinstance(getattr(value, name, _ABSENT), PLAIN)  # computed by code that is not looked into
         plain = isinstance(found, (*PLAIN, list, dict, tuple, set, frozenset)) and not foreign(owner.__module__)
         if slot or plain:
             self.getters.append((functools.partial(getattr, value, name, _ABSENT), label))
@@ -464,8 +511,39 @@ def _code_of(function: object) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-# How containers are gone through that are no more than that.
-_ITERATIONS = (dict.__iter__, OrderedDict.__iter__, list.__iter__, tuple.__iter__, deque.__iter__)
+# Containers whose class has no methods of the program's. What is in others is looked at with the methods of these.
+_PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, deque})
+_KINDS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, deque)
+
+
+def _raw(value: object) -> Any:
+    """Returns the class of C that a container is of, whatever methods its own class has."""
+    return next(kind for kind in _KINDS if isinstance(value, kind))
+
+
+def _items(value: Any) -> list[Any]:
+    """What is in a container, the keys of a mapping: no method of the program is called."""
+    return list(_raw(value).__iter__(value))
+
+
+def _of_python(kind: type) -> bool:
+    """True if Python's own library defines a class."""
+    module = kind.__module__
+    return foreign(module) and module.partition(".")[0] not in ("torch", "monarch", "typing", "typing_extensions")
+
+
+def _held(value: object, kind: type, own: dict[str, Any], nodes: Node) -> Node:
+    """What an object of Python's own library holds, whose methods are not looked into: numbers and flags, and the
+    containers that a mapping or sequence stands for, also one of a class derived by the program."""
+    if not own or isinstance(value, (type, ModuleType)):
+        return {}
+    found: Node = {}
+    if _of_python(kind):
+        found = {name: nodes.get(name, _NOTHING) for name, item in own.items() if isinstance(item, PLAIN)}
+    if isinstance(value, (UserDict, UserList, ChainMap)) or (_of_python(kind) and isinstance(value, Mapping)):
+        containers = (dict, list, set, deque)
+        found |= {name: _EVERYTHING for name, item in own.items() if isinstance(item, containers)}
+    return found
 
 
 def _version(value: torch.Tensor) -> object:
@@ -473,9 +551,19 @@ def _version(value: torch.Tensor) -> object:
     return _ABSENT if value.is_inference() else value._version
 
 
+_SAMPLE = 1 << 16  # elements of an array of more than 16 times as many bytes
+
+
 def _bytes(value: Any) -> object:
-    """The contents of an array, or what stands for those of a large one."""
-    return bytes(value.tobytes()) if value.nbytes <= 1 << 14 else value.nbytes
+    """The contents of an array, or what stands for those of a large one: a checksum, of a sample beyond a MiB."""
+    if value.nbytes <= 1 << 14:
+        return bytes(value.tobytes())
+    if value.dtype.hasobject:
+        return value.nbytes
+    if value.nbytes > 16 * _SAMPLE:
+        flat = value.reshape(-1)
+        value = flat[:: -(-flat.size // _SAMPLE)]
+    return value.nbytes, zlib.crc32(value.tobytes())
 
 
 def _members(value: Any) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import random
 import sys
 import weakref
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from monarch.tensor.recording import outside
 from monarch.tensor.recording.reads import arguments_of
 
 # Parts of torch that read flags and numbers of the program's objects. What the others do is no decision of the program.
@@ -60,7 +60,9 @@ class ObservedCalls:
         self._first: dict[int, int] = {}  # the call that met an object first, by the object's id
         self._again: set[int] = set()  # objects that a later call has met as well
         self._call = 0
-        self.drawn = False  # whether the latest call drew numbers from Python's generators
+        self.taken = ""  # what the latest call took from outside, and where
+        self._generators: outside.Generators | None = None  # whose state the latest call may change
+        self.variables: set[str] = set()  # of the environment, that were read: "" for all
         self._skipped: dict[CodeType, bool] = {}  # functions that are not looked into; whether those are that they call
 
     def receivers(self, lasting: bool) -> list[tuple[CodeType, str, Any]]:
@@ -76,11 +78,12 @@ class ObservedCalls:
                 found.append((code, name, value))
         return found
 
-    def watching(self) -> _Watching:
-        """A block whose calls, in this thread, are observed."""
+    def watching(self, generators: outside.Generators | None = None) -> _Watching:
+        """A block whose calls, in this thread, are observed. `generators`: it may draw from them."""
         self.receivers(False)  # forgets those that are gone: their ids may be given again
         self._call += 1
-        self.drawn = False
+        self.taken = ""
+        self._generators = generators
         return _Watching(self)
 
     def called(self, frame: FrameType) -> bool:
@@ -90,6 +93,16 @@ class ObservedCalls:
             return known
         if code not in self.codes:
             module = frame.f_globals.get("__name__")
+            if outside.quiet(module):
+                self._skipped[code] = False
+                return False
+            if (name := outside.variable(frame)) is not None:
+                if len(self.variables) < MET:
+                    self.variables.add(name)
+                return True
+            if what := outside.taken_by(frame):
+                self._take(what, frame)
+                return True
             if not code.co_flags & inspect.CO_OPTIMIZED or not followed(module):
                 ours = isinstance(module, str) and module.startswith("monarch.") and not module.startswith(_CALLING)
                 self._skipped[code] = not ours
@@ -104,6 +117,24 @@ class ObservedCalls:
             else:
                 self._meet(code, name, value)
         return True
+
+    def called_c(self, frame: FrameType, function: object) -> None:
+        """A function that is written in C begins, called by `frame`."""
+        if self.taken:
+            return
+        module = frame.f_globals.get("__name__")
+        if what := outside.taken(function, not foreign(module), module):
+            self._take(what, frame)
+
+    def returned(self, frame: FrameType) -> None:
+        """A function has ended."""
+        if self._generators is None or self.taken or not (line := outside.drawing_line(frame.f_code)):
+            return
+        if followed(frame.f_globals.get("__name__")) and (what := self._generators.drawn()):
+            self.taken = f"{what} ({frame.f_code.co_filename}:{line} in {frame.f_code.co_name})"
+
+    def _take(self, what: str, frame: FrameType) -> None:
+        self.taken = self.taken or f"{what} ({_line(frame)})"
 
     def _meet(self, code: CodeType, name: str, value: object) -> None:
         if isinstance(value, _PASSED_OVER):
@@ -123,6 +154,15 @@ def _giver(value: object) -> Callable[[], Any]:
         return (lambda: value) if type(value).__flags__ & _HEAP_TYPE else (lambda: None)
 
 
+def _line(frame: FrameType) -> str:
+    """Returns the program's own line that led to a call by `frame`."""
+    inner: FrameType | None = frame
+    while inner is not None and foreign(inner.f_globals.get("__name__")):
+        inner = inner.f_back
+    inner = inner or frame
+    return f"{inner.f_code.co_filename}:{inner.f_lineno} in {inner.f_code.co_name}"
+
+
 class _Watching:
     """Python's profile hook of this thread, beside a profiler that has it."""
 
@@ -131,7 +171,7 @@ class _Watching:
         self._before: Any = None
 
     def __enter__(self) -> None:
-        observed, called = self._observed, self._observed.called
+        called, called_c, returned = self._observed.called, self._observed.called_c, self._observed.returned
         before: Any = sys.getprofile()
         self._before = before
         chained: Any = before if callable(before) else None
@@ -144,8 +184,10 @@ class _Watching:
             if inside is None:
                 if event == "call":
                     inside = None if frame.f_code not in collector and called(frame) else frame
-                elif event == "c_call" and isinstance(getattr(arg, "__self__", None), random.Random):
-                    observed.drawn = True
+                elif event == "c_call":
+                    called_c(frame, arg)
+                elif event == "return":
+                    returned(frame)
             elif frame is inside and event == "return":
                 inside = None
             if chained is not None:
