@@ -472,7 +472,7 @@ class _Walk:
                 self._of_class(value, kind, name, nodes[name], loose, below, depth)
 
     def _of_thread(self, value: object, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
-        """What a `threading.local` holds for the thread that asks."""
+        """Looks into what a `threading.local` holds for the thread that asks."""
         for name in {name for name in node if type(name) is str} | loose:
             if name in value.__dict__:
                 self.getters.append((functools.partial(getattr, value, name, _ABSENT), f"{label}.{name}"))
@@ -522,7 +522,7 @@ def _raw(value: object) -> Any:
 
 
 def _items(value: Any) -> list[Any]:
-    """What is in a container, the keys of a mapping: no method of the program is called."""
+    """Returns what is in a container, the keys of a mapping: no method of the program is called."""
     return list(_raw(value).__iter__(value))
 
 
@@ -533,7 +533,7 @@ def _of_python(kind: type) -> bool:
 
 
 def _held(value: object, kind: type, own: dict[str, Any], nodes: Node) -> Node:
-    """What an object of Python's own library holds, whose methods are not looked into: numbers and flags, and the
+    """Returns what an object of Python's own library holds, whose methods are not looked into: numbers and flags, and the
     containers that a mapping or sequence stands for, also one of a class derived by the program."""
     if not own or isinstance(value, (type, ModuleType)):
         return {}

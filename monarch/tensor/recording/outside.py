@@ -143,7 +143,7 @@ def generator_of(value: object) -> str:
 
 
 def _state(generator: Any) -> object:
-    """Its state, as something to compare."""
+    """Returns its state, as something to compare."""
     if isinstance(generator, torch._C.Generator):
         return bytes(generator.get_state().numpy())
     bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", generator)
@@ -202,7 +202,7 @@ def drawing_line(code: CodeType) -> int:
 
 @functools.cache
 def _methods() -> frozenset[str]:
-    """The names of what draws."""
+    """Returns the names of what draws."""
     numpy = sys.modules.get("numpy.random")
     kinds = (numpy.Generator, numpy.RandomState) if numpy is not None else ()
     return frozenset(name for kind in kinds for name in dir(kind) if not name.startswith("_")) - {"bit_generator"} | {
