@@ -1,5 +1,5 @@
-"""Values that a call takes from outside of the program's variables, so that no comparison of variables would show another value:
-random numbers, clocks, files, queues, the environment.
+"""Values that a call takes from outside of the program's variables, so that no comparison of variables would show another
+value: random numbers, clocks, files, queues, the environment.
 
 Functions written in C are noticed when they are called, generators of random numbers by their state, which a call that drew
 from them has changed.
