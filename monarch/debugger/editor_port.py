@@ -128,7 +128,7 @@ class _EditorPort:
             self._say("an editor has attached")
             with contextlib.suppress(OSError):
                 editor.settimeout(None)
-                requests = Requests()
+                requests = EditorRequests()
                 rank.sendall(requests.feed(said))
                 _carry(editor, rank, requests.feed)
             self._say("the editor has left")
@@ -153,8 +153,8 @@ def greeting(came: bytes) -> bool | None:
     return isinstance(request, dict) and request.get("type") == "request" and request.get("command") == "initialize"
 
 
-class Requests:
-    """What an editor says after its greeting. Only whole messages of the protocol go on: debugpy, in the rank, writes a
+class EditorRequests:
+    """Messages of an editor from its greeting on. Only whole messages of the protocol go on: debugpy, in the rank, writes a
     traceback about anything else and is not ready for the next editor. Pure."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.debugger import editor_port
-from monarch.debugger.editor_port import MOST, Requests, greeting
+from monarch.debugger.editor_port import MOST, EditorRequests, greeting
 from tests.support.users import as_stranger, needs_root
 
 TIMEOUT = 60
@@ -129,9 +129,9 @@ def test_what_is_no_editor_is_closed_and_nothing_reaches_the_rank(port: Port, sa
 
 def test_requests_go_on_whole_wherever_they_are_cut() -> None:
     said = GREETING + request("threads") + request("evaluate", arguments={"expression": "x" * 5_000})
-    requests = Requests()
+    requests = EditorRequests()
     assert b"".join(requests.feed(said[at : at + 1]) for at in range(len(said))) == said
-    assert [Requests().feed(said[:cut]) for cut in (len(GREETING) - 1, len(GREETING), len(GREETING) + 30)] == [
+    assert [EditorRequests().feed(said[:cut]) for cut in (len(GREETING) - 1, len(GREETING), len(GREETING) + 30)] == [
         b"", GREETING, GREETING,
     ]  # fmt: skip
 

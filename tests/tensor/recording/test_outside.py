@@ -103,7 +103,7 @@ def test_what_is_taken_from_outside_is_not_frozen(loop: Any, source: Any, text: 
 
 
 def masked(features: Any, probability: float) -> Any:
-    """As speech models do in training: spans of time are hidden, and NumPy draws which."""
+    """Hides spans of time, as speech models do in training: NumPy draws which."""
     length = features.shape[1]
     mask = np.zeros((features.shape[0], length), dtype=bool)
     for row in mask:
