@@ -78,7 +78,7 @@ def test_a_session(terminal: Any, how: str, end: str) -> None:
     repl.until(r"exited with non-zero code 3")
     repl.until(r"UnhandledFaultError")
     repl.type("\nprint('goes' + ' on', 1 + 1)\n")
-    repl.until(r"^goes on 2$")
+    repl.until(r"^goes on 2\n>>> $")  # an end of input that is typed before the prompt is lost in the terminal
 
     left = Watch(descendants(repl.process.pid))
     repl.type(end)
