@@ -57,13 +57,20 @@ class Ticks:
     def __init__(self, rng: random.Random) -> None:
         self.count = 0
         self._rng = rng
+        self._ended = False
 
     def __call__(self, number: int, frame: Any) -> None:
         self.count += 1
-        self.set_next()
+        if not self._ended:
+            self.set_next()
 
     def set_next(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(0.00005, 0.0006))
+
+    def end(self) -> None:
+        """Says so before the timer is stopped: a signal that came first is handled after, and would set it again."""
+        self._ended = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def patiently(future: Future[int]) -> int:
@@ -84,7 +91,7 @@ def run_undisturbed(seconds: float, seed: int) -> dict[str, Any]:
         number += 2
         counters.take.broadcast(number - 1)
         assert set(counters.take.call(number).get(PATIENCE).values()) == {number}
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    ticks.end()
     wrong = [pair for pairs in counters.wrong.call().get(PATIENCE).values() for pair in pairs]
     return {"calls": number, "interrupted": ticks.count, "wrong": wrong}
 

@@ -83,9 +83,7 @@ class Served:
         proc.processes.use_agent(connection)
         recording.begin_if_asked(proc)
         local_trace.begin_if_asked(proc)
-        loop.start()
-        exporting.begin_if_asked(proc)
-        fault_signal.listen(spec.folder, address, loop.native_id)
+        self._folder = spec.folder
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):
@@ -98,8 +96,11 @@ class Served:
 
     def serve(self) -> None:
         """Until told to stop; then every actor's cleanup runs, and the process ends as interpreters do."""
-        self._stop.acquire()
         proc = self.proc
+        proc.loop.start()
+        exporting.begin_if_asked(proc)
+        fault_signal.listen(self._folder, proc.address, proc.loop.native_id)
+        self._stop.acquire()
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.stop_actor_timeout() + settings.cleanup_timeout())
@@ -134,7 +135,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     listening = _take_descriptors(child.fds, child.address)
     _take_over(spec, child.bind, child.address)
     served = Served(child.address, child.incarnation, spec, listening, agent)
-    wait_orphaned(gate, child.intermediate)
+    wait_orphaned(gate, child.intermediate)  # before an actor runs: what asks for its parent, or for its death, means the agent
     if settings.mesh_bootstrap_enable_pdeathsig():
         die_with(agent)
     served.serve()

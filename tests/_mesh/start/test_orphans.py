@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
+
+from monarch.actor import Actor, endpoint, this_host
+from tests.support.tiers import full
 
 TIMEOUT = 60
 
@@ -45,3 +51,20 @@ def test_it_waits_as_long_as_the_intermediate_lives() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+class Child(Actor):
+    def __init__(self) -> None:
+        self.parent = os.getppid()
+
+    @endpoint
+    def parents(self) -> tuple[int, int]:
+        return self.parent, os.getppid()
+
+
+@full
+@pytest.mark.procs
+def test_an_actor_has_the_agent_for_its_parent_from_the_start() -> None:
+    """The intermediate still forks the last ones when the first are up."""
+    children = this_host().spawn_procs({"gpus": 24}).spawn("children", Child)
+    assert len({pid for pair in children.parents.call().get(TIMEOUT).values() for pid in pair}) == 1
