@@ -437,8 +437,14 @@ class Routes:
             self._tell_lost(host, reason)
 
     def _host_ended(self, host: str, why: str, generation: int, link: HostLink) -> None:
-        """Another agent says so. Agents tell each other, so each passes it on once."""
+        """Another agent says so. Agents tell each other, so each passes it on once.
+
+        A successor that is being dialled is known to nobody else yet, but for the gateway on the way there: others, who may
+        notice a death a second later than this host, mean the one before.
+        """
         if generation < self.generation(host):
+            return
+        if host in self._begun and link is not self._links.get(self.gateway):
             return
         if self._links.get(host) in (link, None) and host not in self._gone:
             self._links.pop(host, None)

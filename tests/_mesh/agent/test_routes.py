@@ -380,6 +380,29 @@ def test_who_owns_it_dials_first_and_keeps_that_link() -> None:
     assert agent.give(f"{THEM}/m.1", f"{US}/m.0", a) in link.got
 
 
+def test_late_word_of_the_lost_one_does_not_end_its_successor() -> None:
+    """Others notice a death up to a second later, and their word looks as if it meant whoever is dialled by now."""
+    late = [Frame(message.encode(HostEnded(THEM, "late", 0)), b"", ())]
+    agent = Agent()
+    a = agent.process("m.0")
+    other = agent.take(OTHERS, "other")
+    agent.routes.replaced(replaced(THEM, "tcp://spare:1", "", 0), OWNER)
+    agent.routes.connection_received(other, late)  # before anything is sent there
+    agent.give(f"{THEM}/agent", f"{US}/m.0", a)
+    agent.routes.connection_received(other, late)
+    assert a.got == [] and agent.lost == [] and not agent.dialled[THEM].closed
+
+
+def test_the_gateway_tells_of_the_end_of_a_successor() -> None:
+    agent = Agent(gateway=OTHERS)
+    a = agent.process("m.0")
+    agent.routes.replaced(replaced(THEM, "tcp://spare:1", "", 0), OWNER)
+    agent.give(f"{THEM}/agent", f"{US}/m.0", a)  # through the gateway
+    ended = HostEnded(THEM, "nobody listens", 0)
+    agent.routes.connection_received(agent.dialled[OTHERS], [Frame(message.encode(ended), b"", ())])
+    assert a.got == [ended]
+
+
 def test_old_news_change_nothing() -> None:
     agent = Agent()
     agent.routes.replaced(replaced(THEM, OTHERS, "second", 2), OWNER)
