@@ -194,13 +194,13 @@ def test_a_trace_a_process(mesh: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
-def test_memory_history_needs_a_device(procs: Any) -> None:
+def test_memory_history_needs_a_device(procs: Any, tmp_path: Path) -> None:
     from monarch.memory import dump_memory_snapshot, record_memory_history
     from monarch.mesh_controller import spawn_tensor_engine
 
     mesh = spawn_tensor_engine(procs)
     with mesh.activate():
         record_memory_history()
-        dump_memory_snapshot(dir_snapshots="nowhere")
+        dump_memory_snapshot(dir_snapshots=str(tmp_path))
     with pytest.raises(RemoteException, match="CUDA and ROCm"):
         mesh.exit()
