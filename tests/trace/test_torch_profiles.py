@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import time
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from monarch._mesh.inspection import torch_profile
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._mesh.inspection.torch_profile import LARGEST, Trace
 from monarch.trace import perfetto
 from monarch.trace.timeline import Timeline, chrome, lanes
 from monarch.trace.torch_profiles import TorchProfiles, add
+from tests.support.devices import every_device
 
 _BASE = 1790857026000000000
 
@@ -93,6 +97,41 @@ def test_who_takes_no_part_is_said() -> None:
         "  not in it: 1 process(es), it did not answer within 30 s",
         "  not in it: 1 process(es), torch is not loaded there",
     ]
+
+
+@every_device
+def test_a_process_of_its_own_is_profiled(device: str) -> None:
+    """Operators lie on a thread; kernels, where there are any, on the streams of their device, after what launched them."""
+    import torch
+
+    here: Any = SimpleNamespace(address="unix:/run/c/client", pid=os.getpid(), actors={})
+    questions = {
+        "torch.start": torch_profile.start,
+        "torch.stop": torch_profile.stop,
+        "torch.take": torch_profile.take,
+    }
+
+    def ask(question: str, argument: bytes, timeout: float, only: Any) -> SurveyAnswers:
+        return SurveyAnswers({here.address: questions[question](here, argument)}, {})
+
+    a = torch.ones(64, 64)
+    assert (a @ a).sum().item() == 64**3  # what a device needs for its first operation is not to be seen
+    profiles, timeline = TorchProfiles(ask), Timeline()
+    profiles.start()
+    (a @ a).sum().item()
+    profiles.stop()
+    profiles.add_to(timeline)
+    assert profiles.lines() == ["torch.profiler: 1 process(es)."]
+    (process,) = timeline.processes.values()
+    tracks = {name: [part.name for part in track.slices] for name, track in process.tracks.items()}
+    operators = [name for name, names in tracks.items() if {"aten::mm", "aten::sum"} <= set(names)]
+    kernels = [
+        part for name, track in process.tracks.items() if name.startswith("torch: device ") for part in track.slices
+    ]
+    assert len(operators) == 1, tracks
+    assert bool(kernels) == (device != "cpu"), tracks
+    begun = min(part.start for part in process.tracks[operators[0]].slices)
+    assert all(part.start > begun for part in kernels)
 
 
 # --- traces of a process that means harm, or is damaged
