@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata
 from monarch.tensor.controller.handles import make
-from monarch.tensor.controller.records import KNOWN, TensorRecord, TensorStorage
+from monarch.tensor.controller.known_values import NBYTES, hold, kept, run_recorded
+from monarch.tensor.controller.records import TensorRecord, TensorStorage
 from monarch.tensor.controller.stream_placement import StreamPlacement
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
 
 
-def constant(place: StreamPlacement, local: torch.Tensor) -> Tensor:
-    """Returns a distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
+def constant(place: StreamPlacement, local: torch.Tensor, listed: bool = False) -> Tensor:
+    """Returns a distributed tensor with the contents of `local` on every rank. Small ones stay known here: those that
+    count or mask, and all that are `listed`, made of Python's numbers."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
         host = local.cpu()
@@ -27,9 +29,8 @@ def constant(place: StreamPlacement, local: torch.Tensor) -> Tensor:
     with _disable_current_modes():
         meta = metadata.of(local)
         storage = TensorStorage()
-        if not local.shape and local.device.type == "cpu":
-            storage.known = local.clone()
-            storage.flags |= KNOWN
+    if local.device.type == "cpu" and (listed or kept(meta)) and meta.nbytes <= NBYTES:
+        hold(storage, meta, local.clone(), run_recorded() if listed else None)
     ident = place.engine.constant(place, local)
     return make(TensorRecord(ident, meta, place, storage))
 

@@ -19,8 +19,9 @@ from monarch.tensor.controller import handles, misuse
 from monarch.tensor.controller.absent_devices import _strangers, meant
 from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.constants import constant, goes_along, replica
+from monarch.tensor.controller.derivations import replaced
 from monarch.tensor.controller.handles import MadeInInference, layout, make
-from monarch.tensor.controller.known_values import know, known_scalar, replaced, value_of
+from monarch.tensor.controller.known_values import kept, know, known_scalar, known_values, value_of
 from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.records import (
     TensorRecord,
@@ -241,7 +242,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         made._record = record = TensorRecord(ident, meta, place, TensorStorage(taint))
         if here is not None:
             here.born(record)
-        if (not closer and inputs) or meta.shape:
+        if (not closer and inputs) or not kept(meta, func):
             return made
         know(op, entry.outcome, args, kwargs, inputs, [made])
         return made
@@ -260,7 +261,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         storage.taint = taint
         for other in entry.outcome.mutates:
             inputs[other]._record.storage.taint = taint
-        if storage.flags:
+        if closer:
             know(op, entry.outcome, args, kwargs, inputs, [])
         return made
     return _finish(op, entry, args, kwargs, inputs, place, ident, taint)
@@ -514,7 +515,7 @@ def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None)
         return NotImplemented
     if mesh is None:
         return func(*args, **kwargs)
-    return constant(mesh.place(_streams.stream), args[0])
+    return constant(mesh.place(_streams.stream), args[0], listed=True)
 
 
 def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
@@ -526,10 +527,8 @@ def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None
 
 def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     ours = [arg for arg in args if type(arg) is Tensor]
-    known = [value_of(tensor._record) for tensor in ours]
-    if len(known) == 2 and all(value is not None for value in known):
-        if recorders and (here := recorder()) is not None:
-            here.known("torch.equal()")
+    if len(ours) == 2 and all(value_of(tensor._record) is not None for tensor in ours):
+        known = [known_values(tensor, "torch.equal()") for tensor in ours]
         with _disable_current_modes():
             return func(*known)
     raise misuse.data_dependent(str(func))

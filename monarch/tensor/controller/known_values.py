@@ -1,4 +1,4 @@
-"""Numbers that this process knows as well: scalars made of known scalars and constants alone."""
+"""Values that this process knows as well: of scalars, masks and counts made of known ones and constants alone."""
 
 from __future__ import annotations
 
@@ -10,83 +10,130 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import propagation
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
-from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, recorder, recorders
+from monarch.tensor.controller.derivations import Derivation, laid_out, part_of, replaced, seen_as
+from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, TensorStorage, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.signature import flatten
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+    from monarch.tensor.controller.dispatch import _KnownOp
     from monarch.tensor.controller.tensor import Tensor
+    from monarch.tensor.metadata import Meta
     from monarch.tensor.signature import Args, Kwargs
 
 
+NBYTES = 1 << 15  # of a tensor with dimensions whose values are known here, at most
+_SEQUENCES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
+
+
+def kept(meta: Meta, op: OpOverload | None = None) -> bool:
+    """True if the values of a tensor of this metadata are worth knowing: of scalars; of few numbers and flags that count
+    or mask; of other numbers only what a sequence is made of."""
+    if not meta.shape:
+        return True
+    counts = not (meta.dtype.is_floating_point or meta.dtype.is_complex)
+    return meta.nbytes <= NBYTES and (counts or (op is not None and op._schema.name in _SEQUENCES))
+
+
+def hold(storage: TensorStorage, meta: Meta, value: torch.Tensor, origin: object) -> None:
+    """Keeps the values of a tensor, in the layout that it has on the workers, and what they came from."""
+    if meta.shape:
+        with _disable_current_modes(), torch.no_grad():
+            value = laid_out(value, meta)
+    storage.known, storage.origin, storage.flags = value, origin, storage.flags | KNOWN
+
+
+def run_recorded() -> object:
+    """Returns what stands for the run of a function that this thread records; None when it records none."""
+    here = recorder() if recorders else None
+    return None if here is None else here.run
+
+
 def know(
-    op: OpOverload,
+    op: _KnownOp,
     outcome: propagation.PropagatedOutcome,
     args: Args,
     kwargs: Kwargs,
     inputs: list[Tensor],
     made: list[Tensor],
 ) -> None:
-    """Computes results here too that are scalars made of known scalars and constants; forgets what is overwritten by others.
+    """Computes results here too that are small and made of known tensors and constants alone; forgets what is overwritten
+    by others.
 
     Such a value is the same on every rank by construction: the same deterministic operations on the same numbers.
     """
-    wholes = [tensor for tensor in made if not tensor.shape]
+    wholes = [tensor for tensor in made if kept(tensor._record.meta, op.op)]
     if not wholes and not outcome.mutates:
         return
-    known = [value_of(tensor._record) for tensor in inputs]
-    sure = not op.random and all(value is not None for value in known)
+    values: dict[int, Any] = {}
+    sure = not op.random and len(wholes) == len(made) and not outcome.changed and not outcome.moved
+    sure = sure and not any(leaf.view != -1 and leaf.same < 0 for leaf in outcome.leaves)
     sure = sure and all(leaf.meta is None or leaf.meta.device.type == "cpu" for leaf in outcome.leaves)
-    sure = sure and len(wholes) == len(made) and not any(inputs[index].shape for index in outcome.mutates)
-    if not sure or any(leaf.view != -1 and leaf.same < 0 for leaf in outcome.leaves):
+    sure = sure and all(tensor._record.storage.known is not None for tensor in inputs)
+    if sure:
+        values = {id(tensor): value_of(tensor._record) for tensor in inputs}
+        sure = all(value is not None for value in values.values())
+    if not sure:
         for index in outcome.mutates:
             storage = inputs[index]._record.storage
             storage.known, storage.flags = None, storage.flags & ~KNOWN
         return
-    values = {id(tensor): value for tensor, value in zip(inputs, known, strict=True)}
+    run = run_recorded()
+    ours = run is None or all(tensor._record.storage.origin is run for tensor in inputs)
+    for index in outcome.mutates:
+        storage = inputs[index]._record.storage
+        storage.origin = run if ours else None
+        if not ours:
+            recorder().overwrites_known(storage)
     with _disable_current_modes(), torch.no_grad():
+        parts = {} if ours else {id(t): part_of(t._record, values[id(t)], run) for t in inputs}
         result = op.op(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
-    for leaf, value in zip(outcome.leaves, flatten(result), strict=True):
+    for number, (leaf, value) in enumerate(zip(outcome.leaves, flatten(result), strict=True)):
         if leaf.meta is not None and leaf.same < 0:
-            storage = made.pop(0)._record.storage
-            storage.known, storage.flags = value, storage.flags | KNOWN
+            record = made.pop(0)._record
+            origin = run
+            if parts:
+                origin = Derivation(run, op.op, parts, args, kwargs, number, record.meta)
+            hold(record.storage, record.meta, value, origin)
 
 
-def value_of(record: TensorRecord, any_shape: bool = False) -> torch.Tensor | None:
-    """Returns what is known of a tensor's only element, as a scalar: nothing through a view that shows it as
-    something else."""
+def value_of(record: TensorRecord) -> torch.Tensor | None:
+    """Returns what is known of a tensor: nothing through a view that shows it as something else."""
     known, meta = record.storage.known, record.meta
-    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.deferred:
+    if known is None or meta.dtype is not known.dtype or meta.deferred:
         return None
-    return known
+    if meta.shape.numel() * known.itemsize > NBYTES:  # it was expanded
+        return None
+    with _disable_current_modes(), torch.no_grad():
+        return seen_as(known, meta)
 
 
 def is_known(tensor: Tensor) -> bool:
-    """True if `known_scalar` has its number."""
-    return value_of(tensor._record, any_shape=True) is not None and not tensor._record.storage.flags & DROPPED
+    """True if `known_values` has what is in it."""
+    return value_of(tensor._record) is not None and not tensor._record.storage.flags & DROPPED
 
 
-def known_scalar(tensor: Tensor) -> Any:
-    """The number of a scalar that is known here. DataDependentError otherwise; TypeError when it may not be used."""
+def known_values(tensor: Tensor, what: str) -> torch.Tensor:
+    """The values of a tensor that are known here. DataDependentError otherwise; TypeError when it may not be used."""
     record = tensor._record
     problem = trouble(tensor, record.place, False)
     if problem is not None:
-        raise misuse.incorrect("item", (tensor,), {}, [problem], None, _streams.stream)
+        raise misuse.incorrect(what.removesuffix("()"), (tensor,), {}, [problem], None, _streams.stream)
+    value = value_of(record)
+    if value is None:
+        raise misuse.no_value(what)
+    if recorders and (here := recorder()) is not None and record.storage.origin is not here.run:
+        with _disable_current_modes(), torch.no_grad():
+            here.known(what, part_of(record, value, here.run), value.clone())
+    return value
+
+
+def known_scalar(tensor: Tensor) -> Any:
+    """The number of a tensor of one element that is known here, as `known_values`."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    value = value_of(record, any_shape=True)
-    if value is None:
-        raise misuse.no_value("item()")
-    if recorders and (here := recorder()) is not None:
-        here.known("item()")
+    value = known_values(tensor, "item()")
     with _disable_current_modes():
         return value.item()
-
-
-def replaced(value: Any, sent: dict[int, Any]) -> Any:
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(replaced(item, sent) for item in value)
-    return sent.get(id(value), value)

@@ -225,7 +225,8 @@ def _values_elsewhere(what: str) -> str:
         f"{what} needs the values of a distributed tensor, which are in the processes of its mesh: "
         f"`monarch.inspect(tensor)` waits for them and gives a local tensor of one rank, `monarch.fetch_shard(tensor)` "
         f"gives a Future of it; work that depends on values belongs in a `monarch.remote` function. Only scalars made from "
-        f"constants alone (torch.tensor(1.0), and arithmetic on it) are known here"
+        f"constants alone (torch.tensor(1.0), and arithmetic on it) are known here, and masks and counts "
+        f"(torch.arange(8) < 5) of up to 32 KiB"
     )
 
 

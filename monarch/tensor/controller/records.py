@@ -40,14 +40,16 @@ class TensorStorage(msgspec.Struct, eq=False):
     """The memory that a tensor and its views share, in each process.
 
     `taint`: commands between ranks on which the contents depend. `flags`: reasons to look closer; `why`: what the program
-    did, as a traceback, for the error. `records`: of its views; None while there is only one tensor. `known`: the value of a
-    scalar that is the same everywhere because this process computes it as well.
+    did, as a traceback, for the error. `records`: of its views; None while there is only one tensor. `known`: values
+    that are the same everywhere because this process computes them as well; `origin`: the recorded run of a function in which
+    all that they come from was made, or their Derivation where not all was; None: outside of any.
     """
 
     taint: Taint | None = None
     flags: int = 0
     records: list[weakref.ref[TensorRecord]] | None = None
     known: torch.Tensor | None = None
+    origin: Any = None
     why: str = ""
     borrows: Any = None
 

@@ -10,7 +10,7 @@ import torch
 
 from monarch.tensor.controller import dispatch, known_values, misuse
 from monarch.tensor.controller.absent_devices import numbered
-from monarch.tensor.controller.activation import in_this_thread
+from monarch.tensor.controller.activation import in_this_thread, no_modes
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
@@ -229,10 +229,10 @@ class Tensor(torch.Tensor):
         return int(value)
 
     def tolist(self) -> Any:
-        """Returns the same as `item`, for scalars that this process knows."""
-        if self._record.storage.flags & KNOWN and not self.shape:
-            return known_values.known_scalar(self)
-        raise misuse.data_dependent("tolist()")
+        """Returns the same as `item`, for tensors whose values this process knows."""
+        value = known_values.known_values(self, "tolist()")
+        with no_modes():
+            return value.tolist()
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         raise misuse.data_dependent("numpy()", RuntimeError)

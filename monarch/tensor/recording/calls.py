@@ -52,8 +52,8 @@ class Replay:
         self.plan = run.plan
         self.spec = run.spec
 
-    def fits(self) -> bool:
-        """True if what the recording took as constant is as it was."""
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """True if what the recording took as constant is as it was, and `tensors` may be its arguments."""
         return True
 
     def call(self, arguments: Arguments) -> PyTree:

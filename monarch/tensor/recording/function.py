@@ -16,14 +16,15 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter, call, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.tensor.controller import misuse
-from monarch.tensor.controller.activation import active_mesh
+from monarch.tensor.controller.activation import active_mesh, no_modes
+from monarch.tensor.controller.derivations import KnownReads
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
@@ -47,6 +48,7 @@ from monarch.tensor.recording.recorder import CommandHolder, CommandRecorder, Co
 if TYPE_CHECKING:
     from torch.utils._pytree import PyTree
 
+    from monarch.tensor.controller.derivations import KnownPart
     from monarch.tensor.signature import WorkerCall
 
 # Recording is given up when it does not pay: after this many recordings one after the other. Four replays make up for one.
@@ -134,9 +136,9 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
 
 class _Variant(Replay):
     """A Replay with what it takes and leaves of gradients, (parameter, its gradient or None), and what it took as
-    constant."""
+    constant: in Python (`guards`), and of values that were known (`reads`)."""
 
-    __slots__ = ("guards", "needs", "sets")
+    __slots__ = ("guards", "needs", "reads", "sets")
 
     def __init__(
         self,
@@ -145,20 +147,31 @@ class _Variant(Replay):
         needs: list[tuple[weakref.ref[Tensor], Tensor | None]],
         sets: list[tuple[weakref.ref[Tensor], Tensor | None]],
         guards: Guards,
+        reads: KnownReads | None,
     ) -> None:
         super().__init__(trace, run)
         self.needs = [weak for weak, _ in needs], [grad for _, grad in needs]
         self.sets = sets
         self.guards = guards
+        self.reads = reads
 
-    def fits(self) -> bool:
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
         weak, grads = self.needs
         try:
             if not all(map(is_, map(_grad, map(call, weak)), grads)):
                 return False
         except AttributeError:  # a parameter is gone
             return False
-        return self.trace.same_tensors() and self.guards.holds() and self.trace.rates.known()
+        return (
+            self.trace.same_tensors() and self.guards.holds() and self.trace.rates.known() and self.same_read(tensors)
+        )
+
+    def same_read(self, tensors: Sequence[Tensor]) -> bool:
+        """True if the function would read the same of these arguments, and of tensors that are the program's own."""
+        if self.reads is None:
+            return True
+        with no_modes():
+            return self.reads.hold([tensor._record.storage for tensor in tensors])
 
     def learn(self, other: _Variant, changes: list[Change]) -> bool:
         """Takes learning rates as inputs if they are all that `other`, a recording made before `changes`, differs by.
@@ -263,7 +276,7 @@ class Function:
             if replay.trace.stale:
                 kind.variants.remove(replay)
                 replay.trace.forget()
-            elif replay.fits():
+            elif replay.fits(arguments.tensors):
                 if kind.strain:
                     kind.strain -= 1
                 return kind, replay
@@ -293,6 +306,8 @@ class Function:
         del before  # it keeps tensors that may have been replaced
         result = put_together(run.plan, run.spec, arguments.tensors, run.made)
         why = str(changes[0][1][0]) if changes and changes[0][1] else ""
+        if changes and not why and not kind.variants[0].same_read(arguments.tensors):
+            why = f"what it reads with {noted.read_with} of a tensor"
         learnable = []
         for variant, found in changes:
             if any(change.replaced for change in found):
@@ -304,7 +319,7 @@ class Function:
         try:
             if untrue and not noted.problem:
                 raise Unrecordable(untrue)
-            self._keep(kind, self._variant(kind, noted, run, generators), learnable)
+            self._keep(kind, self._variant(kind, noted, run, generators, arguments), learnable)
             kind.failures = 0
         except Unrecordable as exc:
             kind.failures += 1
@@ -325,7 +340,9 @@ class Function:
         while len(kind.variants) > VARIANTS:
             kind.variants.pop().trace.forget()
 
-    def _variant(self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall, generators: Generators) -> _Variant:
+    def _variant(
+        self, kind: _CallKind, noted: CommandRecorder, run: RecordedCall, generators: Generators, arguments: Arguments
+    ) -> _Variant:
         given = {id(tensor) for tensor in run.formals}
         sets: list[tuple[weakref.ref[Tensor], Tensor | None]] = []
         for tensor, before in noted.grads.values():
@@ -341,14 +358,23 @@ class Function:
             raise Unrecordable(_goes_on(guards.iterators[0]))
         known = {id(group) for group in kind.groups}
         kind.groups += [group for group in guards.groups() if id(group) not in known]
+        places = {id(storage): at for at, (_, storage) in enumerate(arguments.before)}
+        with no_modes():
+            reads = noted.known_reads(places)
         trace = RecordedTrace(self._label, noted, run.formals, run.made, True, kind.groups)
         captures = trace.recording.captures
+        if reads and any(
+            id(own) in places and reads.depends_on(own) for own in map(noted.storages.__getitem__, captures)
+        ):
+            raise Unrecordable(
+                f"it reads with {noted.read_with} of a tensor that is an argument and a variable of its own as well"
+            )
         needs = [
             (weakref.ref(tensor), before)
             for tensor, before in noted.grads.values()
             if id(tensor) not in given and (before is None or before._record.ref in captures)
         ]
-        return _Variant(trace, run, needs, sets, guards)
+        return _Variant(trace, run, needs, sets, guards, reads)
 
     def _plain(self, value: object, given: object) -> PyTree:
         """Returns what a call operation by operation gives as a replay would: without graphs."""
@@ -440,7 +466,7 @@ class _NeedsWorkers(BaseException):
 class _StrictRecorder(CommandRecorder):
     """Says at once what a recording cannot have."""
 
-    def known(self, what: str) -> None:
+    def known(self, what: str, part: KnownPart, value: torch.Tensor) -> None:
         raise NotImplementedError(f"NYI: {what} in a compiled function: the number would stay as it is now")
 
     def asking(self, call: WorkerCall) -> None:

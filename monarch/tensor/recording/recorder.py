@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
+from monarch.tensor.controller.derivations import KnownPart, KnownReads
 from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.recording.rates import StepForm
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 
 if TYPE_CHECKING:
+    import torch
+
     from monarch.tensor.controller.pending import PendingReduce
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.tensor import Tensor
@@ -41,6 +44,7 @@ class CommandWatcher:
 
     def __init__(self) -> None:
         self._thread = 0
+        self.run = object()  # stands for what happens between enter and exit; may be kept for longer
         self.grads: dict[
             int, tuple[Tensor, Tensor | None]
         ] = {}  # leaves of autograd: the tensor, and its gradient when it was met
@@ -82,8 +86,11 @@ class CommandWatcher:
     def waits_for(self, pending: PendingReduce) -> None:
         """Notes that it is waited for."""
 
-    def known(self, what: str) -> None:
-        """Notes that the program reads a number that this process knows."""
+    def known(self, what: str, part: KnownPart, value: torch.Tensor) -> None:
+        """Notes that the program reads, with `what`, a value that this process knows and that was not made in this run."""
+
+    def overwrites_known(self, storage: records.TensorStorage) -> None:
+        """Notes that it changes in place what this process knows, and values that were not made in this run are in it."""
 
     def fetching(self, what: str = "fetching results") -> None:
         """Notes that the program asks workers for something."""
@@ -114,6 +121,10 @@ class CommandRecorder(CommandWatcher):
         self._events: set[tuple[Scalar, ...]] = set()  # that were posted, and not waited for yet
         self._waited: set[tuple[Scalar, ...]] = set()
         self._pending: dict[int, PendingReduce] = {}  # reductions that were begun, by id
+        # What was read of values from outside, by where these are; with what the first was.
+        self._reads: dict[tuple[int, Meta], tuple[KnownPart, torch.Tensor]] = {}
+        self.read_with = ""
+        self._overwritten: list[records.TensorStorage] = []
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -159,11 +170,24 @@ class CommandRecorder(CommandWatcher):
     def refuse(self, why: str) -> None:
         self.problem = self.problem or why
 
-    def known(self, what: str) -> None:
-        self.refuse(
-            f"it reads a number with {what}, which would stay as it is now: keep such numbers in tensors "
-            f"(of optimizers: Adam(..., fused=True) or capturable=True)"
-        )
+    def known(self, what: str, part: KnownPart, value: torch.Tensor) -> None:
+        self.read_with = self.read_with or what
+        self._reads.setdefault((id(part.source), part.meta), (part, value))
+
+    def overwrites_known(self, storage: records.TensorStorage) -> None:
+        self._overwritten.append(storage)
+
+    def known_reads(self, places: Mapping[int, int]) -> KnownReads | None:
+        """Returns what was read of values from outside; None when nothing was. `places`: of the arguments' memory."""
+        if not self._reads:
+            return None
+        reads = KnownReads(list(self._reads.values()), places)
+        if any(map(reads.depends_on, self._overwritten)):
+            self.refuse(
+                f"it reads a number with {self.read_with}, which would stay as it is now: keep such numbers in tensors "
+                f"(of optimizers: Adam(..., fused=True) or capturable=True)"
+            )
+        return reads
 
     def asking(self, call: WorkerCall) -> None:
         if not getattr(call, "describes", False):

@@ -197,7 +197,9 @@ def test_fetching_and_numbers_are_refused(loop: Any) -> None:
     with pytest.raises(NotImplementedError, match="NYI: fetching results in a compiled function"):
         compile(lambda: inspect(x))()
     with pytest.raises(NotImplementedError, match=r"NYI: item\(\) in a compiled function"):
-        compile(lambda: x * torch.tensor(2.0).item())()
+        compile(lambda factor: x * factor.item())(torch.tensor(2.0))
+    double = compile(lambda: x * torch.tensor(2.0).item())  # the same at each call
+    assert values(loop, double()) == values(loop, double()) == [2.0, 2.0]
 
 
 def test_arguments_that_cannot_be_compared(loop: Any) -> None:

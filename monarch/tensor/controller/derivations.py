@@ -1,0 +1,146 @@
+"""How values that are known here were made of others, so that they can be computed again when these are others.
+
+A recorded function may read what it makes of a mask that it is given. Its recording is true for every mask of which the same
+is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from monarch.tensor.controller.records import TensorStorage
+from monarch.tensor.signature import flatten
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from monarch.tensor.controller.records import TensorRecord
+    from monarch.tensor.metadata import Meta
+    from monarch.tensor.signature import Args, Kwargs
+
+_numbers = itertools.count()
+
+
+class KnownPart(NamedTuple):
+    """The tensor of metadata `meta` in `source`: memory from outside of a recorded run, what was derived in it, or values
+    that the run makes each time."""
+
+    source: TensorStorage | Derivation | torch.Tensor
+    meta: Meta
+
+    def value(self, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Returns its values, where `known` has those of what it is in, by id."""
+        if isinstance(self.source, torch.Tensor):
+            return self.source
+        return seen_as(known[id(self.source)], self.meta)
+
+
+class Derivation:
+    """One result of an operation in a recorded run (`run`) of which an input came from outside: leaf number `leaf`, in the
+    layout of `meta`. `parts`: the inputs, which stand in `args` and `kwargs` too. `number`: later ones have higher ones."""
+
+    __slots__ = ("_args", "_kwargs", "_leaf", "_meta", "_op", "number", "parts", "run")
+
+    def __init__(
+        self,
+        run: object,
+        op: OpOverload,
+        parts: Mapping[int, KnownPart],
+        args: Args,
+        kwargs: Kwargs,
+        leaf: int,
+        meta: Meta,
+    ) -> None:
+        self.run = run
+        self.number = next(_numbers)
+        self.parts = tuple(parts.values())
+        self._op = op
+        self._args = replaced(args, parts)
+        self._kwargs = {name: replaced(value, parts) for name, value in kwargs.items()}
+        self._leaf = leaf
+        self._meta = meta
+
+    def value(self, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Computes it of what `known` has."""
+        values = {id(part): part.value(known) for part in self.parts}
+        kwargs = {name: replaced(value, values) for name, value in self._kwargs.items()}
+        return laid_out(flatten(self._op(*replaced(self._args, values), **kwargs))[self._leaf], self._meta)
+
+
+def replaced(value: Any, sent: Mapping[int, Any]) -> Any:
+    """Returns the same with other objects in the places of those with these ids."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(replaced(item, sent) for item in value)
+    return sent.get(id(value), value)
+
+
+def part_of(record: TensorRecord, value: torch.Tensor, run: object) -> KnownPart:
+    """Returns what a tensor of that value is in that run."""
+    origin = record.storage.origin
+    if origin is run:
+        return KnownPart(value.clone(), record.meta)
+    if isinstance(origin, Derivation) and origin.run is run:
+        return KnownPart(origin, record.meta)
+    return KnownPart(record.storage, record.meta)
+
+
+def laid_out(value: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """Returns the same values in memory of their own, laid out as on the workers."""
+    return torch.empty_strided(meta.shape, meta.stride, dtype=value.dtype).copy_(value)
+
+
+def seen_as(known: torch.Tensor, meta: Meta) -> torch.Tensor:
+    """Returns the tensor of that metadata in memory of which `known` is the whole."""
+    if known.shape == meta.shape and not meta.offset and known.stride() == meta.stride:
+        return known
+    return known.as_strided(meta.shape, meta.stride, meta.offset)
+
+
+class KnownReads:
+    """What a recorded run read of values from outside. `reads`: each with the value that it had. `places`: which argument has
+    which memory, by the id that this had in the recorded run; the rest is the program's own."""
+
+    def __init__(self, reads: Sequence[tuple[KnownPart, torch.Tensor]], places: Mapping[int, int]) -> None:
+        self._reads = reads
+        sources: dict[int, Any] = {id(part.source): part.source for part, _ in reads}
+        left = list(sources.values())
+        while left:
+            source = left.pop()
+            for part in source.parts if isinstance(source, Derivation) else ():
+                if id(part.source) not in sources:
+                    sources[id(part.source)] = part.source
+                    left.append(part.source)
+        steps = [source for source in sources.values() if isinstance(source, Derivation)]
+        self._steps = sorted(steps, key=lambda step: step.number)
+        self._given = [
+            (places.get(key), storage, None if storage.known is None else storage.known.clone())
+            for key, storage in sources.items()
+            if isinstance(storage, TensorStorage)
+        ]
+
+    def depends_on(self, storage: TensorStorage) -> bool:
+        return any(storage is given for _, given, _ in self._given)
+
+    def hold(self, arguments: Sequence[TensorStorage]) -> bool:
+        """True if the same would be read now, with arguments in this memory. No mode of torch's may be active."""
+        known: dict[int, torch.Tensor] = {}
+        same = True
+        for at, storage, then in self._given:
+            now = (storage if at is None else arguments[at]).known
+            if now is None or then is None or now.dtype is not then.dtype:
+                return False
+            known[id(storage)] = now
+            same = same and now.shape == then.shape and torch.equal(now, then)
+        if same:
+            return True
+        try:
+            for step in self._steps:
+                known[id(step)] = step.value(known)
+            return all(torch.equal(part.value(known), read) for part, read in self._reads)
+        except RuntimeError:  # an operation refuses these values, or there is less memory
+            return False
