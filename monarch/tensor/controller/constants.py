@@ -29,8 +29,8 @@ def constant(place: StreamPlacement, local: torch.Tensor, listed: bool = False) 
     with _disable_current_modes():
         meta = metadata.of(local)
         storage = TensorStorage()
-    if local.device.type == "cpu" and (listed or kept(meta)) and meta.nbytes <= NBYTES:
-        hold(storage, meta, local.clone(), run_recorded() if listed else None)
+        if local.device.type == "cpu" and (listed or kept(meta)) and meta.nbytes <= NBYTES:
+            hold(storage, meta, local.clone(), run_recorded() if listed else None)
     ident = place.engine.constant(place, local)
     return make(TensorRecord(ident, meta, place, storage))
 

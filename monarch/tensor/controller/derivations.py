@@ -1,4 +1,4 @@
-"""How values that are known here were made of others, so that they can be computed again when these are others.
+"""Records of how known values were made of others, from which they are computed again when these are others.
 
 A recorded function may read what it makes of a mask that it is given. Its recording is true for every mask of which the same
 is read.
@@ -102,7 +102,7 @@ def seen_as(known: torch.Tensor, meta: Meta) -> torch.Tensor:
 
 
 class KnownReads:
-    """What a recorded run read of values from outside. `reads`: each with the value that it had. `places`: which argument has
+    """The values from outside that a recorded run read. `reads`: each with the value that it had. `places`: which argument has
     which memory, by the id that this had in the recorded run; the rest is the program's own."""
 
     def __init__(self, reads: Sequence[tuple[KnownPart, torch.Tensor]], places: Mapping[int, int]) -> None:

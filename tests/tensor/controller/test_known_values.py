@@ -69,7 +69,7 @@ def test_what_is_not_known(loop: Any) -> None:
 
 
 def test_in_recorded_functions(loop: Any) -> None:
-    """What a function makes itself is the same in each replay; what it is given is not."""
+    """Their own masks are the same in each replay; those that they are given are not."""
 
     def attention(x: Any, causal: bool) -> Any:
         mask = torch.arange(x.shape[0]) < 3
