@@ -85,8 +85,11 @@ def function(fn: Callable[..., PyTree]) -> Function:
     in `.grad` are set again by each; other tensors that it leaves behind in objects have a new value after each call
     (and their memory is kept). Random operations draw new numbers.
 
+    Values that this process knows (masks and counts made of constants) may be read: a recording serves all calls in which
+    the same is read of them. Where `fn` changes in place what it reads, it runs operation by operation.
+
     Results are tensors of their own at each call, without a graph of derivatives; an argument that is returned is that
-    argument. What makes a recording untrue (`.item()`, fetching, calls of actors, state that is replaced instead of
+    argument. What makes a recording untrue (fetching, calls of actors, state that is replaced instead of
     changed) makes `fn` run operation by operation for good, with one RuntimeWarning that says what and why. When one
     operation fails in a worker, all results of that call fail, with the operation's name, and so is lost what the call
     changes in place. At most 64 recordings are kept.
