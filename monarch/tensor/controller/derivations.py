@@ -102,8 +102,8 @@ def seen_as(known: torch.Tensor, meta: Meta) -> torch.Tensor:
 
 
 class KnownReads:
-    """The values from outside that a recorded run read. `reads`: each with the value that it had. `places`: which argument has
-    which memory, by the id that this had in the recorded run; the rest is the program's own."""
+    """The values from outside that a recorded run read. `reads`: each with the value that it had. `places`: which argument
+    has which memory, by the id that this had in the recorded run; the rest is the program's own."""
 
     def __init__(self, reads: Sequence[tuple[KnownPart, torch.Tensor]], places: Mapping[int, int]) -> None:
         self._reads = reads
