@@ -113,7 +113,9 @@ def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Se
         before = [_layout(fake) for fake in fakes]
         homes = [_storage(fake) for fake in fakes]
         filled = fill(args, fakes)
-        result = op(*filled, **{name: fill(value, fakes) for name, value in kwargs.items()})
+        result = _unasked_left_out(
+            op, args, kwargs, op(*filled, **{name: fill(value, fakes) for name, value in kwargs.items()})
+        )
         changed = tuple(
             (place, metadata.of(fake)) for place, fake in enumerate(fakes) if _layout(fake) != before[place]
         )
@@ -160,6 +162,15 @@ def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind in (list, tuple):
         return kind(fill(item, tensors) for item in value)
     return value
+
+
+def _unasked_left_out(op: OpOverload, args: Sequence[object], kwargs: Kwargs, result: Any) -> Any:
+    """Returns the gradients that `output_mask` asks for, None for the others: so do kernels, and not all fake ones."""
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == "output_mask":
+            mask: Any = args[place] if place < len(args) else kwargs.get(argument.name)
+            return tuple(given if wanted else None for given, wanted in zip(result, mask, strict=True))
+    return result
 
 
 def written(op: OpOverload, args: Sequence[object], kwargs: Kwargs) -> tuple[int, ...]:

@@ -258,6 +258,19 @@ def test_states_go_out_to_a_file_and_come_back(procs: Any) -> None:
         torch.testing.assert_close(afar, here.detach())
 
 
+@pytest.mark.parametrize("norm", [lambda: nn.BatchNorm1d(3), lambda: nn.LayerNorm(3), lambda: nn.GroupNorm(1, 3)])
+def test_what_comes_before_is_frozen(procs: Any, norm: Callable[[], nn.Module]) -> None:
+    """Gradients that nobody asks for are None where a kernel gives none."""
+
+    def program() -> list[Any]:
+        model = module(lambda: nn.Sequential(nn.Linear(3, 3), norm()))
+        model[0].requires_grad_(False)
+        (model(there(numbers(4, 3))) * there(numbers(4, 3, seed=1))).sum().backward()
+        return [model[1].weight.grad, model[1].bias.grad]
+
+    both(procs, program)
+
+
 def test_copies_of_modules(procs: Any) -> None:
     def program() -> list[Any]:
         model = module(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
