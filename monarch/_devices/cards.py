@@ -53,6 +53,15 @@ def estimate(kind: Vendor, root: Path | None = None) -> int:
     return 0
 
 
+def addresses(kind: Vendor, root: Path | None = None) -> list[str]:
+    """Returns where on the PCI bus each card of `uuids` is, as 0000:17:00.0; "" for one that the kernel does not tell."""
+    root = ROOT if root is None else root
+    if kind == "hip":
+        return [card.place.partition("/")[0] for card in amd(root)]
+    places = {uuid: address for address, uuid in _nvidia_cards(root) if uuid}
+    return [places.get(uuid, "") for uuid in uuids(kind, root)]
+
+
 # --- AMD
 
 
@@ -124,11 +133,16 @@ def _told_by(nvml: Any) -> list[str]:
 
 def _nvidia_in_proc(root: Path) -> list[str]:
     """Reads a tree of files that stands for a machine: each card says its uuid."""
+    return [uuid for _, uuid in _nvidia_cards(root)]
+
+
+def _nvidia_cards(root: Path) -> list[tuple[str, str]]:
+    """Returns the address and the uuid of each card, as the driver's files tell."""
     found = []
     for card in sorted(_entries(root / "proc/driver/nvidia/gpus")):
         text = (card / "information").read_text("ascii", "replace")
         lines = (line.partition(":") for line in text.splitlines())
-        found.append(next((value.strip() for name, _, value in lines if name == "GPU UUID"), ""))
+        found.append((card.name, next((value.strip() for name, _, value in lines if name == "GPU UUID"), "")))
     return found
 
 

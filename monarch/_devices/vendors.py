@@ -78,6 +78,22 @@ def estimate(kind: Vendor, environ: Mapping[str, str], root: Path | None = None)
         return 0
 
 
+def addresses(environ: Mapping[str, str], root: Path | None = None) -> list[str]:
+    """Returns where on the PCI bus the cards are that the environment leaves visible, in the order of their numbers; none
+    where there is none. ValueError where that cannot be told."""
+    kind = built_for()
+    if not estimate(kind, environ, root):
+        return []
+    places = cards.addresses(kind, root)
+    chosen = visible.physical(kind, environ, cards.uuids(kind, root))
+    found = [places[index] for index in chosen or ()]
+    if not found or not all(found):
+        raise ValueError(
+            "neither the driver nor /proc says which PCI devices they are, as with MIG and in some containers"
+        )
+    return found
+
+
 def _versions() -> tuple[Any, Any]:
     """Returns torch's `version.hip` and `version.cuda`."""
     version: Any = getattr(sys.modules.get("torch"), "version", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import queue
 import re
@@ -438,3 +439,19 @@ def test_the_same_as_torchrun(monarch: CommandLine, words: list[str], status: in
     assert here[:4] == theirs[:4] and here[0] == status and len(here[1]) == len(here[2]) == 2, (here, theirs)
     if status:
         assert "ValueError: bad luck" in here[4] and "rank 1 ended with status 1" in here[4]
+
+
+@full
+def test_ranks_are_bound_and_events_told(monarch: CommandLine) -> None:
+    script = program(monarch, "print(rank, sorted(os.sched_getaffinity(0)), flush=True)\nsys.exit(int(sys.argv[1]))")
+    ours = sorted(os.sched_getaffinity(0))
+    words = ["--numa-binding", "exclusive", "--event-log-handler", "console", "--nproc-per-node"]
+    done = monarch("run", *words, "1", script, "3", status=3)
+    [(_, own)] = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert set(json.loads(own)) <= set(ours)
+    events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"name"')]
+    assert [(event["source"], event["metadata"]["state"]) for event in events] == [
+        ("WORKER", "START"), ("WORKER", "FAILED"), ("AGENT", "SUCCEEDED"),
+    ]  # fmt: skip
+    done = monarch("run", *words, str(2 * len(ours) + 1), script, "0", status=1)
+    assert "would each have one of their own: give fewer ranks, or --numa-binding node" in done.stderr

@@ -137,8 +137,8 @@ def test_commands_that_srun_has_multiplied() -> None:
             "a number of seconds, got 'x'",
         ),
         (["--nnodes", "2", "--rdzv-endpoint", "n:1", "--rdzv-conf", "is_host=x", "a.py"], "true or false, got 'x'"),
-        (["--numa-binding", "node", "a.py"], "--numa-binding is not there in monarch run"),
-        (["--event-log-handler", "console", "a.py"], "--event-log-handler is not there"),
+        (["--numa-binding", "chip", "a.py"], "is one of node, socket, exclusive, core-complex; got 'chip'"),
+        (["--logs-specs", "mine", "a.py"], "--logs-specs is not there in monarch run: leave it out"),
         (["-m", "--no-python", "a.py"], "exclude each other"),
     ],
 )

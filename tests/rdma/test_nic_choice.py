@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch._linux import processors
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.nic_choice import Locality, Nic, nearest, node_of, place_of_target
 from monarch.rdma.backends.ibverbs.pairing import ChoiceError, Gid
@@ -73,7 +74,7 @@ def test_partition_tables(tmp_path: Path) -> None:
 
 def test_a_machine_without_any(tmp_path: Path) -> None:
     assert sysfs.usable(tmp_path) == ([], "this machine has no RDMA device")
-    assert sysfs.distances(tmp_path) == {} and sysfs.processors(tmp_path) == {}
+    assert sysfs.distances(tmp_path) == {} and processors.of_nodes(tmp_path) == {}
     assert sysfs.pci_place("0000:17:00.0", tmp_path) == Locality(-1, ())
 
 
@@ -91,7 +92,7 @@ def test_numa_nodes(tmp_path: Path) -> None:
         (folder / "cpulist").write_text(cpus)
         (folder / "distance").write_text(row)
     assert sysfs.distances(tmp_path) == {0: (10, 21), 1: (21, 10)}
-    nodes = sysfs.processors(tmp_path)
+    nodes = processors.of_nodes(tmp_path)
     assert nodes == {0: frozenset((0, 1, 2, 7)), 1: frozenset((3, 4, 5, 6))}
     assert node_of((0, 7), nodes) == 0 and node_of((3,), nodes) == 1
     assert node_of((2, 3), nodes) == -1 and node_of((), nodes) == -1

@@ -53,7 +53,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "/proc, /sys and /dev: the kernel's": (
         "_devices/cards.py: _amd_card: .read_text",
         "_devices/cards.py: _made_by: .read_text",
-        "_devices/cards.py: _nvidia_in_proc: .read_text",
+        "_devices/cards.py: _nvidia_cards: .read_text",
         "_devices/measures.py: _read: open",
         "_devices/vendors.py: _mapped: open",
         "_linux/loopback_peer.py: _user_by_table: open",
@@ -63,6 +63,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "_mesh/start/launch.py: bound_to: open",
         "_mesh/start/threads.py: _read: open",
         "rdma/backends/ibverbs/devices.py: _capable: .read_text",
+        "_linux/processors.py: _text: .read_text",
         "rdma/backends/ibverbs/sysfs.py: _text: .read_text",
         "rdma/backends/owner_view.py: let_peers_read: open",
         "remotemount/fuse_process.py: obstacle: os.open",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from monarch._linux import private_files, procfs
+from monarch._linux.processors import parse_list
 from monarch._mesh.start import threads
 from monarch._wire.message import Command, LaunchSpec
 
@@ -116,18 +117,6 @@ def threads_of(spec: LaunchSpec, bind: Mapping[str, str]) -> int:
     except (OSError, ValueError):  # said when it is applied
         cpus = set()
     return threads.share_of_bound(len(cpus), spec.binds or [], bind) if cpus else spec.threads
-
-
-def parse_list(text: str) -> set[int]:
-    """`0,2-4` -> {0, 2, 3, 4}. ValueError on anything else."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        start, end = int(first), int(last if dash else first)
-        if start > end:
-            raise ValueError(f"invalid range {part!r}: it ends before it begins")
-        numbers.update(range(start, end + 1))
-    return numbers
 
 
 def check_room(count: int, running: int) -> None:

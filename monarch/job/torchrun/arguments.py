@@ -14,12 +14,13 @@ from monarch._text import bracketed
 from monarch.job.commands.command_plan import PYTHON
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun.meeting import MeetingPlace
+from monarch.job.torchrun.numa_binding import MODES
 
 # For commands that are started once on every node, to find each other. Where a job has the hosts they mean nothing.
 OF_MEETINGS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "local_addr", "node_rank")
 # For agents of torchrun, to watch their workers.
 WITHOUT_MEANING = ("monitor_interval", "start_method")
-NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding")
+NOT_THERE = ("logs_specs",)
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -40,9 +41,9 @@ class RankStreams(msgspec.Struct, frozen=True):
 class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that were given. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or
     auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `filters`: words of stdout and of stderr
-    whose lines are duplicated; `meeting`: where commands that are started on every node meet, None for a single one;
-    `lonely_endpoint`: where they would, with more than one; `unused`: given and without meaning, `unused_with_job`: where a
-    job has the hosts."""
+    whose lines are duplicated; `numa_binding`: which processors each rank gets, "" for all; `meeting`: where commands that
+    are started on every node meet, None for a single one; `lonely_endpoint`: where they would, with more than one;
+    `unused`: given and without meaning, `unused_with_job`: where a job has the hosts."""
 
     nodes: tuple[int, int] | None
     per_node: str
@@ -57,6 +58,8 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     filters: tuple[list[str], list[str]]
     shown: frozenset[int] | None
     virtual_local_rank: bool
+    numa_binding: str
+    event_log_handler: str
     master_addr: str | None
     master_port: int | None
     signals: list[int]
@@ -110,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", help=argparse.SUPPRESS)
     add("--virtual-local-rank", action="store_true", help="each rank sees its own device alone, and LOCAL_RANK is 0")
+    add(
+        "--numa-binding",
+        metavar="MODE",
+        help=f"bind each rank to processors near its device: {', '.join(MODES)}",
+    )
+    add("--event-log-handler", metavar="NAME", help="show events of the run, as JSON: console, null (default: null)")
     for stream in ("stdout", "stderr"):
         add(
             f"--duplicate-{stream}-filters",
@@ -135,6 +144,9 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
     for name in NOT_THERE:
         if value(name, None):
             raise ValueError(f"{_option(name)} is not there in monarch run: leave it out")
+    numa_binding = value("numa_binding", "")
+    if numa_binding and numa_binding not in MODES:
+        raise ValueError(f"--numa-binding is one of {', '.join(MODES)}; got {numa_binding!r}")
     restarts = value("max_restarts", 0, int)
     if restarts < 0:
         raise ValueError(f"--max-restarts is 0 or more, got {restarts}")
@@ -160,6 +172,8 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
         tee=streams(value("tee", "0")),
         filters=(words(value("duplicate_stdout_filters", "")), words(value("duplicate_stderr_filters", ""))),
         virtual_local_rank=value("virtual_local_rank", False, bool),
+        numa_binding=numa_binding,
+        event_log_handler=value("event_log_handler", "null"),
         shown=frozenset(_number("local_ranks_filter", part, int) for part in shown.split(",")) if shown else None,
         master_addr=address,
         master_port=value("master_port", 29500 if address else None, int),

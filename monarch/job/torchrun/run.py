@@ -29,9 +29,11 @@ from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
 from monarch.job.commands.standard_input import InputDoor
-from monarch.job.torchrun import failures, rank_plan
+from monarch.job.torchrun import failures, numa_binding, rank_plan
 from monarch.job.torchrun.arguments import TorchrunOptions
+from monarch.job.torchrun.event_log import EventLog
 from monarch.job.torchrun.failures import RankFailure, Tail
+from monarch.job.torchrun.numa_binding import HostLayout
 from monarch.job.torchrun.rank_plan import ClientStreams
 from monarch.spmd.spmd_actor import host_and_port
 
@@ -55,6 +57,11 @@ class HostProbe(Actor):
     def visible_devices(self) -> str | None:
         """CUDA_VISIBLE_DEVICES, as ranks find it."""
         return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    @endpoint
+    def layout(self, env: dict[str, str]) -> HostLayout:
+        """Its processors, and where its devices are for ranks with `env`."""
+        return numa_binding.look_here(env)
 
     @endpoint
     def free_port(self) -> int:
@@ -163,8 +170,16 @@ class _TorchrunRun:
         self._run_id = options.run_id or uuid.uuid4().hex[:12]
         self._unique = uuid.uuid4().hex[:8]
         self._per_host = 1  # ranks, in the attempt that is the last
+        self._events = EventLog(options, self._run_id, out)
 
     def run(self) -> int:
+        try:
+            return self._run()
+        except BaseException as exc:
+            self._events.broken_off(first_line(exc))
+            raise
+
+    def _run(self) -> int:
         if self._options.unused:
             self._say(f"no meaning here, the job connects its hosts: {', '.join(self._options.unused)}")
         hosts = one_by_one(self._given)
@@ -173,10 +188,15 @@ class _TorchrunRun:
             taking = hosts[: rank_plan.chosen(self._options.nodes, len(hosts), self._where)]
             outcome = self._attempt(taking, attempt)
             if isinstance(outcome, int):
+                if outcome:
+                    self._events.broken_off(f"{signal.Signals(outcome - 128).name}: all ranks are ended")
+                else:
+                    self._events.ended([], [])
                 return outcome
             failed, ended = outcome
             self._say(failures.told(self._options.name, failed, ended, attempt, attempts))
             if attempt + 1 == attempts:
+                self._events.ended(failed, ended)
                 return failures.first(failed).status or 1
             lost = {failure.rank // self._per_host for failure in failed if failure.lost}
             if lost:
@@ -203,13 +223,26 @@ class _TorchrunRun:
         )
         # A single rank has its host to itself, and as many threads as it likes, as under torchrun.
         with configured(share_threads=settings.share_threads() and count > 1):
-            meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
+            meshes = [
+                host.spawn_procs({"local_rank": count}, name=self._options.role, proc_bind=bind)
+                for host, bind in zip(hosts, self._binds(hosts, names, count), strict=True)
+            ]
         try:
-            return _TorchrunAttempt(self, meshes, commands, names).follow()
+            return _TorchrunAttempt(self, meshes, commands, names, attempt).follow()
         finally:
             stopping = [mesh.stop() for mesh in meshes]
             for one in stopping:
                 one.get()
+
+    def _binds(
+        self, hosts: Sequence[HostMesh], names: Sequence[str], count: int
+    ) -> Sequence[list[dict[str, str]] | None]:
+        """Returns the processors of the ranks of each host; None for all."""
+        mode = self._options.numa_binding
+        if not mode:
+            return [None] * len(hosts)
+        layouts = _ask(hosts, "layout", _ASK, self._env)
+        return [numa_binding.binds(mode, count, name, layout) for name, layout in zip(names, layouts, strict=True)]
 
     def _master(self, hosts: Sequence[HostMesh]) -> tuple[tuple[str, int], str]:
         """Returns where rank 0 opens the store at which all meet; and the first host's folder for temporary files."""
@@ -246,8 +279,15 @@ class _TorchrunRun:
 
 class _TorchrunAttempt:
     def __init__(
-        self, run: _TorchrunRun, meshes: Sequence[ProcMesh], commands: Sequence[RankCommand], names: Sequence[str]
+        self,
+        run: _TorchrunRun,
+        meshes: Sequence[ProcMesh],
+        commands: Sequence[RankCommand],
+        names: Sequence[str],
+        attempt: int,
     ) -> None:
+        self._attempt = attempt
+        self._events = run._events
         self._options = run._options
         self._passing = run._passing
         self._say = run._say
@@ -282,6 +322,7 @@ class _TorchrunAttempt:
                     self._lost(rank, exc)
                 else:
                     self._read(rank)
+            self._events.started(self._names, self._pids, self._attempt)
             while self._reads:
                 self._next()
         if self._asked:
@@ -404,8 +445,8 @@ def _facts(host: HostMesh) -> Iterator[Any]:
             pass
 
 
-def _ask(hosts: Sequence[HostMesh], question: str, patience: float) -> list[Any]:
+def _ask(hosts: Sequence[HostMesh], question: str, patience: float, *given: Any) -> list[Any]:
     """Returns what the probe of each says; all are asked before the first has to answer."""
     with ExitStack() as stack:
-        asked = [getattr(stack.enter_context(_facts(host)), question).call_one() for host in hosts]
+        asked = [getattr(stack.enter_context(_facts(host)), question).call_one(*given) for host in hosts]
         return [answer.get(patience) for answer in asked]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._linux.processors import parse_list
 from monarch._mesh.start import launch
-from monarch._mesh.start.launch import CannotLaunch, command_for, find_program, parse_list
+from monarch._mesh.start.launch import CannotLaunch, command_for, find_program
 from monarch._wire.message import Command, LaunchSpec
 
 

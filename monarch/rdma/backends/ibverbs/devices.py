@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from monarch._devices import DmaBuf, dma_buf
+from monarch._linux import processors
 from monarch.config import settings
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.binding import (
@@ -85,7 +86,7 @@ class RDMADevices:
             unknown = ", ".join(nic.name for nic in nics)
             raise NoDevicesError(why or f"libibverbs cannot use {unknown}: no provider, no address, or no permission")
         self._distances = sysfs.distances(root)
-        self._node = node_of(os.sched_getaffinity(0), sysfs.processors(root))
+        self._node = node_of(os.sched_getaffinity(0), processors.of_nodes(root))
 
     def near(self, memory: LocalMemory) -> list[str]:
         """Names of the devices for that memory, at least one. ChoiceError, which names the setting that is wrong."""

@@ -1,4 +1,4 @@
-"""RDMA devices and NUMA nodes, as /sys tells of them. Nothing here opens a device.
+"""RDMA devices and how far NUMA nodes are apart, as /sys tells of them. Nothing here opens a device.
 
 The files are described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband and
 Documentation/ABI/stable/sysfs-devices-node. What cannot be read is left out.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from monarch._linux.processors import node_folders, node_of_pci, number
 from monarch.rdma.backends.ibverbs.nic_choice import Distances, Locality, Nic
 from monarch.rdma.backends.ibverbs.pairing import Gid
 
@@ -48,7 +49,7 @@ def usable(root: Path = ROOT) -> tuple[list[Nic], str]:
             device = folder / "device"
             rate = _rate(_text(port / "rate"))
             nics.append(
-                Nic(name, _pci_of(device), _number(device / "numa_node"), ethernet, _gids(port), rate, _pkeys(port))
+                Nic(name, _pci_of(device), number(device / "numa_node"), ethernet, _gids(port), rate, _pkeys(port))
             )
     if not nics and not why:
         why.append("this machine has no RDMA device")
@@ -65,35 +66,15 @@ def port_down(name: str, root: Path = ROOT) -> str:
 
 def pci_place(address: str, root: Path = ROOT) -> Locality:
     """Returns the place of the PCI device with that address, such as 0000:17:00.0."""
-    device = root / "bus/pci/devices" / address.lower()
-    return Locality(node=_number(device / "numa_node"), pci=_pci_of(device))
+    return Locality(node_of_pci(address, root), _pci_of(root / "bus/pci/devices" / address.lower()))
 
 
 def distances(root: Path = ROOT) -> Distances:
     result = {}
-    for node, folder in _nodes(root):
+    for node, folder in node_folders(root):
         row = _text(folder / "distance").split()
         result[node] = tuple(int(one) for one in row if one.isdigit())
     return result
-
-
-def processors(root: Path = ROOT) -> dict[int, frozenset[int]]:
-    """Returns which processors each NUMA node has."""
-    return {node: _cpu_list(_text(folder / "cpulist")) for node, folder in _nodes(root)}
-
-
-def _nodes(root: Path) -> list[tuple[int, Path]]:
-    folders = (root / "devices/system/node").glob("node*")
-    return sorted((int(folder.name[4:]), folder) for folder in folders if folder.name[4:].isdigit())
-
-
-def _cpu_list(text: str) -> frozenset[int]:
-    result: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            result.update(range(int(first), int(last or first) + 1))
-    return frozenset(result)
 
 
 def _pci_of(device: Path) -> tuple[str, ...]:
@@ -135,11 +116,6 @@ def _rate(text: str) -> int:
     """Mb/s of text such as "400 Gb/sec (4X NDR)"; 0 when it says nothing of the kind."""
     match = _RATE.match(text)
     return round(float(match[1]) * 1000) if match else 0
-
-
-def _number(path: Path) -> int:
-    text = _text(path)
-    return int(text) if text.isdigit() else -1
 
 
 def _text(path: Path) -> str:
