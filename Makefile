@@ -13,7 +13,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-programs test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-programs test-lowest test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -70,6 +70,9 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 
 test-programs: $(READY)  ## programs as libraries write them, with their times; beside torchmonarch and torchrun
 	@$(BIN)/python -m tests.programs
+
+test-lowest: $(READY)  ## the tests that touch other packages, with each at its lower bound, in .venv-lowest
+	@$(BIN)/python -m tests.support.lowest
 
 test-slow: $(READY)  ## the tests marked slow: what goes on for long, and most seeds
 	@$(BIN)/python -m pytest -q -m 'slow and not device'
