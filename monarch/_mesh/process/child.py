@@ -135,9 +135,8 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     listening = _take_descriptors(child.fds, child.address)
     _take_over(spec, child.bind, child.address)
     served = Served(child.address, child.incarnation, spec, listening, agent)
-    wait_orphaned(
-        gate, child.intermediate
-    )  # before an actor runs: what asks for its parent, or for its death, means the agent
+    # Before an actor runs: what asks for its parent, or to die with it, means the agent.
+    wait_orphaned(gate, child.intermediate)
     if settings.mesh_bootstrap_enable_pdeathsig():
         die_with(agent)
     served.serve()
