@@ -35,10 +35,10 @@ from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.recording.coalescing import coalescing
 from monarch.tensor.recording.function import compile, function
-from monarch.tensor.remote import initialisers
+from monarch.tensor.remote import torch_nn
 
 torch_random.install()
-initialisers.install()
+torch_nn.install()
 
 __all__ = [
     "DeviceMesh",

@@ -113,9 +113,8 @@ def propagate(op: OpOverload, args: Sequence[object], kwargs: Kwargs, inputs: Se
         before = [_layout(fake) for fake in fakes]
         homes = [_storage(fake) for fake in fakes]
         filled = fill(args, fakes)
-        result = _unasked_left_out(
-            op, args, kwargs, op(*filled, **{name: fill(value, fakes) for name, value in kwargs.items()})
-        )
+        result = _run(op, filled, {name: fill(value, fakes) for name, value in kwargs.items()})
+        result = _unasked_left_out(op, args, kwargs, result)
         changed = tuple(
             (place, metadata.of(fake)) for place, fake in enumerate(fakes) if _layout(fake) != before[place]
         )
@@ -162,6 +161,31 @@ def fill(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind in (list, tuple):
         return kind(fill(item, tensors) for item in value)
     return value
+
+
+def _run(op: OpOverload, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    if op._schema.name == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
+        return _grouped_mm(*args, **kwargs)
+    return op(*args, **kwargs)
+
+
+def _grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Describes what torch's own description refuses: products of groups in other dtypes than bfloat16, which its kernels
+    compute. Groups are rows, columns or the dimension that is summed over, and `offs` says where each ends."""
+    if a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"contraction dimension of mat_a and mat_b must match: {a.shape[-1]} and {b.shape[-2]}")
+    shape = [*a.shape[:-1], b.shape[-1]]
+    if a.dim() == 3 and b.dim() == 2:
+        shape = shape[1:]
+    elif a.dim() == 2 and b.dim() == 2 and offs is not None:
+        shape = [offs.shape[0], *shape]
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
 def _unasked_left_out(op: OpOverload, args: Sequence[object], kwargs: Kwargs, result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Stand-ins for those of torch's initialisers that look at values: what they draw is drawn in the processes of the mesh."""
+"""Stand-ins for parts of torch.nn that look at values: they do so in the processes of a mesh, or are left out under one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 from typing import Any
 
 import torch
+import torch.backends.mha
 import torch.nn.init
 
+from monarch.tensor.controller.activation import everywhere, mesh_of_operations
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.remote.remote_function import Remote
 
@@ -35,6 +37,22 @@ def install() -> None:
         return tensor
 
     setattr(init, _TRUNC_NORMAL, trunc_normal)
+    mha: Any = torch.backends.mha
+    enabled = mha.get_fastpath_enabled
+
+    @functools.wraps(enabled)
+    def get_fastpath_enabled() -> bool:
+        """Says no under a mesh: the short way of attention makes nested tensors of a padding mask, and of its values."""
+        return mesh_of_operations() is None and bool(enabled())
+
+    told = everywhere.told
+
+    def any_is_active(any_is: bool) -> None:
+        """Stands in only then, because torch.compile knows torch's own function."""
+        told(any_is)
+        mha.get_fastpath_enabled = get_fastpath_enabled if any_is else enabled
+
+    everywhere.told = any_is_active
 
 
 def _overwritten(tensor: torch.Tensor, *numbers: float) -> torch.Tensor:
