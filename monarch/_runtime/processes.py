@@ -324,8 +324,13 @@ class Processes:
         if peer.ended is None and welcome.incarnation > peer.incarnation:
             peer.incarnation = welcome.incarnation
             peer.incarnation_known = True
-            self._incarnations.process_restarted(remote, welcome.incarnation)
+            self._replaced_unheard(peer)
             self._welcome_newcomer(peer)  # it has dialled us at the same time
+
+    def _replaced_unheard(self, peer: Peer) -> None:
+        """Another process is there than the one that was known, of whose end nothing has been heard, nor will be."""
+        self._incarnations.process_restarted(peer.address, peer.incarnation)
+        self._us.ports.process_replaced(_replaced(peer.address, peer.incarnation - 1))
 
     def early(self, connection: Connection, frame: Frame) -> bool:
         """Keeps what a new process sends until its agent has told us what became of the one before it."""
@@ -353,11 +358,10 @@ class Processes:
         unheard = peer is not None and peer.route and not peer.incarnation_known and peer.ended is None
         if peer is not None and unheard and incarnation > peer.incarnation:
             peer.incarnation = incarnation
-            self._incarnations.process_restarted(address, incarnation)
+            self._replaced_unheard(peer)
         if peer is not None and incarnation > peer.incarnation:
             if peer.ended is None:
-                detail = "was replaced by a new process"
-                self._us.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, peer.incarnation))
+                self._us.on_process_ended(_replaced(address, peer.incarnation))
             self._incarnations.process_restarted(address, incarnation)
             peer.revive(incarnation)
             self.ended_remote.discard(address)
@@ -448,6 +452,10 @@ class Processes:
             connection = peer.connection
             if connection is not None:
                 connection.close(reason)
+
+
+def _replaced(address: str, incarnation: int) -> ProcEnded:
+    return ProcEnded(address, 0, 1, False, [], "was replaced by a new process", incarnation)
 
 
 def send_first(connection: Connection, msg: message.Message) -> None:

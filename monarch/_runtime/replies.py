@@ -155,6 +155,11 @@ class Ports:
             entry.process_ended(ended)
         self._forget_abandoned(ended.address)  # afterwards: entries are abandoned meanwhile
 
+    def process_replaced(self, ended: ProcEnded) -> None:
+        """Tells those who watch a process that it has ended. What others wait for comes from the one in its place."""
+        for entry in list(self._entries.values()):
+            entry.process_replaced(ended)
+
     def count(self) -> int:
         """A number above those of all ports there are, and below those to come."""
         return next(self._numbers)
@@ -283,6 +288,9 @@ class Entry(Source):
         if self.waits_for(ended.address):
             assert self.target is not None
             self.fail(self.target.failure_of(ended.address, ended))
+
+    def process_replaced(self, ended: ProcEnded) -> None:
+        """Takes note that another process is at an address; see `Ports.process_replaced`."""
 
     def suspected(self, address: str, why: str) -> None:
         """Notes a suspicion; see `Ports.suspected`."""

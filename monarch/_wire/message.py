@@ -158,7 +158,9 @@ class StopActor(_Telling, tag=4):
 class Probe(_Message, tag=5):
     """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
 
-    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before. No
+    sooner than it is known here that the processes in `over` have ended, given as their addresses and the least incarnation
+    that may live there.
     """
 
     key: str
@@ -166,6 +168,7 @@ class Probe(_Message, tag=5):
     rank: int
     ready: bool = False
     living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
+    over: dict[str, int] = {}
 
 
 # --- what processes tell of themselves ----------------------------------------------------------------------

@@ -334,6 +334,15 @@ class OwnedProcs:
                     coming[rank] = "its process is being started"
         return coming, ended
 
+    def over(self) -> dict[str, int]:
+        """Returns where a process has ended, and the least incarnation that may live there."""
+        with self._lock:
+            least = {rank: at if rank in self._running or rank in self._ended else at - 1  # else the one before may live
+                     for rank, at in self._incarnations.items()}  # fmt: skip
+            for rank in self._ended.keys() - self._restarting.keys():
+                least[rank] = self._incarnations.get(rank, 0) + 1
+        return {self.spec.addresses[rank]: at for rank, at in least.items() if at > 0}
+
     def is_first(self, ranks: Iterable[int]) -> bool:
         """True if one of these processes is the first at its place."""
         with self._lock:

@@ -1,7 +1,8 @@
 """`healthy()`: waits until the ranks of a mesh that this process owns are up.
 
 Two things have to hold: nothing is known against a rank (by the ledger, or its process's state), and each has answered that
-it is constructed. The answer comes from the I/O thread of its process: what an actor is busy with does not hold it up.
+it is constructed. The answer comes from the I/O thread of its process: what an actor is busy with does not hold it up. It
+comes when that process has heard of every death its owner knows of, and so has begun to leave what cannot end well.
 """
 
 from __future__ import annotations
@@ -118,10 +119,13 @@ class Health:
         self._checks.discard(check)
 
     def ask(self, check: _Check) -> _Answers:
-        """Asks each rank of the check whether it is constructed."""
+        """Asks each rank of the check whether it is constructed, and has heard of the deaths that are known here."""
+        with self._owned.lock:
+            meshes = list(self._owned.procs.values())
+        over = {address: least for owned in meshes for address, least in owned.over().items()}
 
         def ask(port: int, rank: int) -> None:
-            self._proc.post(check.addresses[rank], Probe(check.key, port, rank, bool(check.key)))
+            self._proc.post(check.addresses[rank], Probe(check.key, port, rank, bool(check.key), over=over))
 
         answers = _Answers(check.addresses, ask)
         self._proc.ports.add(answers)

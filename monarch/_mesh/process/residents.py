@@ -12,6 +12,7 @@ from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
 from monarch._mesh.inspection.recording import actor_event
 from monarch._mesh.meshes.owned import Acks
+from monarch._mesh.process.process_watch import WordOfEnds
 from monarch._runtime import recorder as recording
 from monarch._runtime.context import here, root_of
 from monarch._runtime.driver import run
@@ -29,6 +30,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 _NOTICE = 1.0  # seconds given to processes to take note of a restart: a silent one must not hold it up
+_WORD = 10.0  # seconds within which word of a death that the owner of a mesh knows of comes here
 
 
 class Residents:
@@ -270,7 +272,8 @@ class Residents:
             answer()
             return
         first = once(answer)
-        All([instance.ready, *list(self._holds)]).on_ready(first)
+        word = WordOfEnds(self._proc, probe.over, _WORD)
+        word.on_ready(lambda: All([instance.ready, *list(self._holds)]).on_ready(first))
         instance.ended.on_ready(first)
 
     def hold_health(self, patience: float) -> Callable[[], None]:
