@@ -13,7 +13,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-programs test-lowest test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-models test-programs test-lowest test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -67,6 +67,10 @@ test-all: $(READY)  ## all tests, but for those marked slow or device
 test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
 	@$(BIN)/python -m pytest -q -m ray
+
+test-models: $(READY)  ## tiny models of transformers, which is installed for them, beside plain torch
+	@$(BIN)/python -c 'import transformers' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-models]'
+	@$(BIN)/python -m pytest -q tests/models
 
 test-programs: $(READY)  ## programs as libraries write them, with their times; beside torchmonarch and torchrun
 	@$(BIN)/python -m tests.programs

@@ -262,6 +262,10 @@ class Prompt:
         import readline
 
         def on_news(number: int, frame: FrameType | None) -> None:
+            while frame is not None:
+                if frame.f_code in hooks:
+                    return  # the editor drops what is raised there; the next signal comes soon
+                frame = frame.f_back
             if self._typing and (self._text or self._gone):
                 self._typing = False  # one is enough: a second signal would raise amid the first exception
                 raise _News
@@ -280,6 +284,7 @@ class Prompt:
                 readline.redisplay()
                 self._draft = ""
 
+        hooks = {complete.__code__, put_draft_back.__code__}
         before = signal.signal(signal.SIGUSR1, on_news)
         file = _history_file()
         with contextlib.suppress(OSError):

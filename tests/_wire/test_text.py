@@ -77,7 +77,7 @@ def test_a_traceback_is_bounded_and_fit_to_send() -> None:
 # methods, which endpoints check (`Endpoint`).
 OURS = {
     "address", "adverb", "again", "agent", "at", "back", "client", "folder", "host", "key", "link", "mesh", "method",
-    "origin", "owner", "owner_proc", "purpose", "reached", "replaces", "sender", "source", "to", "up",
+    "origin", "over", "owner", "owner_proc", "purpose", "reached", "replaces", "sender", "source", "to", "up",
 }  # fmt: skip
 # What is text and cleaned elsewhere: output is decoded with replacements, environments travel as they are or not at all.
 ELSEWHERE = {("Output", "text"), ("Attach", "env"), ("SetCredentials", "hosts"), ("PlanHost", "names")}

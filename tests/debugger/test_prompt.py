@@ -59,6 +59,28 @@ def test_completion() -> None:
     assert completions("p x", True, NAMES) == []
 
 
+def test_news_while_the_draft_is_put_back_wait_for_the_next_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The editor drops what a hook of it raises: raised there, the news would be shown with the next key only."""
+    import readline
+
+    hooks: list[Any] = []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(readline, "set_pre_input_hook", hooks.append)
+    monkeypatch.setattr(readline, "insert_text", lambda text: os.kill(os.getpid(), signal.SIGUSR1))
+    ours, its = socket.socketpair()
+    made = prompt.Prompt(ours)
+    made._on_terminal = made._typing = True
+    made._text, made._draft = "news", "p tot"
+    with ours, its, made._line_editor():
+        hooks[0]()
+        assert made._typing
+        with pytest.raises(prompt._News):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert not made._typing
+
+
 @pytest.fixture
 def terminal(running: Any) -> Iterator[Terminal]:
     made = Terminal(

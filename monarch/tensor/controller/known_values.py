@@ -87,7 +87,7 @@ def know(
         storage.origin = run if ours else None
         if not ours:
             recorder().overwrites_known(storage)
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad():
         parts = {} if ours else {id(t): part_of(t._record, values[id(t)], run) for t in inputs}
         result = op.op(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
     for number, (leaf, value) in enumerate(zip(outcome.leaves, flatten(result), strict=True)):

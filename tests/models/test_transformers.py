@@ -1,0 +1,298 @@
+"""Tiny models of transformers train on a mesh as here, bit by bit: operation by operation, and as one recorded function.
+
+`make test-models` installs transformers and runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch.tensor import function
+from monarch.tensor.controller.activation import no_modes
+from tests.tensor.loopback import loopback
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers: Any = pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
+
+STEPS = 8
+Batch = dict[str, Any]
+BASE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+
+def tokens() -> torch.Tensor:
+    return torch.arange(24).reshape(2, 12) % 60 + 2
+
+
+def text() -> Batch:
+    return {"input_ids": tokens(), "labels": tokens()}
+
+
+def padded() -> Batch:
+    """The second sequence is shorter."""
+    return {**text(), "attention_mask": torch.tensor([[1] * 12, [1] * 8 + [0] * 4])}
+
+
+def pictures(size: int) -> Callable[[], Batch]:
+    def batch() -> Batch:
+        pixels = torch.linspace(0, 1, 2 * 3 * size * size).reshape(2, 3, size, size)
+        return {"pixel_values": pixels, "labels": torch.tensor([0, 1])}
+
+    return batch
+
+
+def pairs() -> Batch:
+    return {"input_ids": tokens(), "pixel_values": pictures(16)()["pixel_values"], "return_loss": True}
+
+
+def sounds() -> Batch:
+    return {"input_features": torch.linspace(0, 1, 2 * 8 * 32).reshape(2, 8, 32), "labels": tokens()}
+
+
+def waves() -> Batch:
+    return {"input_values": torch.linspace(-1, 1, 800).reshape(2, 400), "labels": torch.tensor([0, 1])}
+
+
+# The classes' names without Config, what their configuration is given, a batch.
+MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch]]] = {
+    "bert": ("Bert", "BertForMaskedLM", BASE, padded),
+    "bert, not padded": ("Bert", "BertForMaskedLM", BASE, text),
+    "roberta": ("Roberta", "RobertaForMaskedLM", BASE, padded),
+    "distilbert": (
+        "DistilBert",
+        "DistilBertForMaskedLM",
+        {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 64},
+        padded,
+    ),
+    "gpt2": (
+        "GPT2",
+        "GPT2LMHeadModel",
+        {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+        padded,
+    ),
+    "llama": ("Llama", "LlamaForCausalLM", BASE, padded),
+    "llama, not padded": ("Llama", "LlamaForCausalLM", BASE, text),
+    "qwen2": ("Qwen2", "Qwen2ForCausalLM", {**BASE, "num_key_value_heads": 2}, padded),
+    "mistral": ("Mistral", "MistralForCausalLM", {**BASE, "num_key_value_heads": 2, "sliding_window": 4}, padded),
+    "gemma2": ("Gemma2", "Gemma2ForCausalLM", {**BASE, "num_key_value_heads": 2, "head_dim": 8}, padded),
+    "mixtral": ("Mixtral", "MixtralForCausalLM", {**BASE, "num_key_value_heads": 2, "num_local_experts": 2}, padded),
+    "opt": (
+        "OPT",
+        "OPTForCausalLM",
+        {
+            "vocab_size": 64,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "ffn_dim": 32,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 16,
+        },
+        padded,
+    ),
+    "bloom": ("Bloom", "BloomForCausalLM", {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2}, padded),
+    "mamba": (
+        "Mamba",
+        "MambaForCausalLM",
+        {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
+        text,
+    ),
+    "whisper": (
+        "Whisper",
+        "WhisperForConditionalGeneration",
+        {
+            "vocab_size": 64,
+            "d_model": 16,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "num_mel_bins": 8,
+            "max_source_positions": 16,
+            "max_target_positions": 32,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+        sounds,
+    ),
+    "clip": ("CLIP", "CLIPModel", {"text_config": BASE, "vision_config": VISION, "projection_dim": 8}, pairs),
+    "vit": ("ViT", "ViTForImageClassification", VISION, pictures(16)),
+    "swin": (
+        "Swin",
+        "SwinForImageClassification",
+        {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "image_size": 32, "patch_size": 4, "window_size": 4},
+        pictures(32),
+    ),
+    "convnext": (
+        "ConvNext",
+        "ConvNextForImageClassification",
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        pictures(32),
+    ),
+    "resnet": (
+        "ResNet",
+        "ResNetForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+        pictures(32),
+    ),
+}
+# Those that read or index by values which only the processes have, and what they are told.
+REFUSED: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch], str]] = {
+    "bart": (
+        "Bart",
+        "BartForConditionalGeneration",
+        {
+            "vocab_size": 64,
+            "d_model": 16,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "max_position_embeddings": 64,
+        },
+        padded,
+        r"item\(\) needs the values .* `monarch.inspect\(tensor\)` waits for them",
+    ),
+    "wav2vec2": (
+        "Wav2Vec2",
+        "Wav2Vec2ForSequenceClassification",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+            "conv_dim": (8, 8),
+            "conv_stride": (5, 2),
+            "conv_kernel": (10, 3),
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+            "vocab_size": 32,
+            "mask_time_length": 2,
+            "mask_time_prob": 0.3,
+            "layerdrop": 0.0,
+            "classifier_proj_size": 8,
+        },
+        waves,
+        r"aten.index.Tensor gives depends on values .* torch.where\(mask, t, 0\) has a shape that is known",
+    ),
+}
+
+
+def made(config: str, model: str, given: dict[str, Any]) -> Any:
+    """A model with dropout, from the same seeds each time."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    return getattr(transformers, model)(getattr(transformers, f"{config}Config")(**given)).train()
+
+
+def trained(
+    model: Any, batch: Callable[[], Batch], wrap: Callable[[Any], Any], value: Callable[[Any], float]
+) -> list[float]:
+    """The losses of a few steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step(given: Batch) -> Any:
+        optimizer.zero_grad()
+        loss = model(**given).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    call, given = wrap(step), batch()
+    return [value(call(given)) for _ in range(STEPS)]
+
+
+def of_rank_0(mesh: Any) -> Callable[[Any], float]:
+    def value(loss: Any) -> float:
+        with no_modes():
+            return float(mesh.client.local(loss))
+
+    return value
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_it_does_here(name: str) -> None:
+    config, model, given, batch = MODELS[name]
+    wanted = trained(made(config, model, given), batch, lambda step: step, float)
+    assert len(set(wanted)) == STEPS  # it learns, and draws other numbers each time
+    with loopback(gpus=2) as mesh:
+        assert trained(made(config, model, given), batch, lambda step: step, of_rank_0(mesh)) == wanted
+        steps: list[Any] = []
+
+        def recorded(step: Any) -> Any:
+            steps.append(function(step))
+            return steps[0]
+
+        assert trained(made(config, model, given), batch, recorded, of_rank_0(mesh)) == wanted
+        assert steps[0].traces == 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_says_what_to_do(name: str) -> None:
+    config, model, given, batch, told = REFUSED[name]
+    trained(made(config, model, given), batch, lambda step: step, float)
+    with loopback(gpus=2) as mesh, pytest.raises(Exception, match=told):
+        trained(made(config, model, given), batch, lambda step: step, of_rank_0(mesh))
+
+
+def test_every_padding_is_served_by_few_recordings() -> None:
+    """Each batch has another one; what a model reads of it is the same for nearly all."""
+    lengths = [(12, 12), (12, 8), (5, 12), (12, 3), (12, 12), (12, 11), (7, 12), (12, 12)]
+
+    def batches() -> list[Batch]:
+        masks = [torch.tensor([[1] * a + [0] * (12 - a), [1] * b + [0] * (12 - b)]) for a, b in lengths]
+        return [{**text(), "attention_mask": mask} for mask in masks]
+
+    def losses(wrap: Callable[[Any], Any], value: Callable[[Any], float]) -> list[float]:
+        model = made("Llama", "LlamaForCausalLM", BASE)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+        def step(given: Batch) -> Any:
+            optimizer.zero_grad()
+            loss = model(**given).loss
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call = wrap(step)
+        return [value(call(given)) for given in batches()]
+
+    wanted = losses(lambda step: step, float)
+    with loopback(gpus=2) as mesh:
+        steps: list[Any] = []
+
+        def recorded(step: Any) -> Any:
+            steps.append(function(step))
+            return steps[0]
+
+        assert losses(recorded, of_rank_0(mesh)) == wanted
+        assert steps[0].traces == 2  # padded, and not
