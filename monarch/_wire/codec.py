@@ -238,10 +238,22 @@ def _cloud_pickler() -> type[pickle.Pickler]:
                 kind = type(obj)
                 if kind is types.FunctionType or isinstance(obj, type):
                     _ship_unimportable(cloudpickle, obj.__module__)
+                elif kind is types.CodeType:
+                    return _with_its_file(obj, self.dispatch_table[kind](obj))
                 return super().reducer_override(obj)
 
         _cloud = CloudPickler
     return _cloud
+
+
+def _with_its_file(code: types.CodeType, reduced: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what code is made of, with the file it came from: cloudpickle 3.1.3 leaves that out, and tracebacks,
+    breakpoints and flame graphs need it."""
+    make, parts = reduced
+    return make, (*parts[:_FILE], code.co_filename, *parts[_FILE + 1 :])
+
+
+_FILE = 10  # its place among the arguments of CodeType, from Python 3.11 on
 
 
 def _ship_unimportable(cloudpickle: Any, name: str) -> None:

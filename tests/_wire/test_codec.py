@@ -462,6 +462,17 @@ def test_what_main_defines_runs_elsewhere(tmp_path: pathlib.Path) -> None:
     assert elsewhere(DECODE.format(shown), path) == "6 15 3 4 True\n"
 
 
+def test_code_that_is_sent_keeps_its_file() -> None:
+    def outer() -> Callable[[], int]:
+        return lambda: 1 // 0
+
+    arrived = codec.decode(*codec.encode(outer))
+    assert arrived is not outer
+    for sent, here in ((arrived, outer), (arrived(), outer())):
+        assert sent.__code__.co_filename == here.__code__.co_filename == __file__
+        assert sent.__code__.co_firstlineno == here.__code__.co_firstlineno
+
+
 def test_lambdas_local_functions_and_classes() -> None:
     offset = 10
 

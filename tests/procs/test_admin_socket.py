@@ -167,6 +167,7 @@ def test_one_that_is_stopped_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr("monarch.admin.programs._GRACE", 0.1)
     running.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WNOWAIT)  # until then it may answer
     with pytest.raises(TimeoutError, match=f"the program \\(pid {program.pid}\\) did not answer within 0.2 s"):
         program.ask("waits", timeout=0.1)
     running.send_signal(signal.SIGCONT)
