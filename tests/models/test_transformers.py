@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,16 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "max_position_embeddings": 64,
+}
+ENCODER_DECODER: dict[str, Any] = {
+    "vocab_size": 64,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
 }
 VISION: dict[str, Any] = {
     "hidden_size": 16,
@@ -122,14 +132,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch]]] = {
         "Whisper",
         "WhisperForConditionalGeneration",
         {
-            "vocab_size": 64,
-            "d_model": 16,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 32,
-            "decoder_ffn_dim": 32,
+            **ENCODER_DECODER,
             "num_mel_bins": 8,
             "max_source_positions": 16,
             "max_target_positions": 32,
@@ -167,14 +170,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch], str]] = 
         "Bart",
         "BartForConditionalGeneration",
         {
-            "vocab_size": 64,
-            "d_model": 16,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 32,
-            "decoder_ffn_dim": 32,
+            **ENCODER_DECODER,
             "max_position_embeddings": 64,
         },
         padded,
@@ -215,9 +211,9 @@ def made(config: str, model: str, given: dict[str, Any]) -> Any:
 
 
 def trained(
-    model: Any, batch: Callable[[], Batch], wrap: Callable[[Any], Any], value: Callable[[Any], float]
+    model: Any, batches: Sequence[Batch], wrap: Callable[[Any], Any], value: Callable[[Any], float]
 ) -> list[float]:
-    """The losses of a few steps."""
+    """The losses of a step on each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def step(given: Batch) -> Any:
@@ -227,8 +223,8 @@ def trained(
         optimizer.step()
         return loss.detach()
 
-    call, given = wrap(step), batch()
-    return [value(call(given)) for _ in range(STEPS)]
+    call = wrap(step)
+    return [value(call(given)) for given in batches]
 
 
 def of_rank_0(mesh: Any) -> Callable[[Any], float]:
@@ -242,26 +238,26 @@ def of_rank_0(mesh: Any) -> Callable[[Any], float]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_it_does_here(name: str) -> None:
     config, model, given, batch = MODELS[name]
-    wanted = trained(made(config, model, given), batch, lambda step: step, float)
+    wanted = trained(made(config, model, given), [batch()] * STEPS, lambda step: step, float)
     assert len(set(wanted)) == STEPS  # it learns, and draws other numbers each time
     with loopback(gpus=2) as mesh:
-        assert trained(made(config, model, given), batch, lambda step: step, of_rank_0(mesh)) == wanted
+        assert trained(made(config, model, given), [batch()] * STEPS, lambda step: step, of_rank_0(mesh)) == wanted
         steps: list[Any] = []
 
         def recorded(step: Any) -> Any:
             steps.append(function(step))
             return steps[0]
 
-        assert trained(made(config, model, given), batch, recorded, of_rank_0(mesh)) == wanted
+        assert trained(made(config, model, given), [batch()] * STEPS, recorded, of_rank_0(mesh)) == wanted
         assert steps[0].traces == 1
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_says_what_to_do(name: str) -> None:
     config, model, given, batch, told = REFUSED[name]
-    trained(made(config, model, given), batch, lambda step: step, float)
+    trained(made(config, model, given), [batch()] * STEPS, lambda step: step, float)
     with loopback(gpus=2) as mesh, pytest.raises(Exception, match=told):
-        trained(made(config, model, given), batch, lambda step: step, of_rank_0(mesh))
+        trained(made(config, model, given), [batch()] * STEPS, lambda step: step, of_rank_0(mesh))
 
 
 def test_every_padding_is_served_by_few_recordings() -> None:
@@ -273,18 +269,7 @@ def test_every_padding_is_served_by_few_recordings() -> None:
         return [{**text(), "attention_mask": mask} for mask in masks]
 
     def losses(wrap: Callable[[Any], Any], value: Callable[[Any], float]) -> list[float]:
-        model = made("Llama", "LlamaForCausalLM", BASE)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-        def step(given: Batch) -> Any:
-            optimizer.zero_grad()
-            loss = model(**given).loss
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        call = wrap(step)
-        return [value(call(given)) for given in batches()]
+        return trained(made("Llama", "LlamaForCausalLM", BASE), batches(), wrap, value)
 
     wanted = losses(lambda step: step, float)
     with loopback(gpus=2) as mesh:
