@@ -121,7 +121,7 @@ class CommandRecorder(CommandWatcher):
         self._events: set[tuple[Scalar, ...]] = set()  # that were posted, and not waited for yet
         self._waited: set[tuple[Scalar, ...]] = set()
         self._pending: dict[int, PendingReduce] = {}  # reductions that were begun, by id
-        # What was read of values from outside, by where these are; with what the first was.
+        # Reads of values from outside, by where these are; and the call that made the first.
         self._reads: dict[tuple[int, Meta], tuple[KnownPart, torch.Tensor]] = {}
         self.read_with = ""
         self._overwritten: list[records.TensorStorage] = []
