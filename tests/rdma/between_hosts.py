@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import HostMesh, endpoint
+from monarch.actor import ProcMesh, endpoint
 from monarch.config import configure
 from monarch.rdma import RDMABuffer, get_rdma_backend, paths
 from monarch.rdma.backends.ibverbs import backend as ibverbs
@@ -88,12 +88,11 @@ class Side(Owner, Reader):
 
 
 def sides(
-    two: HostMesh, path: str, fabric: Path, there: tuple[str, ...] = NICS, here: tuple[str, ...] = NICS
+    two: ProcMesh, path: str, fabric: Path, there: tuple[str, ...] = NICS, here: tuple[str, ...] = NICS
 ) -> tuple[Any, Any]:
     """An owner and one that reads and writes its buffers."""
-    procs = two.spawn_procs()
-    owner = procs.slice(hosts=0).spawn("owner", Side)
-    other = procs.slice(hosts=1).spawn("other", Side)
+    owner = two.slice(hosts=0).spawn("owner", Side)
+    other = two.slice(hosts=1).spawn("other", Side)
     call(owner.reach_by, path, str(fabric), there)
     call(other.reach_by, path, str(fabric), here)
     return owner, other

@@ -11,7 +11,7 @@ from monarch.actor import HostMesh, ProcMesh, this_host
 from tests.rdma.buffers import Owner, Reader
 from tests.rdma.ibverbs_sides import gone, loop, make, sides, tls
 from tests.support.faults import Faults
-from tests.support.hosts import Hosts
+from tests.support.hosts import hosts_in
 from tests.support.processes import stopped
 
 __all__ = ["gone", "loop", "make", "sides", "tls"]  # fixtures for tests of RDMA devices
@@ -87,9 +87,18 @@ def held() -> Any:
     return stopped
 
 
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostMesh]:
+    """Two hosts on this machine, which speak TCP."""
+    with hosts_in(tmp_path_factory.mktemp("hosts")) as hosts:
+        mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+        yield mesh
+        mesh.shutdown().get(TIMEOUT)
+
+
 @pytest.fixture
-def two(hosts: Hosts) -> Iterator[HostMesh]:
-    """Two hosts on this machine."""
-    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
-    yield mesh
-    mesh.shutdown().get(TIMEOUT)
+def two(two_hosts: HostMesh) -> Iterator[ProcMesh]:
+    """A process of the test's own, which it may kill, on each of two hosts."""
+    procs = two_hosts.spawn_procs()
+    yield procs
+    procs.stop().get(TIMEOUT)

@@ -11,7 +11,7 @@ import os
 
 from monarch._devices import DmaBuf, DmaBufError
 from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
-from tests._devices.fake import NOWHERE
+from tests._devices.nowhere import NOWHERE
 from tests.rdma import ibverbs_fake
 
 _plain = ibverbs_fake.move

@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch._devices.memory import interface
 from monarch.rdma.backends.ibverbs.send_queue import WorkRequest
-from tests._devices.fake import NOWHERE
+from tests._devices.nowhere import NOWHERE
 from tests.rdma.ibverbs_fake import move
 
 gpus = True  # whether UCX was built for them

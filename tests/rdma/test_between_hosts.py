@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch.actor import HostMesh, attach_to_workers
+from monarch.actor import HostMesh, ProcMesh, attach_to_workers
 from monarch.rdma import RDMABuffer
 from monarch.tools.certs import make_certificates
 from tests.rdma.between_hosts import MIB, copies, drops, moves, read, sides, write
 from tests.rdma.buffers import call
-from tests.support.hosts import Hosts, hosts_in
+from tests.support.hosts import hosts_in
 from tests.support.processes import kill, stopped
 from tests.support.tiers import first_of, full
 
@@ -24,8 +24,8 @@ PATHS = ["tcp", pytest.param("ibverbs", marks=copies), pytest.param("nixl", mark
 IMITATED = PATHS[1:]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_what_is_there_is_read_and_what_is_written_is_there(two: HostMesh, tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", first_of(PATHS))
+def test_what_is_there_is_read_and_what_is_written_is_there(two: ProcMesh, tmp_path: Path, path: str) -> None:
     owner, other = sides(two, path, tmp_path)
     moves(owner, other, path)
     assert call(other.backend) == ("ibverbs" if path == "ibverbs" else "tcp")
@@ -33,13 +33,13 @@ def test_what_is_there_is_read_and_what_is_written_is_there(two: HostMesh, tmp_p
 
 
 @pytest.mark.parametrize("path", first_of(PATHS))
-def test_a_dropped_buffer_is_not_read_and_its_successor_is(two: HostMesh, tmp_path: Path, path: str) -> None:
+def test_a_dropped_buffer_is_not_read_and_its_successor_is(two: ProcMesh, tmp_path: Path, path: str) -> None:
     drops(*sides(two, path, tmp_path))
 
 
 @full
 @pytest.mark.parametrize("path", PATHS)
-def test_an_owner_that_ends_is_told_of(two: HostMesh, tmp_path: Path, path: str) -> None:
+def test_an_owner_that_ends_is_told_of(two: ProcMesh, tmp_path: Path, path: str) -> None:
     owner, other = sides(two, path, tmp_path)
     _, buffer = call(owner.make, b"data")
     assert read(other, buffer) == b"data"
@@ -50,7 +50,7 @@ def test_an_owner_that_ends_is_told_of(two: HostMesh, tmp_path: Path, path: str)
 
 @full
 @pytest.mark.parametrize("path", ["tcp", "nixl"])  # RDMA devices need nobody there
-def test_a_stopped_owner_is_waited_for_until_the_timeout(two: HostMesh, tmp_path: Path, path: str) -> None:
+def test_a_stopped_owner_is_waited_for_until_the_timeout(two: ProcMesh, tmp_path: Path, path: str) -> None:
     owner, other = sides(two, path, tmp_path)
     _, buffer = call(owner.make, bytes(8 * MIB))
     assert read(other, buffer) == bytes(8 * MIB)
@@ -59,8 +59,9 @@ def test_a_stopped_owner_is_waited_for_until_the_timeout(two: HostMesh, tmp_path
     assert read(other, buffer) == bytes(8 * MIB)
 
 
-@pytest.mark.parametrize("path", first_of(IMITATED))
-def test_an_owner_without_it_is_reached_another_way(two: HostMesh, tmp_path: Path, path: str) -> None:
+@full
+@pytest.mark.parametrize("path", IMITATED)
+def test_an_owner_without_it_is_reached_another_way(two: ProcMesh, tmp_path: Path, path: str) -> None:
     owner, other = sides(two, path, tmp_path, there=())
     data = os.urandom(MIB)
     number, buffer = call(owner.make, data)
@@ -78,7 +79,7 @@ def test_an_owner_without_it_is_reached_another_way(two: HostMesh, tmp_path: Pat
 
 
 @full
-def test_without_a_way_for_streams_actors_do_it(two: HostMesh, tmp_path: Path) -> None:
+def test_without_a_way_for_streams_actors_do_it(two: ProcMesh, tmp_path: Path) -> None:
     """The client has no address."""
     _, other = sides(two, "tcp", tmp_path)
     buffer = RDMABuffer(bytearray(b"mine"))
@@ -90,7 +91,7 @@ def test_without_a_way_for_streams_actors_do_it(two: HostMesh, tmp_path: Path) -
 @full
 def test_streams_go_over_unix_sockets_too(tmp_path: Path) -> None:
     with hosts_in(tmp_path) as hosts:
-        moves(*sides(hosts.attach(hosts.start(), hosts.start()), "tcp", tmp_path), "tcp")
+        moves(*sides(hosts.attach(hosts.start(), hosts.start()).spawn_procs(), "tcp", tmp_path), "tcp")
 
 
 # --- TLS
@@ -102,27 +103,36 @@ run_worker_loop_forever(address=sys.argv[1].replace("tcp://", "tls://"))
 """
 
 
-@pytest.fixture
-def two_by_tls(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMesh]:
+@pytest.fixture(scope="module")
+def hosts_by_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostMesh]:
     """Two hosts that speak TLS."""
     pytest.importorskip("cryptography")
-    monkeypatch.delenv("MONARCH_SECRET", raising=False)
-    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
-    made = make_certificates(tmp_path / "certs")
+    folder = tmp_path_factory.mktemp("tls")
+    made = make_certificates(folder / "certs")
     env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
-    workers = [hosts.start_tcp(WORKER, {name: str(file) for name, file in env.items()}) for _ in range(2)]
-    mesh = attach_to_workers(
-        workers=[worker.address.replace("tcp://", "tls://") for worker in workers], ca=made.ca,
-        certificate=made.certificate, private_key=made.private_key,
-    )  # fmt: skip
-    assert mesh.initialized.get(TIMEOUT) is True
-    yield mesh
-    mesh.shutdown().get(TIMEOUT)
+    with pytest.MonkeyPatch.context() as patched, hosts_in(folder) as hosts:
+        patched.delenv("MONARCH_SECRET", raising=False)
+        patched.delenv("MONARCH_SECRET_FILE", raising=False)
+        workers = [hosts.start_tcp(WORKER, {name: str(file) for name, file in env.items()}) for _ in range(2)]
+        mesh = attach_to_workers(
+            workers=[worker.address.replace("tcp://", "tls://") for worker in workers], ca=made.ca,
+            certificate=made.certificate, private_key=made.private_key,
+        )  # fmt: skip
+        assert mesh.initialized.get(TIMEOUT) is True
+        yield mesh
+        mesh.shutdown().get(TIMEOUT)
+
+
+@pytest.fixture
+def two_by_tls(hosts_by_tls: HostMesh) -> Iterator[ProcMesh]:
+    procs = hosts_by_tls.spawn_procs()
+    yield procs
+    procs.stop().get(TIMEOUT)
 
 
 @full
 @pytest.mark.parametrize("path", PATHS)
-def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: HostMesh, tmp_path: Path, path: str) -> None:
+def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: ProcMesh, tmp_path: Path, path: str) -> None:
     owner, other = sides(two_by_tls, path, tmp_path)
     data = os.urandom(3 * MIB)
     _, buffer = call(owner.make, data)
@@ -139,7 +149,7 @@ def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: HostMesh, tmp_path: P
 
 @full
 @copies
-def test_rdma_devices_move_plain_bytes_if_both_sides_allow_it(two_by_tls: HostMesh, tmp_path: Path) -> None:
+def test_rdma_devices_move_plain_bytes_if_both_sides_allow_it(two_by_tls: ProcMesh, tmp_path: Path) -> None:
     owner, other = sides(two_by_tls, "ibverbs", tmp_path)
     for side in (owner, other):
         call(side.configure, {"rdma_allow_plain_bytes": True})

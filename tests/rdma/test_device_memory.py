@@ -18,7 +18,8 @@ from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.buffer_handle import this_host as host_name
 from monarch.rdma.lending import NotLentError
 from monarch.rdma.local_memory import memory_of
-from tests._devices.fake import NOWHERE, FakeCard, plain
+from tests._devices.fake import FakeCard, plain
+from tests._devices.nowhere import NOWHERE
 
 TIMEOUT = 30
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from monarch._devices import DmaBuf
-from monarch.actor import HostMesh
+from monarch.actor import ProcMesh
 from monarch.config import configured
 from monarch.rdma import get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends.ibverbs import devices as ibverbs_devices
@@ -50,7 +50,7 @@ needs_device = pytest.mark.skipif(not is_ibverbs_available(), reason="no RDMA de
 
 
 @pytest.fixture
-def real_sides(two: HostMesh, tmp_path: Path) -> tuple[Any, Any]:
+def real_sides(two: ProcMesh, tmp_path: Path) -> tuple[Any, Any]:
     """Two hosts and the devices of this machine."""
     return sides(two, "ibverbs", tmp_path, (), ())
 
@@ -116,7 +116,7 @@ def test_the_end_of_an_owner_is_heard_of_before_a_real_device_gives_up(real_side
 @full
 @copies
 @pytest.mark.procs
-def test_it_can_be_switched_off(two: HostMesh, tmp_path: Path) -> None:
+def test_it_can_be_switched_off(two: ProcMesh, tmp_path: Path) -> None:
     owner, other = sides(two, "ibverbs", tmp_path)
     (_, buffer), (_, again) = call(owner.make, b"data"), call(owner.make, b"more")
     assert read(other, buffer) == b"data"

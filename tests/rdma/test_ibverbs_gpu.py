@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import HostMesh
+from monarch.actor import ProcMesh
 from tests.rdma.between_hosts import copies
 from tests.rdma.buffers import call
 from tests.rdma.cards import Side, pattern
@@ -20,19 +20,19 @@ NICS = ("mlx5_0", "mlx5_1")
 
 pytestmark = [
     pytest.mark.procs,
+    pytest.mark.usefixtures("torch_preloaded"),
     pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning"),
     copies,
 ]
 
 
 @pytest.fixture
-def sides(two: HostMesh, tmp_path: Path) -> tuple[Any, Any]:
+def sides(two: ProcMesh, tmp_path: Path) -> tuple[Any, Any]:
     """An owner and a reader, each on a host of its own."""
-    procs = two.spawn_procs()
     fabric = tmp_path / "fabric"
     fabric.mkdir()
-    owner = procs.slice(hosts=0).spawn("owner", Side)
-    reader = procs.slice(hosts=1).spawn("reader", Side)
+    owner = two.slice(hosts=0).spawn("owner", Side)
+    reader = two.slice(hosts=1).spawn("reader", Side)
     for side in (owner, reader):
         call(side.use_verbs, str(fabric), list(NICS))
     return owner, reader

@@ -10,7 +10,7 @@ import pytest
 
 from monarch._devices import memory as devices
 from monarch._devices.memory import Card
-from monarch.actor import HostMesh, endpoint
+from monarch.actor import ProcMesh, endpoint
 from monarch.config import configure
 from monarch.rdma.backends.nixl import nixl_agent
 from monarch.rdma.backends.nixl.backend import Nixl
@@ -31,6 +31,7 @@ from tests.rdma.buffers import call
 from tests.rdma.cards import Side
 from tests.support.tiers import full
 
+pytestmark = pytest.mark.usefixtures("torch_preloaded")
 MIB = 1 << 20
 SIZE = 100_000
 
@@ -157,10 +158,9 @@ class NixlSide(Side):
         return len(nixl.unreachable)
 
 
-def sides(two: HostMesh, here: bool = True, there: bool = True) -> tuple[Any, Any]:
-    procs = two.spawn_procs()
-    owner = procs.slice(hosts=0).spawn("owner", NixlSide)
-    other = procs.slice(hosts=1).spawn("other", NixlSide)
+def sides(two: ProcMesh, here: bool = True, there: bool = True) -> tuple[Any, Any]:
+    owner = two.slice(hosts=0).spawn("owner", NixlSide)
+    other = two.slice(hosts=1).spawn("other", NixlSide)
     call(owner.by_nixl, there)
     call(other.by_nixl, here)
     return owner, other
@@ -168,7 +168,7 @@ def sides(two: HostMesh, here: bool = True, there: bool = True) -> tuple[Any, An
 
 @full
 @pytest.mark.procs
-def test_gpus_of_two_hosts(two: HostMesh) -> None:
+def test_gpus_of_two_hosts(two: ProcMesh) -> None:
     owner, other = sides(two)
     for where, place in (("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")):
         data = bytes(range(256)) * 1000
@@ -190,7 +190,7 @@ def test_gpus_of_two_hosts(two: HostMesh) -> None:
 @full
 @pytest.mark.procs
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_without_gpus_in_ucx_it_goes_through_pinned_memory(two: HostMesh, where: str) -> None:
+def test_without_gpus_in_ucx_it_goes_through_pinned_memory(two: ProcMesh, where: str) -> None:
     owner, other = sides(two, where != "here", where != "there")
     data = bytes(range(256)) * 1000
     buffer = call(owner.make, "cpu" if where == "here" else "cuda", data)
