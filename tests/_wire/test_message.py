@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._wire import message
@@ -24,6 +24,7 @@ from monarch._wire.message import (
     encode,
     encode_extent,
 )
+from tests.support.examples import examples
 
 UNION: Sequence[type] = typing.get_args(message.Message)
 DEFINED = [
@@ -73,6 +74,7 @@ def test_every_message_is_in_the_union_and_has_a_tag_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("cls", DEFINED, ids=lambda cls: cls.__name__)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_messages_arrive_as_they_were(cls: type, data: st.DataObject) -> None:
     sent = data.draw(made(cls))

@@ -401,7 +401,7 @@ main()
     ("words", "status"),
     [
         (["--nproc-per-node", "2", "--tee", "3", "--max-restarts", "0", "--role", "r", "same.py", "--a", "-m", "b"], 0),
-        (["--nproc_per_node=2", "same.py", "fail"], 1),
+        pytest.param(["--nproc_per_node=2", "same.py", "fail"], 1, marks=slow),
         pytest.param(
             ["--nproc-per", "2", "--tee", "1", "--virtual-local", "--log-dir", "logs", "--duplicate-stdout", "RANK,,x,sum",
              "same.py"],
