@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 
 import monarch.actor
+from monarch._mesh.failures import observed
 from monarch._runtime import log_thread
 from monarch.config import configure, configured, settings
 from tests.support import tiers
@@ -147,6 +148,13 @@ def _logs_of_a_test_are_its_own() -> Iterator[None]:
 
 
 # --- failures that reach this process's client
+
+
+@pytest.fixture
+def calls_are_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that call what has failed: they may be slower than the 50 ms in which such a call still tells of it."""
+    monkeypatch.setattr(observed, "GRACE", 60.0)
+
 
 _faults = Faults()
 

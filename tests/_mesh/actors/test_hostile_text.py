@@ -249,6 +249,7 @@ def test_an_endpoint_that_raises_it_answers_and_goes_on(cluster: InProcessCluste
     assert thrower.nothing.call_one().get(TIMEOUT) == 1
 
 
+@pytest.mark.usefixtures("calls_are_in_time")
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("kind", [Thrower, AsyncThrower])
 def test_a_constructor_that_raises_it_fails_its_callers_and_its_owner(

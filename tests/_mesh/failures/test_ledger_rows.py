@@ -427,6 +427,7 @@ def test_arguments_that_cannot_be_unpickled_and_nobody_waits(cluster: InProcessC
     assert "ImportError: not here" in cluster.next_failure().report()
 
 
+@pytest.mark.usefixtures("calls_are_in_time")
 def test_constructor_arguments_that_cannot_be_unpickled(cluster: InProcessCluster) -> None:
     mesh = this_host().spawn_procs().spawn("a", Sync, Unloadable())
     fails(mesh.ping.call_one(), "ImportError: not here")
@@ -937,10 +938,13 @@ def test_an_exit_with_0_is_told_to_callers_only(cluster: InProcessCluster, gate:
     assert script.rest() == ["init"]
 
 
-def test_after_a_death_slices_can_be_spawned_on_and_the_whole_says_why_not(cluster: InProcessCluster) -> None:
+def test_after_a_death_slices_can_be_spawned_on_and_the_whole_says_why_not(
+    cluster: InProcessCluster, request: pytest.FixtureRequest
+) -> None:
     procs, _ = pair()
     cluster.kill(procs, 1)
     cluster.next_failure()
+    request.getfixturevalue("calls_are_in_time")
     healthy = procs.slice(gpus=0).spawn("b", Sync, Local(Script()))
     assert healthy.ping.call_one().get(TIMEOUT) == "pong"
     whole = procs.spawn("c", Sync, Local(Script()))  # raises nothing here
@@ -960,6 +964,7 @@ def test_dead_processes_can_be_stopped_and_the_host_goes_on(cluster: InProcessCl
 # --- The constructor raises.
 
 
+@pytest.mark.usefixtures("calls_are_in_time")
 @kinds
 @pytest.mark.parametrize("exc", [OSError, SystemExit, asyncio.CancelledError])
 def test_a_constructor_that_raises_fails_its_ranks(
@@ -983,6 +988,7 @@ def test_a_constructor_that_raises_fails_its_ranks(
     assert script.rest() == [("cleanup", None)]
 
 
+@pytest.mark.usefixtures("calls_are_in_time")
 @kinds
 def test_what_a_constructor_spawned_before_it_raised_is_stopped(cluster: InProcessCluster, kind: Any) -> None:
     children = Script()
@@ -1925,6 +1931,7 @@ def test_a_stop_within_supervise(cluster: InProcessCluster, kind: Any) -> None:
     ended(cluster, owner, "stop")
 
 
+@pytest.mark.usefixtures("calls_are_in_time")
 @ends
 @kinds
 def test_ending_within_the_constructor(cluster: InProcessCluster, kind: Any, how: str) -> None:
