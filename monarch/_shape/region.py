@@ -6,6 +6,7 @@ the whole lies within the part.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from operator import index as as_int
 from typing import SupportsIndex
@@ -111,6 +112,20 @@ class Shape(_Labelled):
 
     def __len__(self) -> int:
         return len(self._slice)
+
+    def parts(self) -> tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]:
+        """Labels, offset, sizes and strides, of which `received_shape` makes it anew."""
+        part = self._slice
+        return self._labels, part._offset, part._sizes, part._strides
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return received_shape, self.parts()
+
+
+@functools.lru_cache(512)
+def received_shape(labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Shape:
+    """The shape of a pickle. They arrive again and again, with each handle of a mesh."""
+    return Shape(labels, NDSlice(offset=offset, sizes=sizes, strides=strides))
 
 
 class Region(_Labelled):

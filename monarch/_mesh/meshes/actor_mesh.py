@@ -15,7 +15,7 @@ from monarch._mesh.actors.shown import OfInstances, mesh_doc
 from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.casts.reduce import combiner
 from monarch._mesh.meshes.handle import MeshHandle
-from monarch._mesh.meshes.specs import ActorSpec
+from monarch._mesh.meshes.specs import ActorSpec, kept, read_pickle
 from monarch._runtime.context import here
 from monarch._runtime.functions import attribute_of, is_async
 from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
@@ -49,15 +49,25 @@ class ActorMesh(MeshHandle, Generic[A]):
     if not TYPE_CHECKING:
         __doc__ = OfInstances(_described, __doc__)
 
-    def __init__(self, spec: ActorSpec, shape: Shape, owned: bool = False) -> None:
-        self._spec = spec
-        self._shape = shape
-        self._owned = owned
-        self._plan = ViewReceivers(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
-        self._stopping: Source | None = None
-        self.__name__ = spec.name
+    _spec: ActorSpec
+    _shape: Shape
+    _owned: bool
+    _plan: ViewReceivers
+    _stopping: Source | None
+
+    def __init__(self, spec: ActorSpec, shape: Shape, owned: bool = False, plan: ViewReceivers | None = None) -> None:
+        if plan is None:
+            ranks = shape.ndslice
+            plan = ViewReceivers(tuple(shape.labels), tuple(ranks.sizes), list(ranks), spec.addresses)
+        attributes = self.__dict__  # past __setattr__, which is for programs
+        attributes["_spec"] = spec
+        attributes["_shape"] = shape
+        attributes["_owned"] = owned
+        attributes["_plan"] = plan
+        attributes["_stopping"] = None
+        attributes["__name__"] = spec.name
         for name, prop in spec.shadowing:
-            self.__dict__[name] = Endpoint(self, name, prop)
+            attributes[name] = Endpoint(self, name, prop)
 
     # --- shape
 
@@ -259,8 +269,7 @@ class ActorMesh(MeshHandle, Generic[A]):
         yield
 
     def __reduce__(self) -> Any:
-        spec = self._spec
-        return _rebuild, (spec.key, spec.name, spec.cls, spec.proc_mesh, spec.creator, self._shape)
+        return _received, (self._spec.pickled(), *self._shape.parts())
 
 
 _RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized")
@@ -328,8 +337,19 @@ def _no_such_endpoint(cls: type, name: str) -> str:
     )
 
 
-def _rebuild(key: str, name: str, cls: type, proc_mesh: Any, creator: str, shape: Shape) -> ActorMesh[Any]:
-    return ActorMesh(ActorSpec(key, name, cls, proc_mesh, creator), shape)
+def _received(
+    pickled: bytes, labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> ActorMesh[Any]:
+    first = _received_first(pickled, labels, offset, sizes, strides)
+    return ActorMesh(first._spec, first._shape, plan=first._plan)
+
+
+@kept
+def _received_first(
+    pickled: bytes, labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> ActorMesh[Any]:
+    """The handle as it arrived first. It stays here, for those who receive it may give theirs attributes."""
+    return ActorMesh(read_pickle(pickled), Shape(labels, NDSlice(offset=offset, sizes=sizes, strides=strides)))
 
 
 def _nothing(_value: Any) -> None:

@@ -15,13 +15,13 @@ from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
 from monarch._mesh.meshes.handle import MeshHandle
 from monarch._mesh.meshes.owned import Acks
-from monarch._mesh.meshes.specs import ProcSpec
+from monarch._mesh.meshes.specs import ProcSpec, read_pickle
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.coroutine_future import CoroutineFuture
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
 from monarch._shape.refusals import called_as
-from monarch._shape.region import Shape
+from monarch._shape.region import Shape, received_shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
 from monarch._wire.message import LogOption
@@ -342,23 +342,18 @@ class ProcMesh(MeshHandle):
         raise NotImplementedError("sync_workspace is an operation of a HostMesh")
 
     def __reduce__(self) -> Any:
-        spec = self._spec
-        return _rebuild, (
-            spec.uid, spec.name, spec.hosts, spec.labels, spec.sizes, spec.executable, self._shape, self._forwards_logs
-        )  # fmt: skip
+        return _received, (self._spec.pickled(), *self._shape.parts(), self._forwards_logs)
 
 
-def _rebuild(
-    uid: str,
-    name: str,
-    hosts: Sequence[str],
-    labels: Sequence[str],
-    sizes: Sequence[int],
-    executable: str,
-    shape: Shape,
+def _received(
+    pickled: bytes,
+    labels: tuple[str, ...],
+    offset: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
     forwards_logs: bool,
 ) -> ProcMesh:
-    mesh = ProcMesh(ProcSpec(uid, name, hosts, labels, sizes, executable), shape)
+    mesh = ProcMesh(read_pickle(pickled), received_shape(labels, offset, sizes, strides))
     mesh._forwards_logs = forwards_logs
     return mesh
 

@@ -205,13 +205,13 @@ def add(left: torch.Tensor, right: torch.Tensor, ending: int) -> Any:
     Autograd adds up gradients so for plain tensors; memory that was never touched costs more than the sum.
     """
     into, other = (left, right) if ending == 0 else (right, left)
+    storage = into.untyped_storage()  # held: from torch 2.12 on it counts by itself, before only while somebody has it
     if (
         into.shape == other.shape
         and into.dtype is other.dtype
         and into.stride() == other.stride()
         and into.device == other.device
-        and torch._C._storage_Use_Count(into.untyped_storage()._cdata)
-        <= 2  # the tensor's, and the one just made to ask
+        and torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor's, and `storage`
     ):
         return into.add_(other)
     return torch.add(left, right)
