@@ -1,4 +1,4 @@
-"""How long is a call? call_one round trip, call on 8 and 32 processes."""
+"""How long is a call? call_one round trip, with handles as arguments too, call on 8 and 32 processes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ QUESTION = Question(
             {**ONE, "style": "async"},
             ONE_QUICK,
             contenders=("floor", "ours", "torchmonarch"),
+        ),
+        Run(
+            "handles",
+            (
+                Measure("call_one with a number", "number", MICROSECONDS),
+                Measure("... with a mesh of actors", "mesh", MICROSECONDS),
+                Measure("... with a slice", "slice", MICROSECONDS),
+                Measure("... with a list of two meshes", "list", MICROSECONDS),
+                Measure("... with a mesh of processes", "procs", MICROSECONDS),
+                Measure("... with a port", "port", MICROSECONDS),
+            ),
+            {**ONE, "count": 2000},
+            ONE_QUICK,
+            contenders=("ours", "torchmonarch"),
         ),
         Run(
             "call",

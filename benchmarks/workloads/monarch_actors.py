@@ -22,6 +22,10 @@ class Echo(Actor):
         return value
 
     @endpoint
+    def take(self, value: Any) -> None:
+        """Answers without it."""
+
+    @endpoint
     def length(self, value: Any) -> int:
         return len(value)
 

@@ -130,6 +130,26 @@ def spread(params: Params) -> Samples:
     return {"arrived": rates(run, size, params)}
 
 
+def handles(params: Params) -> Samples:
+    """call_one with a number, and with what stands for something elsewhere, in turn."""
+    mesh, procs = actors(params), this_host().spawn_procs({"gpus": 2})
+    others = procs.spawn("others", actor_class(params))
+    others.echo.call(1).get()
+    port, receiver = Channel.open()
+    arguments = {
+        "number": 1, "mesh": others, "slice": others.slice(gpus=0), "list": [others, mesh], "procs": procs, "port": port,
+    }  # fmt: skip
+    samples: Samples = {name: [] for name in arguments}
+    for number in range(params["warmup"] + params["count"]):
+        for name, value in arguments.items():
+            began = time.perf_counter()
+            mesh.take.call_one(value).get()
+            if number >= params["warmup"]:
+                samples[name].append(time.perf_counter() - began)
+    del receiver
+    return samples
+
+
 def argument(params: Params) -> Samples:
     """One large argument, of which the actor tells the length."""
     mesh, size = actors(params), params["size"]
@@ -212,7 +232,7 @@ if __name__ == "__main__":
         main(
             {
                 f.__name__: f
-                for f in (call, pipelining, broadcast, spawn, memory, echo, spread, argument, death, restart)
+                for f in (call, handles, pipelining, broadcast, spawn, memory, echo, spread, argument, death, restart)
             }
         )
     finally:

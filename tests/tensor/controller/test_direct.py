@@ -232,6 +232,7 @@ def test_activations_that_ended_leave_the_way_open(loop: Any, x: Any, issued: li
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
 def test_who_watches_torch_sees_them(loop: Any, x: Any) -> None:
     with torch.profiler.profile() as profile:
         x + x
