@@ -188,6 +188,18 @@ def test_garbage_is_refused_or_waited_for_within_the_limit(garbage: bytes, cuts:
         assert sum(taken) <= limit
 
 
+def test_memory_for_a_buffer_is_taken_when_its_bytes_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that is never sent costs whoever waits for it no more than what came."""
+    taken: list[int] = []
+    allocate = frame.allocate
+    monkeypatch.setattr(frame, "allocate", lambda size: taken.append(size) or allocate(size))
+    decoder, size = Decoder(limit=10 << 30), 600_000
+    feed(decoder, header(4, 0, *[size] * frame.BUFFERS_LIMIT) + bytes(4), [])
+    assert taken == [0, size]
+    feed(decoder, bytes(3 * size), [])
+    assert taken == [0, *[size] * 4]
+
+
 def test_the_limit_counts_neither_head_nor_lengths() -> None:
     sent: Plain = (b"h" * 5000, b"b" * 600_000, (b"x" * 400_000,))
     assert [plain(one) for one in feed(Decoder(limit=1_000_000), wire(*sent))] == [sent]

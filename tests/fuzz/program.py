@@ -36,7 +36,8 @@ def main() -> None:
     telemetry = monarch.telemetry.start(dashboard=True, dashboard_port=0, snapshot_interval_secs=1.0)
     admin = monarch.admin.start("127.0.0.1:0")
     workers: Any = this_host().spawn_procs({"gpus": 1}).spawn("workers", Worker)
-    workers.work.call().get()
+    for _ in range(200):  # rows
+        workers.work.call().get()
     threading.Thread(target=call_again, args=(workers,), daemon=True).start()
     telemetry.flush()
     folder = run_folder()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import socket
+import struct
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.fuzz.http import ask, check, joined, status_of
+from monarch.telemetry.client import QueryEngineClient
+from monarch.telemetry.tables import BY_SNAPSHOT
+from monarch.telemetry.tables import TABLES as RECORDED
+from tests.fuzz.http import PATIENCE, ask, check, joined, status_of
 from tests.fuzz.targets import FuzzedProgram, Target
+from tests.support import hostile_queries
 
 TABLES = (
     "actors",
@@ -67,27 +77,58 @@ STATUSES = (200, 400, 408, 503)
 def target(program: FuzzedProgram) -> Target:
     """Returns the observer, at the port where it takes SQL."""
     port = program.ports["api"]
+    before, files = rows(port), os.listdir(program.folder)
+    assert before["messages"].total() > 100, before["messages"]
 
     def serves() -> None:
-        answer = asked(port, {"sql": "SELECT count(*) AS count FROM actors", "timeout": 60})
-        assert status_of(answer) == 200, f"the owner is answered {answer[:2000]!r}"
-        assert b'"count":0' not in answer, "the rows have gone"
+        after = rows(port)
+        lost = {name: (before[name] - after[name]).total() for name in before}
+        assert not any(lost.values()), f"of the rows before, some have gone: {lost}"
+        assert os.listdir(program.folder) == files
+        print({name: (count.total(), after[name].total()) for name, count in before.items() if count}, flush=True)
 
-    return Target(program.observer, program.observer_log, lambda rng: attack(rng, port), serves)
+    return Target(program.observer, program.observer_log, lambda rng: attack(rng, port, program.folder), serves)
 
 
-def attack(rng: random.Random, port: int) -> None:
-    """Asks one query, whatever it is, and checks how it is answered."""
+def rows(port: int) -> dict[str, Counter[str]]:
+    """All that is recorded, by table; not what later snapshots and later words of a process take the place of."""
+    client = QueryEngineClient(f"http://localhost:{port}", PATIENCE)
+    tables = [name for name, table in RECORDED.items() if table.leaves != BY_SNAPSHOT and name != "telemetry_sources"]
+    return {name: Counter(map(str, client.query(f"SELECT * FROM {name}")["rows"])) for name in tables}
+
+
+def attack(rng: random.Random, port: int, folder: str) -> None:
+    """Asks one query, whatever it is, or several at a time, and checks how they are answered."""
+    each = [random.Random(rng.random()) for _ in range(rng.choice((*[1] * 9, 16)))]
+    with ThreadPoolExecutor(len(each)) as threads:
+        list(threads.map(lambda one: ask_any(one, port, folder), each))
+
+
+def ask_any(rng: random.Random, port: int, folder: str) -> None:
     limit = rng.choice((None, 1, 1000, 10**9))
-    sql = statement(rng)
-    answer = asked(port, {"sql": sql, "timeout": rng.choice((0.05, 0.2, 0.5)), "limit": limit})
-    said = f"{sql[:500]!r} was answered {answer[:2000]!r}"
-    assert status_of(answer) in STATUSES, said
-    assert b"root:x:" not in answer, said
+    sql = hostile_queries.attack(rng, folder) if rng.random() < 0.5 else statement(rng)
+    said = request({"sql": sql, "timeout": rng.choice((0.05, 0.2, 0.5, 0.5, 2.0)), "limit": limit})
+    if rng.random() < 0.2:
+        leave(rng, port, said)
+        return
+    answer = ask(port, said)
+    about = f"{sql[:500]!r} was answered {answer[:2000]!r}"
+    assert status_of(answer) in STATUSES, about
+    assert b"root:x:" not in answer and b"PATH=" not in answer, about
     check(answer, sql)
 
 
-def asked(port: int, body: dict[str, Any]) -> bytes:
+def leave(rng: random.Random, port: int, said: bytes) -> None:
+    """Asks, and goes before there is a whole answer."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection, contextlib.suppress(OSError):
+        connection.sendall(said[: rng.choice((len(said), len(said), rng.randrange(len(said))))])
+        connection.settimeout(rng.choice((0.001, 0.1, 1.0)))
+        connection.recv(rng.choice((1, 1 << 16)))
+        if rng.random() < 0.5:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def request(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = (
         "POST /api/query HTTP/1.1",
@@ -95,7 +136,7 @@ def asked(port: int, body: dict[str, Any]) -> bytes:
         "content-type: application/json",
         f"content-length: {len(data)}",
     )
-    return ask(port, joined([*head, "connection: close"]) + data)
+    return joined([*head, "connection: close"]) + data
 
 
 def statement(rng: random.Random) -> str:

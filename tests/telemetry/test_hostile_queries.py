@@ -16,11 +16,11 @@ from monarch.telemetry import query_places
 from monarch.telemetry.query_places import TURN, TYPED, Places
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
+from tests.support.hostile_queries import attack, levenshtein, nested
 from tests.support.processes import Watch
 from tests.support.tiers import first_of, full
 
 SEED = int(os.environ.get("MONARCH_SEED", "20261123"))
-ENDLESS = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
 
 
 @pytest.fixture
@@ -29,54 +29,6 @@ def store() -> Iterator[Store]:
     made.insert("snapshots", [("a", 1), ("b", 2)])
     yield made
     made.close()
-
-
-def levenshtein(size: int) -> str:
-    """Returns what the engine does not stop when it is asked to."""
-    return f"SELECT levenshtein(repeat('a', {size}), repeat('b', {size}))"
-
-
-def nested(depth: int) -> str:
-    """Returns what is too deep for the engine's stack."""
-    return "SELECT json_transform('" + "[" * depth + "]" * depth + "', '" + "[" * depth + '"INT"' + "]" * depth + "')"
-
-
-def attack(draw: random.Random, folder: Path) -> str:
-    """One of many ways."""
-    size = draw.randrange(100_000, 400_000)
-    return draw.choice(
-        [
-            nested(draw.randrange(5_000, 31_000)),
-            levenshtein(size),
-            ENDLESS,
-            f"SELECT count(*) FROM snapshots a, range({size * 10_000}) b, range({size}) c",
-            "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
-            "WITH RECURSIVE t(s) AS (SELECT 'a' UNION ALL SELECT s || s FROM t) SELECT max(length(s)) FROM t",
-            f"SELECT repeat('x', {size * 10_000})",
-            f"SELECT repeat('x', {size}) FROM range(100000)",
-            f"SELECT list_sum(range({size * 10_000}))",
-            f"SELECT string_agg(repeat('x', {size}), ',') FROM range(100000)",
-            f"SELECT * FROM range({size * 1_000}) ORDER BY hash(range)",
-            f"SELECT regexp_matches(repeat('a', {size}), '(a*)*(a*)*b')",
-            "SELECT " + "(" * draw.randrange(1_000, 100_000) + "1",
-            "SELECT " + "-" * 2 + "\n" + "+" * draw.randrange(1_000, 100_000) + "1",
-            "SELECT " + " + ".join(["1"] * draw.randrange(1_000, 60_000)),
-            f"COPY snapshots TO '{folder}/out.csv'",
-            f"COPY (SELECT repeat('x', {size})) TO '{folder}/out.parquet'",
-            f"ATTACH '{folder}/a.db'",
-            f"EXPORT DATABASE '{folder}/all'",
-            f"SELECT * FROM read_text('{folder}/secret')",
-            "SELECT * FROM read_text('/proc/self/environ')",
-            f"SELECT * FROM '{folder}/secret'",
-            f"SELECT * FROM glob('{folder}/*')",
-            "SELECT getenv('HOME')",
-            draw.choice(["INSTALL httpfs", "LOAD httpfs", "PRAGMA database_list", "SET threads = 99"]),
-            "SET enable_external_access = true",
-            "SET memory_limit = '100GB'",
-            draw.choice(["DROP TABLE snapshots", "DELETE FROM snapshots", "UPDATE snapshots SET snapshot_ts = 7"]),
-            "SELECT * FROM duckdb_secrets(), duckdb_settings(), pragma_user_agent()",
-        ]
-    )  # fmt: skip
 
 
 def hammer(store: Store, count: int, folder: Path) -> None:
