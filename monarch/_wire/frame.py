@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from monarch._errors import MessageTooLargeError
 
@@ -115,19 +115,19 @@ class Decoder:
 
     Use: read into `get_buffer()`, call `received(n)`, take the frames it returns. `limit` bounds body plus buffers of a
     frame in bytes (0: none), checked before memory is taken for them; a body alone that fits into the read buffer is taken
-    as it is. Memory held: one read buffer, and the frame being received.
+    as it is. Memory held: one read buffer, and what has come of the frame being received, with the piece that comes.
     """
 
-    __slots__ = ("_end", "_limit", "_pieces", "_position", "_read", "_view", "_window")
+    __slots__ = ("_end", "_limit", "_pieces", "_read", "_sizes", "_view", "_window")
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
         self._read = bytearray(_READ)
         self._view = memoryview(self._read)
         self._end = 0  # bytes of _read that are filled
-        # a frame too large for _read: the pieces that its bytes go to, which one is next, how far it is filled
+        # a frame too large for _read: the pieces that its bytes go to, the sizes of those to come, what is left of the last
         self._pieces: list[Buffer] = []
-        self._position = 0
+        self._sizes: Iterator[int] = iter(())
         self._window: memoryview | None = None
 
     def get_buffer(self) -> memoryview:
@@ -143,7 +143,7 @@ class Decoder:
 
     def release(self) -> None:
         """Gives its memory back; it is of no use afterwards."""
-        self._window, self._pieces = None, []
+        self._window, self._pieces, self._sizes = None, [], iter(())
         self._view, self._read, self._end = memoryview(b""), bytearray(), 0
 
     def received(self, count: int) -> list[Frame]:
@@ -222,26 +222,29 @@ class Decoder:
         cursor = start + skip
         if cursor + head_size > end and skip + head_size <= _READ:
             return False
-        try:
-            pieces: list[Buffer] = [bytearray(head_size), allocate(body_size), *map(allocate, lengths)]
-        except (OSError, MemoryError, OverflowError, ValueError) as exc:
-            size = body_size + sum(lengths)
-            raise FrameError(f"no memory for a frame of {size} bytes: {exc or 'out of memory'}") from exc
-        for index in range(len(pieces)):
-            piece = memoryview(pieces[index])
+        self._sizes = iter((head_size, body_size, *lengths))
+        for piece in self._new_pieces():
             have = min(len(piece), end - cursor)
             piece[:have] = self._view[cursor : cursor + have]
             cursor += have
             if have < len(piece):
-                self._pieces, self._position, self._window, self._end = pieces, index, piece[have:], 0
+                self._window, self._end = piece[have:], 0
                 return True
         raise AssertionError("a large frame is never complete in the read buffer")
 
     def _next_piece(self) -> list[Frame]:
-        pieces = self._pieces
-        for index in range(self._position + 1, len(pieces)):
-            if len(pieces[index]):
-                self._position, self._window = index, memoryview(pieces[index])
+        for piece in self._new_pieces():
+            if piece:
+                self._window = piece
                 return []
-        self._window, self._pieces = None, []
+        pieces, self._window, self._pieces = self._pieces, None, []
         return [Frame(pieces[0], pieces[1], pieces[2:])]
+
+    def _new_pieces(self) -> Iterator[memoryview]:
+        """Yields the pieces still to come, each with memory of its own: none is taken before its bytes come."""
+        for size in self._sizes:
+            try:
+                self._pieces.append(allocate(size) if self._pieces else bytearray(size))
+            except (OSError, MemoryError, OverflowError, ValueError) as exc:
+                raise FrameError(f"no memory for a frame of {size} bytes or more: {exc or 'out of memory'}") from exc
+            yield memoryview(self._pieces[-1])
