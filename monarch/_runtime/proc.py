@@ -633,7 +633,7 @@ class Proc:
         if generation < self.host_generations.get(host, 0):
             return  # another has taken its place since
         agent = agent_at(host)
-        known = {address for address, _ in self.processes.known() if host_of(address) == host}
+        known = self.processes.known_on(host)
         if agent in self._peers:  # first: who hears of the others is not to ask it for new ones
             self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
         for address in sorted(known.union(self.hooks.addresses_on(host))):

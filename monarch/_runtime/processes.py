@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from monarch._runtime.incarnations import Incarnations
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import AGENT, agent_of, host_of, is_dialable, name_of
+from monarch._wire.address import AGENT, agent_at, agent_of, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.message import (
     Bounced,
@@ -62,6 +62,7 @@ class Processes:
 
     def __init__(self, us: Proc, incarnations: Incarnations) -> None:
         self.peers: dict[str, Peer] = {}
+        self._by_host: dict[str, set[str]] = {}  # the addresses of these
         # By address: its connection, its incarnation, and what it has sent.
         self.newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
         self.remote_changes = 0  # how often something was learned of which processes live on other hosts
@@ -101,6 +102,7 @@ class Processes:
             source = "" if host_of(address) == self._us.host else self._us.address
             with self._lock:
                 peer = self.peers.setdefault(address, Peer(address, *self._callbacks, source, *self._tellers))
+                self._by_host.setdefault(host_of(address), set()).add(address)
         return peer
 
     def _learned(self) -> None:
@@ -109,6 +111,11 @@ class Processes:
     def known(self) -> list[tuple[str, Peer]]:
         """Every process this one has spoken to, agents excepted."""
         return [(address, peer) for address, peer in list(self.peers.items()) if name_of(address) != AGENT]
+
+    def known_on(self, host: str) -> set[str]:
+        """Those of one host."""
+        with self._lock:
+            return self._by_host.get(host, set()) - {agent_at(host)}
 
     def connected(self) -> list[str]:
         """The processes there is a connection to, the agent excepted."""
@@ -421,7 +428,7 @@ class Processes:
     def _forget(self, address: str) -> None:
         peer = self.peers.get(address)
         if peer is not None and peer.ended is not None and address not in self.newcomers:
-            del self.peers[address]
+            self._drop(address)
             self.ended_remote.discard(address)
             self._incarnations.forget_process(address)
             self._asked_who.pop(address, None)
@@ -430,9 +437,10 @@ class Processes:
         """Asks the successor of a lost host about the processes there; it will say when others take their places.
         Returns which: each is reachable or has ended once more, soon."""
         asked = set()
-        for address, peer in self.known():
+        for address in sorted(self.known_on(host)):
+            peer = self.peers[address]
             ended = peer.ended
-            if host_of(address) != host or ended is None or (ended.stopped and not ended.replaced):
+            if ended is None or (ended.stopped and not ended.replaced):
                 continue
             self.ended_remote.discard(address)
             peer.forget_end()
@@ -443,8 +451,16 @@ class Processes:
     def forget_agent(self, address: str) -> None:
         """Forgets the agent of a host that is gone: another may be reached there one day."""
         if address != agent_of(self._us.address):
-            self.peers.pop(address, None)
+            self._drop(address)
             self._relays.pop(address, None)
+
+    def _drop(self, address: str) -> None:
+        with self._lock:
+            self.peers.pop(address, None)
+            there = self._by_host.get(host_of(address), set())
+            there.discard(address)
+            if not there:
+                self._by_host.pop(host_of(address), None)
 
     def close(self, reason: str) -> None:
         """Any thread: closes every connection that is in use."""

@@ -67,7 +67,7 @@ class RoutingHost(Protocol):
     def loop(self) -> Reactor: ...
 
     def begin_link(self, host: str) -> HostLink:
-        """A link that dials `host` until it is there or given up."""
+        """A link that dials `host` until it is there or given up. ValueError when that is no address."""
         ...
 
     def is_near(self, host: str) -> bool:
@@ -242,7 +242,10 @@ class Routes:
             elif self.gateway and host != self.gateway:
                 link = self.way_to(self.gateway)
             elif is_dialable(host):
-                link = self._station.begin_link(host)
+                try:
+                    link = self._station.begin_link(host)
+                except ValueError:  # a process has made it up
+                    return None
             if link is not None:
                 self._links[host] = link
                 self._gone.pop(host, None)

@@ -12,6 +12,7 @@ from monarch._mesh.agent.routes import InboundLink, Routes
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
+from monarch._wire.host_address import parse_dial
 from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostEnded, HostReplaced, LinkHello
 from monarch._wire.transport.base import ConnectionLost
 
@@ -90,6 +91,7 @@ class Agent:
         self.to_come: set[str] = set()
 
     def begin_link(self, host: str) -> End:
+        parse_dial(self.routes.at(host))
         assert host not in self.dialled or self.dialled[host].lost, "dialled twice"
         self.dialled[host] = End(host)
         return self.dialled[host]
@@ -216,6 +218,16 @@ def test_the_end_of_a_host_is_told_to_processes_here_and_it_may_be_dialled_again
     assert agent.routes.has_ended(OTHERS)
     agent.give(f"{OTHERS}/m.8", f"{US}/m.0", a)
     assert not agent.routes.has_ended(OTHERS)
+
+
+@pytest.mark.parametrize("host", ["nowhere", "", "tcp://", "tcp://a:b"])
+def test_who_sends_to_what_is_no_address_is_told_that_there_is_no_way(host: str) -> None:
+    agent = Agent()
+    a = agent.process("m.0")
+    agent.give(f"{host}/m.8", f"{US}/m.0", a)
+    (ended,) = a.got
+    assert ended.host == host and f"there is no way to the host {host}:" in ended.why
+    assert agent.dialled == {}
 
 
 def test_once_closed_nobody_is_dialled_and_all_are_told_why() -> None:
