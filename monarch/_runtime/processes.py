@@ -429,7 +429,6 @@ class Processes:
         peer = self.peers.get(address)
         if peer is not None and peer.ended is not None and address not in self.newcomers:
             self._drop(address)
-            self.ended_remote.discard(address)
             self._incarnations.forget_process(address)
             self._asked_who.pop(address, None)
 
@@ -455,6 +454,7 @@ class Processes:
             self._relays.pop(address, None)
 
     def _drop(self, address: str) -> None:
+        self.ended_remote.discard(address)
         with self._lock:
             self.peers.pop(address, None)
             there = self._by_host.get(host_of(address), set())
