@@ -113,6 +113,19 @@ def test_a_query_that_is_none(client: httpx.Client, body: dict[str, Any], text: 
     assert text in response.json()["error"]
 
 
+@pytest.mark.parametrize(
+    "body", ['{"sql": "SELECT \'\\ud800\'"}', "[" * 100_000, '{"sql":' * 100_000, '{"sql": "SELECT 1", "limit": NaN}']
+)
+def test_a_body_that_no_decoder_and_no_engine_takes_is_a_bad_request(client: httpx.Client, body: str) -> None:
+    response = client.post("/api/sql", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["%00", "main.js%00", "%ff", "..%2f..%2fapi.py", "a" * 5000])
+def test_a_file_name_that_can_be_none_is_not_there(client: httpx.Client, name: str) -> None:
+    assert client.get(f"/static/{name}").status_code == 404
+
+
 def test_a_form_of_another_site_is_no_query(client: httpx.Client) -> None:
     response = client.post("/api/sql", content='{"sql": "SELECT 1"}', headers={"content-type": "text/plain"})
     assert response.status_code == 415

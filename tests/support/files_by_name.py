@@ -158,6 +158,8 @@ PLACES: dict[str, tuple[str, ...]] = {
         "remotemount/fuse_process.py: FuseProcess.__init__: tempfile.TemporaryFile",
         "remotemount/mirror.py: _look: os.open",
         "remotemount/source.py: MountSource._look: os.open",
+        "tensor/remote/profiling.py: begin.write: open",
+        "tensor/remote/profiling.py: begin.write: tempfile.TemporaryDirectory",
         "tensor/simulator/simulator.py: Simulator.display: .read_text",
         "tensor/simulator/simulator.py: Simulator.display: tempfile.TemporaryDirectory",
     ),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 from typing import Any
 
 import torch
 
+from monarch._linux import private_files
 from monarch.tensor.remote.remote_function import Remote
 from monarch.tensor.worker import current
 
@@ -20,7 +22,7 @@ def dump(folder: str) -> None:
     """Writes what was recorded to `snapshot_<rank>.pickle` in a folder, which is made."""
     rank = current.worker().executor.rank
     os.makedirs(folder, exist_ok=True)
-    _memory()._dump_snapshot(os.path.join(folder, f"snapshot_{rank}.pickle"))
+    private_files.write_output(os.path.join(folder, f"snapshot_{rank}.pickle"), pickle.dumps(_memory()._snapshot()))
 
 
 def _memory() -> Any:

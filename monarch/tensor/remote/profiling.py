@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
+from monarch._linux import private_files
 from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
 from monarch.tensor.worker import current
@@ -31,7 +34,13 @@ def begin(folder: str, schedule: tuple[int, ...] | None, options: dict[str, Any]
 
     def write(profiler: Any) -> None:
         os.makedirs(folder, exist_ok=True)
-        profiler.export_chrome_trace(os.path.join(folder, f"trace_{rank}.json"))
+        # torch writes to whatever is at a name, and somebody else may have put a link there.
+        with tempfile.TemporaryDirectory() as private:
+            made = os.path.join(private, "trace.json")
+            profiler.export_chrome_trace(made)
+            output = private_files.open_output(os.path.join(folder, f"trace_{rank}.json"))
+            with open(made, "rb") as trace, open(output, "wb") as file:
+                shutil.copyfileobj(trace, file)
 
     steps = torch.profiler.schedule(**Schedule(*schedule)._asdict()) if schedule is not None else None
     profiler = torch.profiler.profile(on_trace_ready=write, schedule=steps, **options)

@@ -16,7 +16,8 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +150,6 @@ def write(number: int, path: str, values: bytes | None) -> WrittenParts:
 def _write(
     path: str, own: Sequence[tuple[CheckpointEntry, torch.Tensor]], values: bytes | None, rank: int
 ) -> WrittenParts:
-    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.planner import SavePlan
 
     data = _Data()
@@ -161,8 +161,7 @@ def _write(
         results: list[object] = []
         if items:
             # The number of a plan among all is what torch makes the names of files of: __<rank>_<n>.distcp.
-            writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True)  # all of it is on the CPU
-            writer.set_up_storage_writer(rank == 0)
+            writer = _writer(path, rank == 0, per_thread_copy_ahead=0)  # all of it is on the CPU
             plan = writer.prepare_global_plan([SavePlan([])] * rank + [SavePlan(items)])[-1]
             results = writer.write_data(plan, data).wait()  # all that it asks of a planner
     except Exception as exc:
@@ -173,6 +172,22 @@ def _write(
         if item.tensor_data
     }
     return WrittenParts(results, properties, [(entry.name, entry.part) for entry, _ in own])
+
+
+def _writer(path: str, coordinates: bool, **options: Any) -> Any:
+    """Returns torch's writer of checkpoints, which writes through no link that somebody else has put into the folder."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    writer = FileSystemWriter(path, overwrite=True, **options)
+    writer.fs.create_stream = _new_file  # type: ignore[method-assign]
+    writer.set_up_storage_writer(coordinates)
+    return writer
+
+
+@contextmanager
+def _new_file(path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+    with open(private_files.open_output(path), mode) as file:
+        yield file
 
 
 class _Data:
@@ -218,7 +233,6 @@ def _unpickled(values: bytes) -> dict[str, Any]:
 
 def finish(path: str, parts: Sequence[WrittenParts], values: Sequence[str], paths: dict[str, Any]) -> None:
     """Makes a checkpoint of what all processes have written: its index, which readers look for, comes last."""
-    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.metadata import (
         BytesStorageMetadata,
         ChunkStorageMetadata,
@@ -234,8 +248,7 @@ def finish(path: str, parts: Sequence[WrittenParts], values: Sequence[str], path
         for name, (begin, shape) in part.chunks:
             found[name].chunks.append(ChunkStorageMetadata(torch.Size(begin), torch.Size(shape)))
     try:
-        writer = FileSystemWriter(path, overwrite=True)
-        writer.set_up_storage_writer(True)
+        writer = _writer(path, True)
         writer.finish(Metadata(found, planner_data=paths), [part.results for part in parts])
     except Exception as exc:
         raise failed(exc, "finish", path) from exc

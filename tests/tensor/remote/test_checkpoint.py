@@ -22,6 +22,7 @@ from monarch.actor import ProcMesh, this_host
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.remote.checkpoint import _tell
 from monarch.tensor.worker import checkpoint as worker
+from tests.support.users import STRANGER, needs_root
 from tests.tensor.loopback import loopback
 
 TIMEOUT = 60
@@ -287,6 +288,22 @@ def test_objects_are_read_from_ones_own_files_only(tmp_path: Path) -> None:
             file.chmod(0o666)
         with pytest.raises(checkpoint.CheckpointError, match=f"'step' is an object that would run code.*{REFUSED}"):
             checkpoint.read(path, ROWS)
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata.tmp"])
+def test_nothing_is_written_through_a_link_of_somebody_else(open_folder: Path, name: str) -> None:
+    mine = open_folder / "mine"
+    mine.write_bytes(b"mine")
+    (open_folder / "two").mkdir(mode=0o700)
+    (open_folder / "two" / name).symlink_to(mine)
+    for entry in (open_folder / "two", open_folder / "two" / name):
+        os.lchown(entry, STRANGER, STRANGER)
+    with pytest.raises(
+        OSError, match=f"could not (write|finish) the checkpoint in .*{name} is a link of user {STRANGER}"
+    ):
+        saved(open_folder)
+    assert mine.read_bytes() == b"mine"
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
