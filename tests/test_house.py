@@ -163,6 +163,32 @@ def test_files_are_opened_by_name_in_one_place() -> None:
         ("from monarch._linux import private_files\nopen(private_files.open_log(path))", []),
         ("import importlib\nimportlib.import_module(f'monarch.{name}')", []),
         ("webbrowser.open(url); self.open(path)", []),
+        ("Path(x).open(); (folder / 'x').open(); handle.open()", ["module: .open", "module: .open"]),
+        (
+            "import shutil as s\ns.rmtree(path); s.unpack_archive(path)",
+            ["module: shutil.rmtree", "module: shutil.unpack_archive"],
+        ),
+        ("import numpy as np\nnp.load(x); np.save(x, a)", ["module: numpy.load", "module: numpy.save"]),
+        ("import torch\ntorch.load(x); torch.save(a, x)", ["module: torch.load", "module: torch.save"]),
+        ("from zipfile import ZipFile\nZipFile(x)", ["module: zipfile.ZipFile"]),
+        (
+            "import sqlite3, runpy\nsqlite3.connect(x); runpy.run_path(x)",
+            ["module: sqlite3.connect", "module: runpy.run_path"],
+        ),
+        (
+            "from importlib.machinery import SourceFileLoader as L\nL(n, x)",
+            ["module: importlib.machinery.SourceFileLoader"],
+        ),
+        (
+            "import importlib.util as u\nu.spec_from_file_location(n, x)",
+            ["module: importlib.util.spec_from_file_location"],
+        ),
+        (
+            "import os\nos.rename(a, b); os.mkdir(a, dir_fd=f); os.execv(a, [])",
+            ["module: os.rename", "module: os.execv"],
+        ),
+        ("import subprocess\nsubprocess.run([program]); subprocess.run(words)", ["module: subprocess.run"] * 2),
+        ("import subprocess, sys\nsubprocess.run(['ssh', x]); subprocess.run([sys.executable, x])", []),
     ],
 )
 def test_what_opens_by_name_is_seen(source: str, called: list[str]) -> None:

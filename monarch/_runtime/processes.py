@@ -113,7 +113,7 @@ class Processes:
         return [(address, peer) for address, peer in list(self.peers.items()) if name_of(address) != AGENT]
 
     def known_on(self, host: str) -> set[str]:
-        """Those of one host."""
+        """Returns those of one host."""
         with self._lock:
             return self._by_host.get(host, set()) - {agent_at(host)}
 

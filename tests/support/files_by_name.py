@@ -1,8 +1,9 @@
-"""The places where the package opens, loads or imports by a name: what a stranger might have put under that name would
-be taken.
+"""The places where the package opens, makes, loads, imports or runs something by a name: what a stranger might have put
+under that name would be taken, written through or run.
 
 A place is `file: function: call`. What the source itself names of the kernel (/proc, /sys, a number, os.devnull) is no place,
-and neither is a descriptor that monarch/_linux/private_files.py has just opened.
+and neither is a descriptor that monarch/_linux/private_files.py has just opened, an entry of a folder that is open already
+(dir_fd), or a program that is this interpreter or is named in the source.
 """
 
 from __future__ import annotations
@@ -15,17 +16,50 @@ ELSEWHERE = ("_linux/private_files.py", "_linux/procfs.py")  # where it is decid
 
 CALLS = {
     "": {"open", "exec", "eval", "__import__"},
-    "os": {"open", "truncate", "fdopen"},
+    "builtins": {"open", "exec", "eval"},
+    "os": {
+        "open",
+        "truncate",
+        "fdopen",
+        "mkdir",
+        "makedirs",
+        "mkfifo",
+        "symlink",
+        "link",
+        "rename",
+        "replace",
+        "chmod",
+        "chown",
+        "system",
+        "popen",
+        "execv",
+        "execve",
+        "execvp",
+        "execvpe",
+        "posix_spawn",
+        "posix_spawnp",
+    },
+    "subprocess": {"run", "Popen", "call", "check_call", "check_output", "getoutput"},
     "io": {"open", "open_code", "FileIO"},
     "codecs": {"open"},
     "pickle": {"load", "loads", "Unpickler"},
     "cloudpickle": {"load", "loads"},
     "marshal": {"load", "loads"},
-    "torch": {"load"},
+    "dill": {"load", "loads"},
+    "joblib": {"load", "dump"},
+    "torch": {"load", "save"},
+    "torch.jit": {"load"},
+    "safetensors.torch": {"load_file", "save_file"},
+    "yaml": {"load"},
     "runpy": {"run_path", "run_module"},
-    "importlib": {"import_module"},
+    "importlib": {"import_module", "reload"},
     "importlib.util": {"spec_from_file_location"},
+    "importlib.machinery": {"SourceFileLoader", "SourcelessFileLoader", "ExtensionFileLoader", "PathFinder"},
+    "zipimport": {"zipimporter"},
+    "pkgutil": {"get_data"},
+    "site": {"addsitedir"},
     "ctypes": {"CDLL", "PyDLL"},
+    "ctypes.cdll": {"LoadLibrary"},
     "sqlite3": {"connect"},
     "shelve": {"open"},
     "tarfile": {"open"},
@@ -34,14 +68,19 @@ CALLS = {
     "bz2": {"open"},
     "lzma": {"open"},
     "dbm": {"open"},
-    "numpy": {"load", "fromfile", "memmap", "loadtxt"},
+    "numpy": {"load", "fromfile", "memmap", "loadtxt", "genfromtxt", "save", "savez", "savez_compressed", "savetxt"},
+    "numpy.lib.format": {"open_memmap"},
+    "pandas": {"read_pickle", "read_csv", "read_json", "read_parquet"},
+    "pyarrow.parquet": {"read_table", "write_table"},
     "duckdb": {"connect"},
     "linecache": {"getline", "getlines"},
     "logging": {"FileHandler"},
-    "shutil": {"copy", "copy2", "copyfile", "copytree", "move"},
+    "logging.config": {"fileConfig"},
+    "logging.handlers": {"RotatingFileHandler", "TimedRotatingFileHandler", "WatchedFileHandler"},
+    "shutil": {"copy", "copy2", "copyfile", "copytree", "move", "rmtree", "unpack_archive", "make_archive"},
 }
 METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "read_history_file", "write_history_file"}
-METHODS |= {"load_cert_chain", "load_verify_locations"}
+METHODS |= {"load_cert_chain", "load_verify_locations", "touch", "mkdir", "symlink_to", "hardlink_to"}
 KERNEL = ("/proc/", "/sys/", "/dev/null")
 # They look up a plain name where modules and libraries are, not in the working directory.
 FIND = {"__import__", "importlib.import_module", "runpy.run_module", "ctypes.CDLL", "ctypes.PyDLL"}
@@ -79,6 +118,8 @@ PLACES: dict[str, tuple[str, ...]] = {
         "remotemount/gather_pull.py: _noted: open",
     ),
     "bytes that came over an authenticated connection, or were made in this process": (
+        "tensor/remote/checkpoint.py: _saved: torch.save",
+        "tensor/worker/checkpoint.py: _Data.value: torch.save",
         "_wire/codec.py: _decode_without_modes: pickle.loads",
         "_wire/codec.py: decode: pickle.loads",
         "job/job_trait.py: job_loads: pickle.loads",
@@ -103,6 +144,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "tensor/__init__.py: __getattr__: importlib.import_module",
     ),
     "a module that the program itself has imported, named over an authenticated connection": (
+        "_mesh/workspace/reload.py: Reloader.reload: importlib.reload",
         "_mesh/start/forkserver.py: _become: importlib.import_module",
         "_mesh/start/forkserver.py: _import: importlib.import_module",
         "tensor/functions.py: Named.resolve: importlib.import_module",
@@ -117,6 +159,12 @@ PLACES: dict[str, tuple[str, ...]] = {
         "replay/environment.py: sources: open",
     ),
     "in the folder of a run or helper, 0700, which private_files has made or checked": (
+        "_linux/locked_folder.py: remove: shutil.rmtree",
+        "_mesh/start/run_directory.py: _make: os.mkdir",
+        "_mesh/start/run_directory.py: remove_with_run: os.makedirs",
+        "_mesh/start/run_directory.py: remove_with_run: os.symlink",
+        "job/process.py: ProcessJob._cancel: shutil.rmtree",
+        "job/ssh/job.py: LoginJob._cancel: shutil.rmtree",
         "_mesh/inspection/fault_signal.py: Signalled.__init__: open",
         "_mesh/inspection/fault_signal.py: Signalled.dump: open",
         "_mesh/inspection/fault_signal.py: Signalled.dump: os.truncate",
@@ -128,11 +176,6 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "below a folder that is walked by descriptors, without a link": (
         "_mesh/workspace/confined_folder.py: ConfinedFolder.__init__: os.open",
-        "_mesh/workspace/confined_folder.py: ConfinedFolder.forget_compiled: os.open",
-        "_mesh/workspace/confined_folder.py: ConfinedFolder.open_file: os.open",
-        "_mesh/workspace/confined_folder.py: ConfinedFolder.set_mode: os.open",
-        "_mesh/workspace/confined_folder.py: NewFile.__init__: os.open",
-        "_mesh/workspace/confined_folder.py: _open_folder: os.open",
     ),
     "a database that store.own_file or dashboard_server.check_own has looked at, in a folder where nobody else writes": (
         "telemetry/keeper_process.py: KeeperProcess.open: duckdb.connect",
@@ -169,12 +212,51 @@ PLACES: dict[str, tuple[str, ...]] = {
         "replay/selection.py: default_folder: tempfile.gettempdir",
     ),
     "what the user names to be run: he asks for it, as with python FILE": (
+        "_mesh/agent/host_agent.py: HostAgent._execute: subprocess.Popen",
+        "job/commands/command_actor.py: CommandActor._start_child: subprocess.Popen",
+        "job/slurm/batch.py: main: subprocess.Popen",
+        "job/slurm/batch.py: main: subprocess.run",
         "job/modules.py: load: importlib.import_module",
         "replay/replaying.py: _Replay._other_class: importlib.import_module",
         "replay/replaying.py: _open: open",
         "spmd/main_program.py: run_main: runpy.run_module",
         "spmd/main_program.py: run_main: runpy.run_path",
         "tools/verbs/exec_verb.py: command_of: open",
+    ),
+    "in a folder that private_files has made or checked just before": (
+        "_mesh/output/rank_files.py: RankFile.write: os.replace",
+        "_mesh/start/run_directory.py: _remove_outside: shutil.rmtree",
+        "job/contexts.py: _keep_plain_file: os.replace",
+        "job/contexts.py: remove: shutil.rmtree",
+        "job/contexts.py: use: .symlink_to",
+        "job/contexts.py: use: os.replace",
+        "remotemount/fuse_process.py: _make_folder: os.mkdir",
+        "remotemount/mirror_host.py: MirrorHost.lock: os.mkdir",
+        "trace/local_sink.py: execution_folder: os.replace",
+        "trace/local_sink.py: execution_folder: os.symlink",
+    ),
+    "a folder that the user names: what is written into it goes through private_files, or is the scheduler's": (
+        "job/slurm/job.py: SlurmJob._request: .mkdir",
+        "tensor/remote/memory_history.py: dump: os.makedirs",
+        "tensor/remote/profiling.py: begin.write: os.makedirs",
+        "tensor/worker/checkpoint.py: _write: os.makedirs",
+    ),
+    "this interpreter, behind the words of a launch": (
+        "job/process.py: ProcessJob._start: subprocess.Popen",
+        "job/ray/ray_host.py: RayHost.__init__: subprocess.Popen",
+        "job/worker_launch.py: start_beside: subprocess.Popen",
+    ),
+    "a program of the system that the PATH has, which is the user's own": (
+        "_mesh/inspection/agent_stacks.py: _dump: subprocess.Popen",
+        "job/slurm/slurm_commands.py: _run: subprocess.Popen",
+        "job/slurm/slurm_commands.py: run_detached: subprocess.Popen",
+        "job/ssh/job.py: _popen: subprocess.Popen",
+        "remotemount/fuse_process.py: clear_stale: subprocess.run",
+        "remotemount/fuse_program.py: FuseProgram._unmount: subprocess.run",
+        "tensor/simulator/simulator.py: Simulator.display: subprocess.run",
+    ),
+    "a plugin that a kubeconfig names, which private_files has opened": (
+        "job/kubernetes/kube_config.py: run_plugin: subprocess.run",
     ),
     "a file that the user names to be read as data: nothing in it is run": (
         "_mesh/workspace/conda.py: _is_script: open",
@@ -234,18 +316,26 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 def _called(call: ast.Call, names: dict[str, str]) -> str:
     """Returns what is called, if that goes by a name that somebody might have taken."""
     dotted = _dotted(call.func, names)
-    if isinstance(call.func, ast.Attribute):
+    module, _, name = dotted.rpartition(".")
+    known = module == "tempfile" or name in CALLS.get(module, ())
+    if isinstance(call.func, ast.Attribute) and not known:
         if call.func.attr in METHODS:
             return f".{call.func.attr}"
-        if call.func.attr == "open" and _has_mode(call):
+        if call.func.attr == "open" and (_has_mode(call) or _is_path(call.func.value, names)):
             return ".open"
-    module, _, name = dotted.rpartition(".")
-    if module != "tempfile" and name not in CALLS.get(module, ()):
+    if not known or any(keyword.arg in ("dir_fd", "dst_dir_fd") for keyword in call.keywords):
         return ""
     first = call.args[0] if call.args else None
     if isinstance(first, ast.Constant) and isinstance(first.value, str) and dotted in FIND and "/" not in first.value:
         return ""
     return "" if first is not None and _is_safe(first, names) else dotted
+
+
+def _is_path(node: ast.expr, names: dict[str, str]) -> bool:
+    """True for what is plainly a path, whose `open` needs no word of how."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div)
+    return isinstance(node, ast.Call) and _dotted(node.func, names) in ("Path", "pathlib.Path")
 
 
 def _has_mode(call: ast.Call) -> bool:
@@ -276,4 +366,8 @@ def _is_safe(node: ast.expr, names: dict[str, str]) -> bool:
             return text.startswith((*KERNEL, "monarch."))
         case ast.Call(func=func):
             return _dotted(func, names).startswith("monarch._linux.private_files.")
-    return _dotted(node, names) == "os.devnull"
+        case ast.List(elts=[ast.Constant(value=str()), *_]):  # of a program
+            return True
+        case ast.List(elts=[ast.Attribute() as program, *_]):
+            return _dotted(program, names) == "sys.executable"
+    return _dotted(node, names) in ("os.devnull", "sys.executable")
