@@ -8,6 +8,8 @@ import urllib.request
 from email.message import Message
 from typing import Any
 
+LARGEST = 288 << 20  # bytes of an answer: the rows of one are at most 256 MiB
+
 
 class QueryEngineClient:
     """SQL over what is recorded. `url`: as `JobState.telemetry_url` or `monarch.telemetry.start().url` has it."""
@@ -45,9 +47,13 @@ class QueryEngineClient:
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=timeout) as response:
-                reply = response.read()
+                reply = response.read(LARGEST + 1)
         except urllib.error.HTTPError as exc:
             raise _with_reason(exc) from None
+        if len(reply) > LARGEST:  # another user may have the port of an observer that has ended
+            raise RuntimeError(
+                f"invalid telemetry query response from {self.url}: more than {LARGEST >> 20} MiB, which no telemetry sends"
+            )
         try:
             return json.loads(reply)
         except (ValueError, RecursionError):

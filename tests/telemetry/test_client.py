@@ -51,6 +51,16 @@ def client(server: Server) -> QueryEngineClient:
     return QueryEngineClient(f"http://127.0.0.1:{server.server_port}/", timeout=60)
 
 
+def test_an_answer_that_does_not_end_is_not_read_to_its_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may listen where an observer was."""
+    monkeypatch.setattr("monarch.telemetry.client.LARGEST", 1 << 20)
+    server.body = b"[" * (2 << 20)
+    with pytest.raises(
+        RuntimeError, match=r"invalid .* response from http://127.*: more than 1 MiB, which no telemetry sends"
+    ):
+        client(server).query("SELECT 1")
+
+
 def test_rows_come_as_they_are(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing goes to proxies
     server.body = b'{"columns": ["id"], "rows": [{"id": 18446744073709551615}], "missing_hosts": ["b"]}'

@@ -104,6 +104,9 @@ class SocketSource:
         return self._new() if tree is None else tree
 
 
+_LARGEST = 256 << 20  # bytes of an answer, as at a program's own door
+
+
 class HttpSource:
     """A program whose admin server is reached over HTTP."""
 
@@ -140,7 +143,7 @@ class HttpSource:
             request.add_header("Authorization", f"Bearer {self._connection.token}")
         try:
             with self._opener.open(request, timeout=timeout) as response:
-                return msgspec.json.decode(response.read(), type=type)
+                body = response.read(_LARGEST + 1)
         except urllib.error.HTTPError as exc:
             raise NoAnswer(_told(exc)) from None
         except urllib.error.URLError as exc:
@@ -149,10 +152,14 @@ class HttpSource:
             raise NoAnswer(f"{self._connection.url} did not answer within {timeout:g} s") from None
         except OSError as exc:
             raise NoAnswer(self._unreachable(exc)) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise NoAnswer(f"{self._connection.url} is no admin server of this version: {exc}") from None
         except Exception as exc:  # of http.client: what came is no HTTP
             raise NoAnswer(f"{self._connection.url} speaks no HTTP: {type(exc).__name__}: {exc}") from None
+        if len(body) > _LARGEST:
+            raise NoAnswer(f"{self._connection.url} is no admin server: it answers more than {_LARGEST >> 20} MiB")
+        try:
+            return msgspec.json.decode(body, type=type)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise NoAnswer(f"{self._connection.url} is no admin server of this version: {exc}") from None
 
     def _unreachable(self, reason: Any) -> str:
         url = self._connection.url

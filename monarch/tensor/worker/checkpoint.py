@@ -179,7 +179,7 @@ def _writer(path: str, coordinates: bool, **options: Any) -> Any:
     from torch.distributed.checkpoint import FileSystemWriter
 
     writer = FileSystemWriter(path, overwrite=True, **options)
-    writer.fs.create_stream = _new_file  # type: ignore[method-assign]
+    writer.fs.create_stream = _new_file
     writer.set_up_storage_writer(coordinates)
     return writer
 
