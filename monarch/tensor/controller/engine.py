@@ -64,7 +64,7 @@ class TensorEngine:
         self._batches = itertools.count(1)
         self._place: StreamPlacement | None = None
         self.issued = CommandStacks()
-        self._unfetched = UnfetchedFailures(self)
+        self.unfetched = UnfetchedFailures(self)
         self._note_stack = self.issued.note
         self.entries: dict[Hashable, Any] = {}
         self._signatures: dict[Hashable, int] = {}
@@ -446,7 +446,7 @@ class TensorEngine:
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
-        return follow(self._unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
+        return follow(self.unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: StreamPlacement, open_: list[Taint]) -> StreamPlacement:
         """Returns where to ask for what the values at `place` depend on: there, or, where other ranks took part, on
@@ -505,7 +505,7 @@ class TensorEngine:
             answers = getattr(workers.execute, adverb)(
                 next(self._batches), worker_commands.encode(commands_), (sealed,)
             )
-            return self._unfetched.watched(answers) if adverb == "call" else answers
+            return self.unfetched.watched(answers) if adverb == "call" else answers
 
     @property
     def untold(self) -> list[Failed]:
@@ -568,7 +568,7 @@ class TensorEngine:
                 f"tensors anew"
             )
             self._timer.stop()
-            self._unfetched.say_untold(why)
+            self.unfetched.say_untold(why)
             self._waiting, self._payloads = [], []
             self._unsent = deque()  # a thread that is sending goes on with the one before
 

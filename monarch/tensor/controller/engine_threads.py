@@ -7,10 +7,12 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch.actor import Future
-from monarch.actor.lowlevel import read_if_dropped, start_thread
+from monarch.actor import Future, PortReceiver
+from monarch.actor.lowlevel import read_if_dropped, start_thread, when_ready
 from monarch.tensor.failures import Failed
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("monarch")
 AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
+_STOPPED = "its processes were stopped"
 _LOGGED = 20  # failures of an engine that has ended; of more, the number is said
 
-_dropped: queue.SimpleQueue[tuple[UnfetchedFailures, Future[Any]]] = queue.SimpleQueue()
+_unread: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _starting = threading.Lock()
 _reader: list[threading.Thread] = []
 
@@ -72,18 +75,46 @@ class FlushTimer:
 
 class UnfetchedFailures:
     """Failures of workers of one engine that nobody looked at: they are logged, for they must not get lost. A thread for all
-    engines reads what was dropped."""
+    engines reads what was dropped, and the last words of workers: what each has not told when it ends in order."""
 
     def __init__(self, engine: TensorEngine) -> None:
         self._engine = engine
+        self._hearing = threading.Lock()
+        self._silent = 0  # workers without last words so far
+        self._why = _STOPPED
 
     def watched(self, answers: Future[Any]) -> Future[Any]:
         """Returns the same answers, of all workers that were asked; see `read_if_dropped`."""
-        if not _reader:
-            with _starting:
-                if not _reader:
-                    _reader.append(start_thread(_run, "tensor-unread"))
-        return read_if_dropped(answers, lambda found: _dropped.put((self, found)))
+        _start_reader()
+        return read_if_dropped(answers, lambda found: _unread.put(partial(self.read, found)))
+
+    def listen(self, last_words: PortReceiver[list[Any]]) -> None:
+        """Hears the last words of each worker from here on."""
+        _start_reader()
+        self._last_words = last_words
+        self._silent = len(self._engine.root)
+        self._await()
+
+    def _await(self) -> None:
+        self._next = self._last_words.recv()
+        hear = weakref.WeakMethod(self.hear)
+        when_ready(self._next, lambda: _unread.put(lambda: (hear() or _nobody_hears)()))
+
+    def hear(self) -> None:
+        """Notes the last words that are here. Those of an engine that has ended, or of which all workers have, are logged."""
+        with self._hearing:
+            while self._silent:
+                try:
+                    failures = self._next.get(0)
+                except TimeoutError:
+                    return
+                self._silent -= 1
+                if self._silent:
+                    self._await()
+                self._engine.note((None, failures))
+                if self._engine.ended:
+                    self.say_untold(self._why)
+            self._engine.end(_STOPPED)
 
     def read(self, answers: Future[Any]) -> None:
         """Logs their failures: their Future was dropped unseen."""
@@ -103,6 +134,7 @@ class UnfetchedFailures:
 
     def say_untold(self, why: str) -> None:
         """Logs what no fetch tells of any more: the engine has ended."""
+        self._why = why
         untold = self._engine.untold
         for failed in untold[:_LOGGED]:
             _log.error("an operation on %s failed, and the mesh has ended (%s) before anybody fetched what depends on it. To "
@@ -112,11 +144,22 @@ class UnfetchedFailures:
             _log.error("%d more operations of %s have failed", len(untold) - _LOGGED, self._engine.root)
 
 
+def _start_reader() -> None:
+    if not _reader:
+        with _starting:
+            if not _reader:
+                _reader.append(start_thread(_run, "tensor-unread"))
+
+
 def _run() -> None:
     while True:
-        unread, answers = _dropped.get()
+        read = _unread.get()
         try:
-            unread.read(answers)
+            read()
         except Exception as exc:
-            _log.error("the answers of workers whose Future was dropped could not be read: %r", exc)
-        del unread, answers
+            _log.error("what workers told of their failures could not be read: %r", exc)
+        del read
+
+
+def _nobody_hears() -> None:
+    """For words that come when the engine itself is gone."""

@@ -8,7 +8,18 @@ import weakref
 from collections import Counter
 from typing import Any
 
-from monarch.actor import Actor, MeshFailure, NDSlice, ProcMesh, Shape, context, endpoint, this_proc
+from monarch.actor import (
+    Actor,
+    Channel,
+    MeshFailure,
+    NDSlice,
+    Port,
+    ProcMesh,
+    Shape,
+    context,
+    endpoint,
+    this_proc,
+)
 from monarch.tensor.controller.engine import TensorEngine
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.failures import cause_of
@@ -31,13 +42,14 @@ class TensorController(Actor):
         self._rendezvous: Any = None
 
     @endpoint
-    def start(self, procs: ProcMesh, environments: list[dict[str, str]]) -> Any:
+    def start(self, procs: ProcMesh, environments: list[dict[str, str]], last_words: Port[Any]) -> Any:
         """Spawns the workers, and the rendezvous where their groups meet; gives references to them."""
         from monarch.tensor.worker.rendezvous import Rendezvous
         from monarch.tensor.worker.worker_actor import TensorWorker
 
         self._rendezvous = this_proc().spawn("tensor_rendezvous", Rendezvous)
-        self._workers = procs.spawn("tensor_worker", TensorWorker, environments, (self._rendezvous, self._key))
+        services = (self._rendezvous, self._key)
+        self._workers = procs.spawn("tensor_worker", TensorWorker, environments, services, last_words)
         self._workers.initialized.get()
         return self._workers, self._rendezvous
 
@@ -56,6 +68,11 @@ class TensorController(Actor):
         self._workers.stop()  # begins: in the processes that live, the tensors' memory is free again
         return True
 
+    def __cleanup__(self, exc: Exception | None) -> None:
+        engine = _keepers.get(self._key)
+        if engine is not None:  # the program ends, and the workers have
+            engine.unfetched.hear()
+
 
 def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     """A fresh engine on `procs`, apart from the one that `procs.activate()` uses; `exit()` of the mesh ends it.
@@ -67,7 +84,9 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
         return _simulated(factory, procs)
     key = f"{procs._spec.uid}.{next(_names)}"
     keeper: Any = this_proc().spawn("tensor_controller", TensorController, key)
-    starting = keeper.start.call_one(procs, _environments(procs))
+    port, last_words = Channel[Any].open()
+    port.return_undeliverable = False  # a program that is gone wants to know of nothing
+    starting = keeper.start.call_one(procs, _environments(procs), port)
     fake_mode()  # imports for more than a second: meanwhile the workers start
     workers, rendezvous = starting.get()
     shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
@@ -75,6 +94,7 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
         procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30)
     )
     engine.rendezvous = rendezvous
+    engine.unfetched.listen(last_words)
     _keepers[key] = engine
     return engine.root
 

@@ -26,10 +26,12 @@ class TensorWorker(Actor):
 
     `environments`: by rank, variables set before anything else, for libraries that read them (RANK, WORLD_SIZE,
     LOCAL_RANK, ...). Unless OMP_NUM_THREADS is set, torch gets its share of the host's cores. `services`: the engine's
-    Rendezvous, and its name.
+    Rendezvous, and its name. `last_words`: takes the failures that no answer has told of, when the worker ends in order.
     """
 
-    def __init__(self, environments: Sequence[dict[str, str]], services: tuple[Any, str]) -> None:
+    def __init__(
+        self, environments: Sequence[dict[str, str]], services: tuple[Any, str], last_words: Port[list[Any]]
+    ) -> None:
         rank = current_rank().rank
         os.environ.update(environments[rank])
         self._cores = 0
@@ -41,6 +43,7 @@ class TensorWorker(Actor):
         self.key = own_key()
         waiting.open(self.key)
         self.services = services
+        self._last_words = last_words
         self.ranks = len(environments)
         self.ask = bind_context(_ask)
         self.address = urlsplit(context().actor_instance.actor_id.addr).hostname or "127.0.0.1"
@@ -76,6 +79,7 @@ class TensorWorker(Actor):
             if hasattr(close, "close"):
                 close.close()
         self._streams.close(_CLOSING)
+        self._last_words.send(self.executor.told())
 
 
 def _ask(endpoint: Any, seconds: float, *args: Any) -> Any:

@@ -142,6 +142,38 @@ def test_exit_tells_of_a_failure_that_nobody_fetched(procs: ProcMesh) -> None:
     mesh.exit()  # once
 
 
+@full
+@pytest.mark.parametrize("end", ["procs.stop().get()", "pass"])
+def test_the_end_of_a_program_tells_of_a_failure_that_nobody_fetched(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import torch
+        import monarch
+        from monarch.actor import this_host
+
+        if __name__ == "__main__":
+            procs = this_host().spawn_procs({{"gpus": 2}})
+            with procs.activate():
+                lost = torch.zeros(2)[torch.tensor([5])]
+                monarch.remote(int, propagate="inspect").call().get()
+            {end}
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+    assert done.stderr.count("index 5 is out of bounds") == 1, done.stderr
+    assert "lost = torch.zeros(2)[torch.tensor([5])]" in done.stderr
+    assert "its processes were stopped" in done.stderr
+
+
 def test_exit_says_nothing_of_what_was_fetched(procs: ProcMesh) -> None:
     mesh = spawn_tensor_engine(procs)
     with mesh.activate():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import math
 import pickle
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import monarch
+from monarch.actor import Promise
 from monarch.tensor import RemoteException, functions, inspect, no_mesh, worker_commands
+from monarch.tensor.controller.engine import EngineEnded
 from monarch.tensor.remote import function_arguments
 from monarch.tensor.remote import remote_function as counters
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch, remote
@@ -580,6 +583,50 @@ def test_a_failure_whose_future_is_dropped_is_logged_once_with_the_line_that_cal
     rank_of.call(x)  # nothing has failed
     del x
     loop.client.exit()
+    assert lines.none_left()
+
+
+class LastWords:
+    """The receiving end to which workers that end in order tell what no answer has told of."""
+
+    def __init__(self) -> None:
+        self.sent, self.received = itertools.tee(Promise[Any]() for _ in range(2))
+
+    def recv(self) -> Any:
+        return next(self.received).future
+
+    def send(self, failures: list[Any]) -> None:
+        next(self.sent).set(failures)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_failure_that_nobody_fetched_is_told_when_the_processes_are_stopped(
+    loop: Any, lines: Lines, killed: bool
+) -> None:
+    engine, words = loop.client, LastWords()
+    engine.unfetched.listen(words)
+    torch.zeros(2)[torch.tensor([5])]  # fails in the workers
+    fine = torch.ones(2)
+    told = torch.zeros(2)[torch.tensor([6])]
+    with pytest.raises(RemoteException, match="index 6"):
+        monarch.inspect(told)  # which tells of the first as well, and it is still not raised
+    wrong = torch.zeros(2)[torch.tensor([7])] + fine
+    engine.flush()
+    if killed:
+        engine.end("rank 1 was killed")
+        assert "index 5 is out of bounds" in lines.next()
+    words.send(engine.executors[0].told())
+    if not killed:
+        assert not engine.ended and lines.none_left()
+        words.send(engine.executors[1].told())
+        said = lines.next()
+        assert "its processes were stopped" in said and "index 5 is out of bounds" in said
+    said = lines.next()
+    assert "index 7 is out of bounds" in said and "wrong = torch.zeros(2)[torch.tensor([7])] + fine" in said
+    assert ("rank 1 was killed" if killed else "its processes were stopped") in said
+    assert "monarch.inspect" in said
+    with pytest.raises(EngineEnded):
+        monarch.inspect(wrong)
     assert lines.none_left()
 
 
