@@ -6,6 +6,7 @@ What becomes of them is the word of their host agents: a process can be reached 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -233,12 +234,24 @@ class Processes:
             again = peer is not None and peer.ever_broke
             hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
             connection.send(frames.encode(addressed(connection, message.encode(hello))))
+            if connection.queued and not connection.route:
+                self._drop_unknown(connection)
         except ConnectionLost:
             raise
         except BaseException:  # of a handler of signals: nobody has the connection
             connection.close("dialling was interrupted")
             raise
         return connection
+
+    def _drop_unknown(self, connection: Connection) -> None:
+        """Gives up a connection that did not take its first frame at once (no memory): should it break, the other side would
+        never hear whose it was, nor ask again for what was to follow. BlockingIOError: to be dialled again."""
+        with self._lock:
+            others = [other for other in self._connections.pop(connection.remote, ()) if other is not connection]
+            if others:
+                self._connections[connection.remote] = others
+        connection.remote = ""  # closed by who calls, its loss is nobody's
+        raise BlockingIOError(errno.EAGAIN, "the new connection takes nothing")
 
     def _relay(self, peer: Peer) -> Relay:
         """The way to a process of another host. OSError until its agent has said that it can be reached."""

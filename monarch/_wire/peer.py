@@ -277,9 +277,8 @@ class Peer:
             self.survivor = self.connection
             if port is not None:
                 self.unsent.add(port)
-            if self.asking and self.broken:
-                return
-            # Also while it is dialled again: the other side had a connection of its own, and answers on that one are lost.
+            # Also while it is dialled again, or its agent is being asked: the other side had a connection of its own, and
+            # answers on that one are lost, to messages that are younger than the first question to the agent.
             self.asking = self.broken = True
         try:
             self._ask(self)

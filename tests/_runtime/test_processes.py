@@ -101,6 +101,8 @@ class Us:
         self.errors: deque[str] = deque()
         self.listening: set[str] = set()
         self.error = 0  # of the kernel, while dialling
+        self.queued = 0  # bytes that a new connection does not take
+        self.before = 0  # ports below it heard of the last break
         self.dialled = 0
         self.told: list[tuple[str, Any]] = []
         self.events: list[Any] = []
@@ -113,7 +115,9 @@ class Us:
             raise OSError(self.error, "as the test wants it")
         if address not in self.listening:
             raise ConnectionRefusedError
-        return Connection(address)
+        connection = Connection(address)
+        connection.queued = self.queued
+        return connection
 
     def close(self) -> None: ...
 
@@ -136,6 +140,7 @@ class Us:
 
     def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         self.events.append(("broke", peer.address, sorted(peer.take_unsent())))
+        self.before = before
 
     def tell_again(self, address: str) -> None:
         self.events.append(("told again", address))
@@ -249,6 +254,32 @@ def test_a_connection_that_broke_is_told_when_its_process_is_known_to_live(us: U
     assert hello.again
     us.known.reachable(ProcReachable(M0))
     assert len(us.events) == 1
+
+
+def test_of_two_connections_that_broke_younger_messages_are_told_too(us: Us) -> None:
+    us.listening.add(M0)
+    ours, (theirs, _) = send(us), us.hello()
+    assert us.known.lost(theirs, "closed")
+    us.known.peer(M0).lost(theirs)
+    port = us.ports.count()  # of a message that ours takes, and whose answer comes on the next that they dial
+    assert send(us, port=port) is ours
+    again, _ = us.hello(again=True)
+    assert us.known.lost(again, "closed")
+    us.known.peer(M0).lost(again)
+    us.known.reachable(ProcReachable(M0))  # the answer to the first question
+    assert us.events == [("broke", M0, [])] and us.before > port
+
+
+def test_a_connection_that_does_not_take_its_hello_is_given_up_and_dialled_again(us: Us) -> None:
+    """Whose it was nobody would know if it broke, and would not ask again for what it was to carry."""
+    us.listening.add(M0)
+    us.queued = 9
+    assert send(us) is None
+    assert us.known.statistics()["connected"] == 0 and us.told == []
+    us.queued = 0
+    us.loop.advance(1.0)
+    connection: Any = us.known.peer(M0).connection
+    assert [type(msg) for msg in connection.sent] == [Hello, Flushed] and us.dialled == 2
 
 
 # --- one takes the place of another

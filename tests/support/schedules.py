@@ -420,6 +420,57 @@ class Schedules:
         return f"{thread} at {_place(frame)}"
 
 
+class WasMet(Exception):
+    """Ends a schedule at a state that was met before."""
+
+
+class Choices:
+    """Explores worlds without threads, which say themselves what may come next and `choose` among it."""
+
+    def __init__(self) -> None:
+        self._trail: list[list[int]] = []
+        self._seen: set[int] = set()
+        self._at = 0
+
+    def explore(self, run: Callable[[Choices], object], most: int = 1_000_000) -> Explored:
+        """Calls `run` for every schedule, or the first so many."""
+        runs = steps = 0
+        while runs < most:
+            runs, self._at = runs + 1, 0
+            try:
+                run(self)
+            except WasMet:
+                pass
+            except BaseException as exc:
+                chosen = [choice for choice, _ in self._trail]
+                exc.add_note(f"schedule {runs} ({len(self._seen):,} states before): {chosen}")
+                raise
+            steps += self._at
+            while self._trail and self._trail[-1][0] + 1 >= self._trail[-1][1]:
+                self._trail.pop()
+            if not self._trail:
+                break
+            self._trail[-1][0] += 1
+        return Explored(runs, len(self._seen), steps)
+
+    def choose(self, count: int) -> int:
+        """Returns one of so many."""
+        at, self._at = self._at, self._at + 1
+        if at > _STEPS:
+            raise AssertionError("it turns in a circle")
+        if at == len(self._trail):
+            self._trail.append([0, count])
+        return self._trail[at][0]
+
+    def met(self, state: object) -> None:
+        """The world is in this state. Raises WasMet where it was before, and all that may follow was tried."""
+        if self._at >= len(self._trail):
+            key = hash(repr(state))
+            if key in self._seen:
+                raise WasMet
+            self._seen.add(key)
+
+
 class Blocking:
     """A lock, at which a thread that would wait lets others go on. `main`: the main thread may wait for it; otherwise it has
     the lock's own `acquire`, with nothing in it behind which Python would look for signals."""

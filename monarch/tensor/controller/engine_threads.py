@@ -97,8 +97,7 @@ class UnfetchedFailures:
 
     def _await(self) -> None:
         self._next = self._last_words.recv()
-        hear = weakref.WeakMethod(self.hear)
-        when_ready(self._next, lambda: _unread.put(lambda: (hear() or _nobody_hears)()))
+        when_ready(self._next, partial(_unread.put, partial(_hear, weakref.ref(self))))
 
     def hear(self) -> None:
         """Notes the last words that are here. Those of an engine that has ended, or of which all workers have, are logged."""
@@ -161,5 +160,8 @@ def _run() -> None:
         del read
 
 
-def _nobody_hears() -> None:
-    """For words that come when the engine itself is gone."""
+def _hear(about: weakref.ref[UnfetchedFailures]) -> None:
+    """Reads last words, unless the engine itself is gone."""
+    unfetched = about()
+    if unfetched is not None:
+        unfetched.hear()
