@@ -233,8 +233,10 @@ class Processes:
             self._remember(address, connection)
             again = peer is not None and peer.ever_broke
             hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
-            connection.send(frames.encode(addressed(connection, message.encode(hello))))
-            if connection.queued and not connection.route:
+            head = addressed(connection, message.encode(hello))
+            if connection.route:
+                connection.send(frames.encode(head))
+            elif not connection.send_small(frames.encode_small(head, b"")):
                 self._drop_unknown(connection)
         except ConnectionLost:
             raise

@@ -12,6 +12,8 @@ from a mesh's uid, a mesh of any size is one uid and its hosts, and references c
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 AGENT = "agent"
 CLIENT = "client"
 UNNAMED = "anon"  # a mesh of processes that the program gave no name
@@ -45,6 +47,30 @@ def split_proc_name(name: str) -> tuple[str, int] | None:
     """(mesh uid, rank) of a process's name; None for names that belong to no mesh (`client`, `agent`)."""
     mesh, dot, rank = name.rpartition(".")
     return (mesh, int(rank)) if dot and rank.isdigit() else None
+
+
+def by_ranges(numbers: Mapping[str, int]) -> dict[str, list[tuple[int, int, int]]]:
+    """Packs a number for each of many processes of meshes: by what their addresses have in common, (first rank, last rank,
+    number) of neighbours with the same."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    split = ((*address.rpartition("."), number) for address, number in numbers.items())
+    for mesh, rank, number in sorted((mesh, int(rank), number) for mesh, _, rank, number in split):
+        ranges = found.setdefault(mesh, [])
+        if ranges and ranges[-1][1:] == (rank - 1, number):
+            ranges[-1] = (ranges[-1][0], rank, number)
+        else:
+            ranges.append((rank, rank, number))
+    return found
+
+
+def of_ranges(ranges: Mapping[str, Iterable[tuple[int, int, int]]]) -> dict[str, int]:
+    """Returns what `by_ranges` has packed."""
+    return {
+        f"{mesh}.{rank}": number
+        for mesh, runs in ranges.items()
+        for first, last, number in runs
+        for rank in range(first, last + 1)
+    }
 
 
 def is_dialable(host: str) -> bool:

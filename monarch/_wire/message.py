@@ -160,7 +160,7 @@ class Probe(_Message, tag=5):
 
     With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before. No
     sooner than it is known here that the processes in `over` have ended, given as their addresses and the least incarnation
-    that may live there.
+    that may live there (see `address.by_ranges`).
     """
 
     key: str
@@ -168,7 +168,7 @@ class Probe(_Message, tag=5):
     rank: int
     ready: bool = False
     living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
-    over: dict[str, int] = {}
+    over: dict[str, list[tuple[int, int, int]]] = {}
 
 
 # --- what processes tell of themselves ----------------------------------------------------------------------

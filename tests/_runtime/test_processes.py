@@ -54,6 +54,11 @@ class Connection:
         data = b"".join(bytes(piece) for piece in pieces)
         self.sent.append(message.decode(data[module.frames.PREFIX.size :]))
 
+    def send_small(self, frame: bytes) -> bool:
+        if not self.queued:
+            self.send([frame])
+        return not self.queued
+
     def close(self, reason: str) -> None:
         self.lost, self.reason = True, reason
 

@@ -15,6 +15,7 @@ from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._runtime.future import Slot, Source
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
+from monarch._wire.address import by_ranges
 from monarch._wire.message import VALUE, Failure, Probe
 
 _AGAIN = 0.01  # seconds until a rank that has not answered as expected is looked at again: word of it is on its way
@@ -122,7 +123,7 @@ class Health:
         """Asks each rank of the check whether it is constructed, and has heard of the deaths that are known here."""
         with self._owned.lock:
             meshes = list(self._owned.procs.values())
-        over = {address: least for owned in meshes for address, least in owned.over().items()}
+        over = by_ranges({address: least for owned in meshes for address, least in owned.over().items()})
 
         def ask(port: int, rank: int) -> None:
             self._proc.post(check.addresses[rank], Probe(check.key, port, rank, bool(check.key), over=over))

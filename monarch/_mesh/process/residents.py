@@ -24,6 +24,7 @@ from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._shape.extent import Extent, Point
 from monarch._wire import codec, message
+from monarch._wire.address import of_ranges
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import VALUE, Answer, Failure, Probe, Spawn, StopActor, decode_extent
 from monarch._wire.transport.base import Connection
@@ -272,7 +273,7 @@ class Residents:
             answer()
             return
         first = once(answer)
-        word = WordOfEnds(self._proc, probe.over, _WORD)
+        word = WordOfEnds(self._proc, of_ranges(probe.over), _WORD)
         word.on_ready(lambda: All([instance.ready, *list(self._holds)]).on_ready(first))
         instance.ended.on_ready(first)
 
