@@ -276,9 +276,8 @@ def test_of_two_connections_that_broke_younger_messages_are_told_too(us: Us) -> 
 
 
 def test_a_connection_that_does_not_take_its_hello_is_given_up_and_dialled_again(us: Us) -> None:
-    """Whose it was nobody would know if it broke, and would not ask again for what it was to carry."""
     us.listening.add(M0)
-    us.queued = 9
+    us.queued = 9  # should it break, nobody there would know whose it was, and ask again for what it was to carry
     assert send(us) is None
     assert us.known.statistics()["connected"] == 0 and us.told == []
     us.queued = 0
