@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from monarch.tensor import function
-from monarch.tensor.controller.activation import no_modes
+from tests.models.training import STEPS, as_it_is, of_rank_0, trained, trains_as_here
 from tests.tensor.loopback import loopback
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers: Any = pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
 
-STEPS = 8
 Batch = dict[str, Any]
 BASE: dict[str, Any] = {
     "vocab_size": 64,
@@ -210,54 +208,22 @@ def made(config: str, model: str, given: dict[str, Any]) -> Any:
     return getattr(transformers, model)(getattr(transformers, f"{config}Config")(**given)).train()
 
 
-def trained(
-    model: Any, batches: Sequence[Batch], wrap: Callable[[Any], Any], value: Callable[[Any], float]
-) -> list[float]:
-    """The losses of a step on each batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-    def step(given: Batch) -> Any:
-        optimizer.zero_grad()
-        loss = model(**given).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    call = wrap(step)
-    return [value(call(given)) for given in batches]
-
-
-def of_rank_0(mesh: Any) -> Callable[[Any], float]:
-    def value(loss: Any) -> float:
-        with no_modes():
-            return float(mesh.client.local(loss))
-
-    return value
+def loss_of(model: Any, given: Batch) -> Any:
+    return model(**given).loss
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_it_does_here(name: str) -> None:
     config, model, given, batch = MODELS[name]
-    wanted = trained(made(config, model, given), [batch()] * STEPS, lambda step: step, float)
-    assert len(set(wanted)) == STEPS  # it learns, and draws other numbers each time
-    with loopback(gpus=2) as mesh:
-        assert trained(made(config, model, given), [batch()] * STEPS, lambda step: step, of_rank_0(mesh)) == wanted
-        steps: list[Any] = []
-
-        def recorded(step: Any) -> Any:
-            steps.append(function(step))
-            return steps[0]
-
-        assert trained(made(config, model, given), [batch()] * STEPS, recorded, of_rank_0(mesh)) == wanted
-        assert steps[0].traces == 1
+    trains_as_here(lambda: made(config, model, given), loss_of, lambda: [batch()] * STEPS)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_says_what_to_do(name: str) -> None:
     config, model, given, batch, told = REFUSED[name]
-    trained(made(config, model, given), [batch()] * STEPS, lambda step: step, float)
+    trained(made(config, model, given), loss_of, [batch()] * STEPS, as_it_is, float)
     with loopback(gpus=2) as mesh, pytest.raises(Exception, match=told):
-        trained(made(config, model, given), [batch()] * STEPS, lambda step: step, of_rank_0(mesh))
+        trained(made(config, model, given), loss_of, [batch()] * STEPS, as_it_is, of_rank_0(mesh))
 
 
 def test_every_padding_is_served_by_few_recordings() -> None:
@@ -268,16 +234,4 @@ def test_every_padding_is_served_by_few_recordings() -> None:
         masks = [torch.tensor([[1] * a + [0] * (12 - a), [1] * b + [0] * (12 - b)]) for a, b in lengths]
         return [{**text(), "attention_mask": mask} for mask in masks]
 
-    def losses(wrap: Callable[[Any], Any], value: Callable[[Any], float]) -> list[float]:
-        return trained(made("Llama", "LlamaForCausalLM", BASE), batches(), wrap, value)
-
-    wanted = losses(lambda step: step, float)
-    with loopback(gpus=2) as mesh:
-        steps: list[Any] = []
-
-        def recorded(step: Any) -> Any:
-            steps.append(function(step))
-            return steps[0]
-
-        assert losses(recorded, of_rank_0(mesh)) == wanted
-        assert steps[0].traces == 2  # padded, and not
+    trains_as_here(lambda: made("Llama", "LlamaForCausalLM", BASE), loss_of, batches, 2)  # padded, and not
