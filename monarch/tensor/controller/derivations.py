@@ -7,7 +7,8 @@ is read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -103,9 +104,15 @@ def seen_as(known: torch.Tensor, meta: Meta) -> torch.Tensor:
 
 class KnownReads:
     """The values from outside that a recorded run read. `reads`: each with the value that it had. `places`: which argument
-    has which memory, by the id that this had in the recorded run; the rest is the program's own."""
+    has which memory, by the id that this had in the recorded run; the rest is the program's own, in the memory of `met`: the
+    tensors from outside that the run met, each with the memory that it had."""
 
-    def __init__(self, reads: Sequence[tuple[KnownPart, torch.Tensor]], places: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        reads: Sequence[tuple[KnownPart, torch.Tensor]],
+        places: Mapping[int, int],
+        met: Iterable[tuple[weakref.ref[TensorRecord], TensorStorage]],
+    ) -> None:
         self._reads = reads
         sources: dict[int, Any] = {id(part.source): part.source for part, _ in reads}
         left = list(sources.values())
@@ -122,12 +129,18 @@ class KnownReads:
             for key, storage in sources.items()
             if isinstance(storage, TensorStorage)
         ]
+        own = {id(storage) for at, storage, _ in self._given if at is None}
+        self._met = [(weak, storage) for weak, storage in met if id(storage) in own]
 
     def depends_on(self, storage: TensorStorage) -> bool:
         return any(storage is given for _, given, _ in self._given)
 
     def hold(self, arguments: Sequence[TensorStorage]) -> bool:
         """True if the same would be read now, with arguments in this memory. No mode of torch's may be active."""
+        for weak, storage in self._met:
+            record = weak()
+            if record is not None and record.storage is not storage:  # by set_
+                return False
         known: dict[int, torch.Tensor] = {}
         same = True
         for at, storage, then in self._given:
@@ -135,12 +148,21 @@ class KnownReads:
             if now is None or then is None or now.dtype is not then.dtype:
                 return False
             known[id(storage)] = now
-            same = same and now.shape == then.shape and torch.equal(now, then)
+            same = same and _same_bits(now, then)
         if same:
             return True
         try:
             for step in self._steps:
                 known[id(step)] = step.value(known)
-            return all(torch.equal(part.value(known), read) for part, read in self._reads)
+            return all(_same_bits(part.value(known), read) for part, read in self._reads)
         except RuntimeError:  # an operation refuses these values, or there is less memory
             return False
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if a program cannot tell them apart, as it can 0.0 and -0.0."""
+    if one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    if one.dtype.is_floating_point or one.dtype.is_complex:
+        one, other = (value.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
+    return torch.equal(one, other)

@@ -181,7 +181,8 @@ class CommandRecorder(CommandWatcher):
         """Returns what was read of values from outside; None when nothing was. `places`: of the arguments' memory."""
         if not self._reads:
             return None
-        reads = KnownReads(list(self._reads.values()), places)
+        met = [(record, self.storages[ref]) for ref, (record, _, _) in self.met.items() if ref not in self.made]
+        reads = KnownReads(list(self._reads.values()), places, met)
         if any(map(reads.depends_on, self._overwritten)):
             self.refuse(
                 f"it reads a number with {self.read_with}, which would stay as it is now: keep such numbers in tensors "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -183,3 +184,26 @@ def test_a_long_way_from_what_is_given_to_what_is_read(loop: Any) -> None:
         5.0,
         3.0,
     ]
+
+
+def test_a_sign_of_zero_is_read(loop: Any) -> None:
+    @function
+    def signed(x: Any, scale: Any) -> Any:
+        return x * math.copysign(1.0, (scale * 2).item())
+
+    found = [number(loop, signed(torch.ones(()), torch.tensor(zero))) for zero in (0.0, 0.0, 0.0, -0.0, 0.0, -0.0)]
+    assert found == [1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
+
+
+def test_memory_that_is_exchanged(loop: Any) -> None:
+    """With `set_` a tensor has that of another: what a function has read of the first is not what it reads now."""
+    mask = torch.tensor([True, True])
+
+    @function
+    def masked(x: Any) -> Any:
+        return x * 2 if mask.all() else x
+
+    assert [number(loop, masked(torch.ones(()))) for _ in range(3)] == [2.0, 2.0, 2.0] and masked.traces == 1
+    mask.set_(torch.tensor([True, False]))
+    with pytest.raises(DataDependentError):
+        masked(torch.ones(()))
