@@ -60,6 +60,7 @@ _HOMES = {
     "no_mesh": ("monarch.tensor.controller.activation", "no_mesh"),
     "fetch_shard": ("monarch.tensor.controller.fetch", "fetch_shard"),
     "inspect": ("monarch.tensor.controller.fetch", "inspect"),
+    "agreed_values": ("monarch.tensor.controller.agreement", "agreed_values"),
     "replicate": ("monarch.tensor.controller.distribute", "replicate"),
     "shard": ("monarch.tensor.controller.distribute", "shard"),
     "gather": ("monarch.tensor.controller.distribute", "gather"),

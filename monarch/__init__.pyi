@@ -21,6 +21,7 @@ from monarch.config import configured as configured
 from monarch.config import get_global_config as get_global_config
 from monarch.config import get_runtime_config as get_runtime_config
 from monarch.tensor.controller.activation import no_mesh as no_mesh
+from monarch.tensor.controller.agreement import agreed_values as agreed_values
 from monarch.tensor.controller.collectives import reduce as reduce
 from monarch.tensor.controller.collectives import reduce_ as reduce_
 from monarch.tensor.controller.distribute import gather as gather

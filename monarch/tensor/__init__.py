@@ -27,6 +27,7 @@ from monarch.tensor.controller import actor_transfers as actor_transfers  # how 
 from monarch.tensor.controller import borrows as borrows  # how streams borrow
 from monarch.tensor.controller import torch_random
 from monarch.tensor.controller.activation import no_mesh
+from monarch.tensor.controller.agreement import DisagreementError, agreed_values
 from monarch.tensor.controller.distribute import gather, replicate, shard
 from monarch.tensor.controller.fetch import fetch_shard, inspect, show
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
@@ -42,11 +43,13 @@ torch_nn.install()
 
 __all__ = [
     "DeviceMesh",
+    "DisagreementError",
     "PendingReduce",
     "RemoteException",
     "RemoteProcessGroup",
     "Stream",
     "Tensor",
+    "agreed_values",
     "coalescing",
     "compile",
     "fetch_shard",

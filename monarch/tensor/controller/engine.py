@@ -397,7 +397,7 @@ class TensorEngine:
         try:
             answers = list(future.get().values())
         except SupervisionError as exc:
-            raise self._rescue(exc) from exc
+            raise self.rescue(exc) from exc
         for answer in answers:
             self.note(answer)
         confirmed = min((answer[2] for answer in answers if answer is not None), default=0)
@@ -446,7 +446,7 @@ class TensorEngine:
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
-        return follow(self.unfetched.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
+        return follow(self.unfetched.watched(answers), lambda values: self._fetched(values, convert), self.rescue)
 
     def _reach(self, place: StreamPlacement, open_: list[Taint]) -> StreamPlacement:
         """Returns where to ask for what the values at `place` depend on: there, or, where other ranks took part, on
@@ -572,7 +572,7 @@ class TensorEngine:
             self._waiting, self._payloads = [], []
             self._unsent = deque()  # a thread that is sending goes on with the one before
 
-    def _rescue(self, error: Exception) -> Exception:
+    def rescue(self, error: Exception) -> Exception:
         """Returns the error for the program when a worker did not answer."""
         if isinstance(error, SupervisionError):
             self.end(cause_of(str(error)))

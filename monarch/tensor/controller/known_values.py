@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import propagation
 from monarch.tensor.controller import misuse
+from monarch.tensor.controller.agreement import agreed, may_wait
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.derivations import Derivation, laid_out, part_of, replaced, seen_as
 from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, TensorStorage, recorder, recorders
@@ -111,18 +112,21 @@ def value_of(record: TensorRecord) -> torch.Tensor | None:
 
 
 def is_known(tensor: Tensor) -> bool:
-    """True if `known_values` has what is in it."""
-    return value_of(tensor._record) is not None and not tensor._record.storage.flags & DROPPED
+    """True if `known_values` has what is in it, or waits for it."""
+    return (may_wait() or value_of(tensor._record) is not None) and not tensor._record.storage.flags & DROPPED
 
 
 def known_values(tensor: Tensor, what: str) -> torch.Tensor:
-    """The values of a tensor that are known here. DataDependentError otherwise; TypeError when it may not be used."""
+    """The values of a tensor that are known here, or that the program waits for (`agreement`). DataDependentError
+    otherwise; TypeError when it may not be used."""
     record = tensor._record
     problem = trouble(tensor, record.place, False)
     if problem is not None:
         raise misuse.incorrect(what.removesuffix("()"), (tensor,), {}, [problem], None, _streams.stream)
     value = value_of(record)
     if value is None:
+        if may_wait():
+            return agreed(tensor, what)
         raise misuse.no_value(what)
     if recorders and (here := recorder()) is not None and record.storage.origin is not here.run:
         with _disable_current_modes(), torch.no_grad():

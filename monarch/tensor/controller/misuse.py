@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from monarch.tensor.frames import PACKAGE, TORCH
+from monarch.tensor.frames import PACKAGE, TORCH, internal
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
@@ -174,7 +174,8 @@ class DynamicShapeError(DynamicOutputShapeException):
             f"call it inside a "
             f"monarch.remote function, or fetch its inputs with monarch.inspect first. In place of t[mask], "
             f"torch.where(mask, t, 0) "
-            f"has a shape that is known; t[mask] = number works"
+            f"has a shape that is known; t[mask] = number works. In `with monarch.agreed_values():` the program waits for "
+            f"the values, which have to be the same in every process"
         )
 
 
@@ -224,7 +225,9 @@ def _values_elsewhere(what: str) -> str:
     return (
         f"{what} needs the values of a distributed tensor, which are in the processes of its mesh: "
         f"`monarch.inspect(tensor)` waits for them and gives a local tensor of one rank, `monarch.fetch_shard(tensor)` "
-        f"gives a Future of it; work that depends on values belongs in a `monarch.remote` function. Only scalars made from "
+        f"gives a Future of it; work that depends on values belongs in a `monarch.remote` function. In "
+        f"`with monarch.agreed_values():` the program waits here for values, which have to be the same in every process. "
+        f"Without it only scalars made from "
         f"constants alone (torch.tensor(1.0), and arithmetic on it) are known here, and masks and counts "
         f"(torch.arange(8) < 5) of up to 32 KiB"
     )
@@ -242,6 +245,14 @@ def not_sendable(tensor: Tensor) -> TypeError:
         f"and constructors of actors in the same processes; monarch.inspect(tensor) gives a local tensor that can "
         f"be saved or sent"
     )
+
+
+def line_of_program() -> str:
+    """The program's own line, or that of a library of its own, which called torch or this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def here(skip: int = 1) -> str:

@@ -11,13 +11,13 @@ import torch
 from monarch.tensor.controller import dispatch, known_values, misuse
 from monarch.tensor.controller.absent_devices import numbered
 from monarch.tensor.controller.activation import in_this_thread, no_modes
+from monarch.tensor.controller.agreement import answers_of
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, tensors_of
 from monarch.tensor.controller.stream import get_active_stream
-from monarch.tensor.failures import Failed
 from monarch.tensor.worker.function_call import ItemCall
 
 _SCALER = torch.amp.grad_scaler.__file__
@@ -234,11 +234,21 @@ class Tensor(torch.Tensor):
         with no_modes():
             return value.tolist()
 
-    def numpy(self, *, force: bool = False) -> NoReturn:
-        raise misuse.data_dependent("numpy()", RuntimeError)
+    def numpy(self, *, force: bool = False) -> Any:
+        """A NumPy array of the same values, as `tolist`; it cannot be written to. RuntimeError when they are not known."""
+        if not known_values.is_known(self):
+            raise misuse.data_dependent("numpy()", RuntimeError)
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        value = known_values.known_values(self, "numpy()")
+        with no_modes():
+            array = value.clone().numpy()
+        array.flags.writeable = False
+        return array
 
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise misuse.data_dependent("numpy()", RuntimeError)
+    def __array__(self, dtype: Any = None, *args: object, **kwargs: object) -> Any:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def __dlpack__(self, *args: object, **kwargs: object) -> NoReturn:
         raise misuse.no_memory("__dlpack__()")
@@ -311,15 +321,7 @@ def _asked_by_scaler() -> bool:
 def _agreed(tensor: Tensor) -> Any:
     """The number of a distributed scalar: the largest of all processes, and from here on that of each. Waits until they have
     it. RemoteException when it failed in any."""
-    record = tensor._record
-    place = record.place
-    engine = place.engine
-    asked = engine.ask(place.mesh, place.mesh, ItemCall(), [record.ref], [record.storage.taint], "call", place.stream)
-    answers = [answer for answer in asked.get().values() if answer is not None]
-    failed = [answer for answer in answers if isinstance(answer[0], Failed)]
-    if failed:
-        engine.value_of(min(failed, key=lambda answer: answer[0].order))
-    values = [answer[0] for answer in answers]
+    values = answers_of(tensor, ItemCall())
     largest = max(values)
     if largest != min(values):
         with torch.no_grad():

@@ -5,6 +5,8 @@ Tensors are detached on the way in and on the way out: autograd graphs end with 
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import keyword
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -169,6 +171,36 @@ class ItemCall:
 
     def prepare(self, executor: Executor) -> signature.Runner:
         return lambda tensors, numbers: tensors[0].item()
+
+
+class AgreedCall:
+    """A `signature.WorkerCall` that answers with its rank; a digest of its input, the same where all bits are; and the
+    input itself on the CPU where that is small, or this is rank `first`. `what`: how the program reads it."""
+
+    keeps: tuple[int, ...] | None = ()
+    mutates: tuple[int, ...] = ()
+
+    def __init__(self, what: str, first: int) -> None:
+        self.what = what
+        self.first = first
+
+    def name(self) -> str:
+        return f"{self.what} under agreed_values"
+
+    def prepare(self, executor: Executor) -> signature.Runner:
+        def run(tensors: Sequence[torch.Tensor], numbers: Sequence[Scalar]) -> tuple[int, bytes, torch.Tensor | None]:
+            value = tensors[0].detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
+            bits = value
+            if (value.dtype.is_floating_point or value.dtype.is_complex) and value.itemsize > 1:
+                bits = torch.where(value.isnan(), torch.full_like(value, torch.nan), value)
+            digest = hashlib.blake2b(ctypes.string_at(bits.data_ptr(), bits.nbytes)).digest()
+            sent = value.numel() <= _SENT or executor.rank == self.first
+            return executor.rank, digest, value if sent else None
+
+        return run
+
+
+_SENT = 64  # numbers that every rank sends, at most
 
 
 def applier(function: Callable[..., Any], tree: PyTree) -> signature.Runner:
