@@ -17,12 +17,6 @@ from torch.nn.functional import cross_entropy
 from tests.models.training import STEPS, trains_as_here
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-if not torch.backends.cuda.is_built():
-    # The registries' torchvision is for torch with CUDA, and its operators are not loaded without it. It asks for these
-    # two by name when it is imported; no model here uses them.
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 timm: Any = pytest.importorskip("timm", reason="needs timm and torchvision: make test-models installs them")
 torchvision: Any = pytest.importorskip("torchvision", reason="needs torchvision: make test-models installs it")
 

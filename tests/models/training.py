@@ -13,6 +13,13 @@ from tests.tensor.loopback import loopback
 
 STEPS = 8
 
+if not torch.backends.cuda.is_built():
+    # The registries' torchvision is for torch with CUDA, and its operators are not loaded without it. It asks for these
+    # two by name when it is imported, also by transformers; no model here uses them.
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        operators.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+
 
 def fused(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)

@@ -32,7 +32,7 @@ _SHOWN = 8  # processes, and values, that an error names
 
 
 class ReadCost:
-    """How often one line waited for a value, and for how long altogether, in seconds."""
+    """The number of values that one line waited for, and the time that it took, in seconds."""
 
     __slots__ = ("count", "seconds")
 
@@ -42,7 +42,7 @@ class ReadCost:
 
 
 class AgreedReads:
-    """What reading values has cost in the blocks of one `agreed_values()`. `lines`: by what read it, and where."""
+    """The cost of reading values in the blocks of one `agreed_values()`. `lines`: by what read it, and where."""
 
     def __init__(self) -> None:
         self.lines: dict[str, ReadCost] = {}
@@ -75,7 +75,7 @@ _active = _Active()
 
 
 class agreed_values:
-    """In the block, and in what it calls, reading a value of a distributed tensor waits for it: `t.item()`, `bool(t)`,
+    """A block in which, and in what it calls, reading a value of a distributed tensor waits for it: `t.item()`, `bool(t)`,
     `float(t)`, `t.tolist()`, `t.numpy()`, `f"{t:.3f}"`, `torch.equal(t, u)`, and operations whose shape depends on values
     (`t[mask]`, `nonzero`, `unique`). Also a decorator.
 
@@ -111,7 +111,8 @@ class agreed_values:
 
 
 class DisagreementError(RuntimeError):
-    """The program read a value under `agreed_values()` that is not the same in all processes. Since 0.2.0."""
+    """The error for a value that the program read under `agreed_values()`, and that is not the same in all processes.
+    Since 0.2.0."""
 
 
 def may_wait() -> bool:

@@ -20,6 +20,7 @@ from monarch.tensor.controller.absent_devices import _strangers, meant
 from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.constants import constant, goes_along, replica
 from monarch.tensor.controller.derivations import replaced
+from monarch.tensor.controller.dynamic_shapes import by_indices, computed, decided, indexes
 from monarch.tensor.controller.handles import MadeInInference, layout, make
 from monarch.tensor.controller.known_values import is_known, kept, know, known_scalar, known_values
 from monarch.tensor.controller.misuse import OperandProblem
@@ -229,9 +230,11 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         try:
             entry = _learn(op, args, kwargs, inputs, engine, frozen)
         except misuse.DynamicShapeError:
-            if not all(map(is_known, decisive(func, args, inputs))):
+            if not decided(func, args, inputs):
                 raise
-            return _by_values(func, args, kwargs, inputs, place)
+            if indexes(func):
+                return operate(*by_indices(func, args, place), {}, mesh)
+            return computed(func, args, kwargs, inputs, place)
     if closer:
         place = check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
     here = recorder() if recorders else None
@@ -477,45 +480,6 @@ def _move(record: TensorRecord, source: TensorRecord | None, taint: Taint | None
     record.storage = source.storage if source is not None else TensorStorage(taint)
     if source is not None:
         share(source, record)
-
-
-# --- operations whose shape depends on values that are known, or waited for ----------------------------------------
-
-
-def decisive(func: OpOverload, args: Args, inputs: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors of whose values the shape of what `func` gives depends: masks that index; else all."""
-    if func is _index:
-        return [index for index in args[1] if type(index) is Tensor and index.dtype in _MASKS]
-    return [args[1]] if func is _masked_select else inputs
-
-
-def _by_values(func: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], place: StreamPlacement) -> PyTree:
-    """Runs an operation whose shape depends on values with these: a mask that indexes becomes the indices of what it
-    selects, and what else there is (`nonzero`, `unique`) is computed here and sent."""
-    if func is _masked_select:
-        source, mask = torch.ops.aten.broadcast_tensors.default(list(args))
-        return operate(_index, (source, [mask]), {}, place.mesh)
-    masks = decisive(func, args, inputs)
-    values = {id(tensor): known_values(tensor, str(func)) for tensor in masks}
-    with _disable_current_modes():
-        if func is _index:
-            indices: list[Any] = []
-            for index in args[1]:
-                known = values.get(id(index))
-                indices += [index] if known is None else known.nonzero(as_tuple=True)
-        else:
-            result = func(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
-    if func is _index:
-        sent = [constant(place, index, True) if type(index) is torch.Tensor else index for index in indices]
-        return operate(func, (args[0], sent), kwargs, place.mesh)
-    if isinstance(result, torch.Tensor):
-        return constant(place, result, True)
-    return type(result)(constant(place, part, True) if isinstance(part, torch.Tensor) else part for part in result)
-
-
-_index = torch.ops.aten.index.Tensor
-_masked_select = torch.ops.aten.masked_select.default
-_MASKS = (torch.bool, torch.uint8)
 
 
 # --- local tensors among the inputs -----------------------------------------------------------------------------

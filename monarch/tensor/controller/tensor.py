@@ -158,6 +158,18 @@ class Tensor(torch.Tensor):
         with in_this_thread():
             super().backward(gradient, retain_graph, create_graph, inputs)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Writes as in torch. Where a mask chooses the elements, and one value that requires grad goes to all of them, its
+        derivative is a sum by the mask: torch's own takes the chosen ones out, of which nobody here knows how many there
+        are."""
+        masked = is_distributed(index) and index.dtype is torch.bool and is_distributed(value) and value.requires_grad
+        rest = self.shape[index.dim() :] if masked else ()
+        if masked and torch.is_grad_enabled() and _spreads(value.shape, rest) and index.shape == self.shape[: index.dim()]:
+            wide = index.reshape(*index.shape, *(1 for _ in rest))
+            self.copy_(torch.where(wide, value.reshape(value.shape[-len(rest) :] if rest else ()).to(self.dtype), self))
+            return
+        super().__setitem__(index, value)
+
     # --- between ranks
 
     def to_mesh(self, mesh: object, stream: Stream | None = None) -> Tensor:
@@ -304,6 +316,15 @@ class Tensor(torch.Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+def _spreads(shape: torch.Size, rest: torch.Size) -> bool:
+    """True if one value of `shape` fits each chosen element, of shape `rest`: no value for each."""
+    extra = len(shape) - len(rest)
+    last = shape[max(extra, 0) :]
+    return all(size == 1 for size in shape[: max(extra, 0)]) and all(
+        size in (1, wanted) for size, wanted in zip(last, rest[len(rest) - len(last) :], strict=True)
+    )
 
 
 # --- torch.amp.GradScaler: what it asks of its tensors is fetched ---------------------------------------------

@@ -216,7 +216,7 @@ def lbfgs(parameters: Any) -> Any:
 
 
 def losses(optimizer_of: Any) -> list[float]:
-    """Of a training that reads values in the ways that torch does."""
+    """The losses of a training that reads values in the ways that torch does."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     x, y = torch.randn(8, 4), torch.randn(8, 1)
@@ -252,7 +252,7 @@ def test_trainings_that_read_values(four: Any, kind: Any) -> None:
 
 @full
 def test_a_process_that_has_died() -> None:
-    """Who reads is told, and does not wait for ever."""
+    """The program is told as it reads, and does not wait for ever."""
     procs = this_host().spawn_procs({"gpus": 4}, name="agreed")
     try:
         with pytest.raises(SupervisionError, match=r"has ended"), procs.activate() as mesh, monarch.agreed_values():

@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import monarch
+from monarch.tensor.controller.activation import no_modes
+from tests.tensor.loopback import loopback
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -467,3 +469,25 @@ def test_freezing_and_no_grad(procs: Any) -> None:
         return [model[1].weight.grad, out]
 
     both(procs, program)
+
+
+@pytest.mark.parametrize(
+    ("shape", "masked", "value"),
+    [((2, 3, 5), 2, (5,)), ((2, 3, 5), 2, (1, 5)), ((2, 3), 2, ()), ((4, 2, 3), 1, (2, 1)), ((4, 2, 3), 1, (1, 1, 3))],
+    ids=str,
+)
+def test_a_value_for_all_that_a_mask_chooses(shape: Any, masked: int, value: Any) -> None:
+    def computed() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        x, given = torch.randn(shape, requires_grad=True), torch.randn(value, requires_grad=True)
+        y = x * 1
+        y[torch.randn(shape[:masked]) > 0] = given
+        (y * y).sum().backward()
+        return y.detach(), x.grad, given.grad
+
+    wanted = computed()
+    with loopback(gpus=2) as mesh:
+        found = computed()
+        with no_modes():
+            for one, plain in zip(found, wanted, strict=True):
+                torch.testing.assert_close(mesh.client.local(one), plain)
