@@ -69,7 +69,7 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 	@$(BIN)/python -m pytest -q -m ray
 
 test-models: $(READY)  ## tiny models of transformers, timm and torchvision, which are installed for them, beside plain torch
-	@$(BIN)/python -c 'import importlib.util as u; assert all(map(u.find_spec, ("transformers", "timm", "torchvision")))' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-models]'
+	@$(BIN)/python -c 'import importlib.util as u; assert all(map(u.find_spec, ("accelerate", "transformers", "timm", "torchvision")))' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-models]'
 	@$(BIN)/python -m pytest -q tests/models
 
 test-programs: $(READY)  ## programs as libraries write them, with their times; beside torchmonarch and torchrun

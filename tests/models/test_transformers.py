@@ -18,7 +18,7 @@ import torch
 import monarch
 from monarch.tensor import function
 from monarch.tensor.controller.misuse import DataDependentError
-from tests.models.training import STEPS, as_it_is, fused, of_rank_0, trained, trains_as_here
+from tests.models.training import STEPS, as_it_is, fused, is_in_the_table, of_rank_0, trained, trains_as_here
 from tests.tensor.loopback import loopback
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -337,3 +337,10 @@ def test_every_padding_is_served_by_few_recordings() -> None:
         return [{**text(), "attention_mask": mask} for mask in masks]
 
     trains_as_here(lambda: made("Llama", "LlamaForCausalLM", BASE), loss_of, batches, 2)  # padded, and not
+
+
+def test_the_table_says_what_these_tests_show() -> None:
+    assert is_in_the_table(transformers, (model for _, model, *_ in MODELS.values()))
+    waited = "equal under `agreed_values`"
+    refused = "operation by operation, with a warning"
+    assert is_in_the_table(transformers, (model for _, model, *_ in (BART, WAVES)), waited, refused)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.models.training import STEPS, trains_as_here
+from tests.models.training import STEPS, is_in_the_table, trains_as_here
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 timm: Any = pytest.importorskip("timm", reason="needs timm and torchvision: make test-models installs them")
@@ -87,3 +87,9 @@ def test_a_model_trains_as_it_does_here(name: str) -> None:
         return MODELS[name]().train()
 
     trains_as_here(made, loss_of, lambda: [pictures()] * STEPS)
+
+
+def test_the_table_says_what_these_tests_show() -> None:
+    for library in (timm, torchvision):
+        name = f"{library.__name__}: "
+        assert is_in_the_table(library, (model.removeprefix(name) for model in MODELS if model.startswith(name)))

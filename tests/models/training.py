@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,3 +81,12 @@ def trains_as_here(
 
         assert trained(make(), loss_of, batches(), recorded, here, make_optimizer) == wanted
         assert steps[0].traces == recordings
+
+
+def is_in_the_table(
+    library: Any, models: Iterable[str], op_by_op: str = "equal", recorded: str = "equal, one recording"
+) -> bool:
+    """True if the table of docs/tensors.md says this of these models of a library, and of no others."""
+    release = library.__version__.partition("+")[0]
+    row = f"| {library.__name__} {release} | {', '.join(sorted(set(models)))} | {op_by_op} | {recorded} |"
+    return row in (Path(__file__).resolve().parents[2] / "docs/tensors.md").read_text().splitlines()

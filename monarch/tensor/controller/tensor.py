@@ -164,7 +164,12 @@ class Tensor(torch.Tensor):
         are."""
         masked = is_distributed(index) and index.dtype is torch.bool and is_distributed(value) and value.requires_grad
         rest = self.shape[index.dim() :] if masked else ()
-        if masked and torch.is_grad_enabled() and _spreads(value.shape, rest) and index.shape == self.shape[: index.dim()]:
+        if (
+            masked
+            and torch.is_grad_enabled()
+            and _spreads(value.shape, rest)
+            and index.shape == self.shape[: index.dim()]
+        ):
             wide = index.reshape(*index.shape, *(1 for _ in rest))
             self.copy_(torch.where(wide, value.reshape(value.shape[-len(rest) :] if rest else ()).to(self.dtype), self))
             return

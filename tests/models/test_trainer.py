@@ -1,0 +1,34 @@
+"""The programs of docs/how-to/trainer.md run: Hugging Face's Trainer and Accelerate in the actors of a mesh."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import blocks
+from tests.support.tiers import full
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/trainer.md"
+PROGRAMS = [block.text for block in blocks(PAGE.read_text()) if block.words[:1] == ["python"]]
+pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
+pytest.importorskip("accelerate", reason="needs accelerate: make test-models installs it")
+
+
+@full
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, "(2, 8, 79.1703)"), (1, "(2, 0.1039)")], ids=["Trainer", "Accelerate"]
+)
+def test_a_program_of_the_page(number: int, told: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAMS[number])
+    run = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, check=False, cwd=tmp_path, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line for line in run.stdout.splitlines() if "gpus" in line and "(2," in line] == [
+        f"{{'gpus': {rank}/2}} {told}" for rank in range(2)
+    ]
+    assert f"It prints `{told}` for each rank" in PAGE.read_text()
