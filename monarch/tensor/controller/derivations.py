@@ -165,4 +165,5 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.dtype.is_floating_point or one.dtype.is_complex:
         one, other = (value.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for value in (one, other))
-    return torch.equal(one, other)
+    same: bool = torch.equal(one, other)
+    return same

@@ -21,6 +21,7 @@ from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.constants import constant, goes_along, replica
 from monarch.tensor.controller.derivations import replaced
 from monarch.tensor.controller.dynamic_shapes import by_indices, computed, decided, indexes
+from monarch.tensor.controller.fetched import run_here, was_fetched
 from monarch.tensor.controller.handles import MadeInInference, layout, make
 from monarch.tensor.controller.known_values import is_known, kept, know, known_scalar, known_values
 from monarch.tensor.controller.misuse import OperandProblem
@@ -337,8 +338,6 @@ def _learn(
     op: _KnownOp, args: Args, kwargs: Kwargs, inputs: list[Tensor], engine: TensorEngine, key: object
 ) -> KnownCall:
     """Works out what a call gives that was not made before, and defines it on the workers."""
-    if misuse.compiling():
-        raise misuse.not_compiled(str(op.op))
     values, named, _ = template(args, kwargs, None)
     if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
         raise metadata.not_dense("quantized")
@@ -497,6 +496,8 @@ def _with_locals(func: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tens
     if place is not None and all(goes_along(tensor, mesh) for tensor in others):
         sent = {id(tensor): constant(place, tensor) for tensor in others}
         return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
+    if place is None and all(map(was_fetched, others)):
+        return run_here(func, args, kwargs)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
     problems = [OperandProblem(tensor, code) for tensor in others]
     error = misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
@@ -535,6 +536,8 @@ def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None
 
 def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     ours = [arg for arg in args[:2] if type(arg) is Tensor]
+    if not ours:
+        return NotImplemented
     if len(ours) == 2 and all(map(is_known, ours)):
         known = {id(tensor): known_values(tensor, f"torch.{func._schema.name[6:]}()") for tensor in ours}
         with _disable_current_modes():

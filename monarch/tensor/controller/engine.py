@@ -19,6 +19,7 @@ from monarch.actor.lowlevel import Sealed, follow
 from monarch.tensor import worker_commands
 from monarch.tensor.controller.engine_threads import AGE, FlushTimer, UnfetchedFailures
 from monarch.tensor.controller.events import follow_stream
+from monarch.tensor.controller.fetched import note
 from monarch.tensor.controller.issued import CommandStacks, IssuedCommand, RepeatedConstant, UnsentBatch, _gather
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.records import holders, recorder, recorders
@@ -474,6 +475,7 @@ class TensorEngine:
                 result = value
         if worst is not None:
             raise self.exception_of(worst)
+        note(result)
         return convert(result)
 
     def ask(

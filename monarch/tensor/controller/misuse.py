@@ -188,22 +188,6 @@ def no_prediction(what: str) -> NotImplementedError:
     )
 
 
-def compiling() -> bool:
-    """True if torch.compile looks at the Python code that runs in this thread."""
-    if "torch._dynamo" not in sys.modules:  # set by the first to compile
-        return False
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)  # None: torch below 2.6 cannot say
-    return callback is not None and callback() not in (None, False)
-
-
-def not_compiled(what: str) -> NotImplementedError:
-    """The error for an operation on distributed tensors in code that torch.compile is to compile."""
-    return NotImplementedError(
-        f"{what} is in code given to torch.compile, which compiles for tensors of one process: call the function as it is "
-        f"(monarch.function sends a step as one message), and use torch.compile inside monarch.remote functions"
-    )
-
-
 def not_an_operand(array: object) -> TypeError:
     """The error for an array among the operands of a distributed tensor."""
     return TypeError(

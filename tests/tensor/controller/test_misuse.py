@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import monarch
 import monarch.tensor as mt
 from tests.tensor.loopback import Loopback, loopback
 
@@ -99,19 +100,37 @@ def test_local_arguments(x: Any, local: torch.Tensor) -> None:
             call()
 
 
-def test_code_that_is_to_be_compiled(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mt.controller.misuse, "compiling", lambda: True)
-    with pytest.raises(
-        NotImplementedError, match=r"aten\.cosh.* is in code given to torch\.compile, .*monarch\.function"
-    ):
-        x.cosh()
-
-
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_torch_compile_says_so_itself(x: Any) -> None:
-    with pytest.raises(NotImplementedError, match=r"is in code given to torch\.compile"):
-        torch.compile(lambda y: y.cosh().sinh(), backend="eager")(x)
+def test_what_is_to_be_compiled_runs_as_it_is(x: Any) -> None:
+    def computed(y: Any) -> Any:
+        return (y.cosh() + torch.ones(3).tanh()).sinh() if y.shape[0] == 2 else y
+
+    wanted = monarch.inspect(computed(x))
+    for backend in ("eager", "aot_eager"):
+        for _ in range(2):
+            assert torch.equal(monarch.inspect(torch.compile(computed, backend=backend)(x)), wanted)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+    net.compile(backend="eager")
+    torch.manual_seed(0)
+    net(x).sum().backward()
+    found = monarch.inspect(net[0].weight.grad)
+    net.zero_grad()
+    torch.manual_seed(0)
+    net[1](net[0](x)).sum().backward()
+    assert torch.equal(monarch.inspect(net[0].weight.grad), found)
+    with pytest.raises(RuntimeError, match="fullgraph=True found no compiled frames"):
+        torch.compile(computed, backend="eager", fullgraph=True)(x)
+
+
+def test_what_was_fetched_is_worked_on_here(x: Any) -> None:
+    one, other = monarch.inspect(x), monarch.inspect(x * 2)
+    assert torch.isfinite(one).all() and not torch.equal(one, other) and torch.stack([one, other]).sum().item() == 18.0
+    one.add_(other[0] > 1)
+    assert one.tolist() == [[2.0] * 3] * 2 and one[one > 1].view(3, 2).t().shape == (2, 3)
+    for mixed in (lambda: one + x, lambda: one + torch.ones(3)):
+        with pytest.raises(TypeError, match="LOCAL_TENSOR"):
+            mixed()
 
 
 def test_local_operands_alone_are_never_silently_unequal(local: torch.Tensor, loop: Any) -> None:
