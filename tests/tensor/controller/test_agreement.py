@@ -212,7 +212,7 @@ def test_what_failed(four: Any) -> None:
 
 
 def lbfgs(parameters: Any) -> Any:
-    return torch.optim.LBFGS(parameters, max_iter=4, line_search_fn="strong_wolfe")
+    return torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe")
 
 
 def losses(optimizer_of: Any) -> list[float]:
