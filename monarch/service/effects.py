@@ -1,0 +1,88 @@
+"""What the dispatcher wants done. A replica is named by its number and its generation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from monarch.service.errors import ServiceError
+
+
+class SendBatch(NamedTuple):
+    """Run these requests at a replica, in one call; then `answered(attempt)`."""
+
+    replica: int
+    generation: int
+    attempt: int
+    requests: tuple[int, ...]
+
+
+class ReplyWith(NamedTuple):
+    """Give a request its answer: item `place` of what its call returned."""
+
+    request: int
+    place: int
+    replica: int
+    version: int
+    moves: int  # of its session
+
+
+class FailRequest(NamedTuple):
+    """Raise `error` where the request was made."""
+
+    request: int
+    error: ServiceError
+
+
+class StartReplica(NamedTuple):
+    """Start processes on host number `host`, run update `version` there (0: none); then `started`, or `lost`."""
+
+    replica: int
+    generation: int
+    host: int
+    version: int
+
+
+class StopReplica(NamedTuple):
+    """Stop what is left of a replica. Nobody waits for it."""
+
+    replica: int
+    generation: int
+
+
+class UpdateReplica(NamedTuple):
+    """Run update `version`; then `updated`, or `update_failed`."""
+
+    replica: int
+    generation: int
+    version: int
+
+
+class UpdateEnded(NamedTuple):
+    """Tell whoever wants update `version`: it is done, or stopped by `error`."""
+
+    version: int
+    error: ServiceError | None
+
+
+class ProbeReplica(NamedTuple):
+    """Ask its health check; then `probed`."""
+
+    replica: int
+    generation: int
+
+
+class PolicyFailed(NamedTuple):
+    """Say that the routing policy raised, or returned none of the replicas that it was given; `least_outstanding` decided."""
+
+    error: Exception
+    given: tuple[int, ...]
+
+
+class ServiceClosed(NamedTuple):
+    """Tell whoever shuts the service down: nothing is left."""
+
+
+ServiceEffect = (
+    SendBatch | ReplyWith | FailRequest | StartReplica | StopReplica | UpdateReplica | UpdateEnded | ProbeReplica | PolicyFailed | ServiceClosed
+)
+Cause = Any  # an exception, or a text

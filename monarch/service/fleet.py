@@ -1,0 +1,318 @@
+"""The replicas of a service: how many there are, how they come, get updates and go. Pure; the half of the dispatcher that knows
+no requests beyond how many a replica has."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from monarch.service.effects import (
+    Cause,
+    ProbeReplica,
+    ServiceEffect,
+    StartReplica,
+    StopReplica,
+    UpdateEnded,
+    UpdateReplica,
+)
+from monarch.service.errors import ServiceError, ServiceUnavailableError, ServiceUpdateError, caused
+from monarch.service.replica_record import LIVING, Replica, ServiceRequest
+from monarch.service.rules import ServiceRules
+
+
+class Fleet:
+    """See the module. `effects` collects what is to be done; whoever does it takes them out."""
+
+    def __init__(self, rules: ServiceRules) -> None:
+        self.rules = rules
+        self.effects: list[ServiceEffect] = []
+        self.replicas: dict[int, Replica] = {}
+        self.target = rules.replicas
+        if rules.autoscale is not None:
+            self.target = min(max(self.target, rules.autoscale.least), rules.autoscale.most)
+        self.version = 0  # that new replicas get
+        self.closed = False
+        self._latest = 0  # the last version that was asked for
+        self._settled = 0  # the last that every replica got
+        self._wanted_updates: deque[int] = deque()
+        self._rolling = False
+        self._low_since = math.inf  # since when fewer replicas are wanted
+        self._low_peak = 0
+        self._last_cause: Cause = None
+
+    # --- what the dispatcher does
+
+    def _drain(self, now: float) -> None:
+        """Gives replicas that have room what waits for one."""
+        raise NotImplementedError
+
+    def _go_on(self, replica: Replica, now: float) -> None:
+        """A replica is up again."""
+        raise NotImplementedError
+
+    def _spill(self, replica: Replica, now: float) -> None:
+        """A replica takes nothing for a while, or ever again: what waits for it goes elsewhere."""
+        raise NotImplementedError
+
+    def _empty(self, replica: Replica, cause: Cause) -> list[ServiceRequest]:
+        """Takes everything from a replica that is gone; returns what may go elsewhere, the rest fails."""
+        raise NotImplementedError
+
+    def _to_backlog(self, requests: list[ServiceRequest]) -> None:
+        """Puts requests, by their numbers, among those that wait for a replica."""
+        raise NotImplementedError
+
+    def _settle(self, now: float) -> None:
+        """Ends what can come no more: requests of a service without replicas, the service itself."""
+        raise NotImplementedError
+
+    # --- events
+
+    def started(self, number: int, generation: int, now: float) -> None:
+        """A replica is there, with the version that it was started with."""
+        replica = self._current(number, generation)
+        if replica is None or replica.state != "starting":
+            return
+        replica.state = "up"
+        self._schedule_probe(replica, now)
+        if replica.version < self.version:  # an update began meanwhile
+            self._begin_update(replica)
+        else:
+            self._go_on(replica, now)
+
+    def lost(self, number: int, generation: int, cause: Cause, now: float) -> None:
+        """A replica died, or could not be started."""
+        replica = self._current(number, generation)
+        if replica is None or replica.state in ("backoff", "lost"):
+            return
+        was = replica.state
+        self._last_cause = replica.cause = cause
+        self.effects.append(StopReplica(number, generation))
+        displaced = self._empty(replica, cause)
+        if was == "leaving":
+            del self.replicas[number]
+        else:
+            self._restart_later(replica, now)
+        self._to_backlog(displaced)
+        if was == "updating" and self._rolling:
+            self._stop_rolling(replica, cause)
+            for other in [other for other in self.replicas.values() if other.state == "draining"]:
+                other.state = "up"
+                self._go_on(other, now)
+        self._drain(now)
+        self._roll(now)
+        self._settle(now)
+
+    def probed(self, number: int, generation: int, cause: Cause | None, now: float) -> None:
+        """The health check was answered; `cause`: what it raised."""
+        replica = self._current(number, generation)
+        if replica is None or replica.probe_deadline == math.inf:
+            return
+        replica.probe_deadline = math.inf
+        if cause is not None:
+            self.lost(number, generation, cause, now)
+
+    def scale(self, count: int, now: float) -> None:
+        """So many replicas are wanted. Those that were given up do not count."""
+        if self.closed:
+            return
+        self.target = count
+        for number in [number for number, replica in self.replicas.items() if replica.state == "lost"]:
+            del self.replicas[number]
+        self._adjust(now)
+
+    def update(self, now: float) -> int:
+        """An update is wanted; returns its version. UpdateEnded says when it is done. One begins after the other."""
+        self._latest += 1
+        self._wanted_updates.append(self._latest)
+        self._roll(now)
+        return self._latest
+
+    def updated(self, number: int, generation: int, now: float) -> None:
+        """A replica has the version that it was to get."""
+        replica = self._current(number, generation)
+        if replica is None or replica.state != "updating":
+            return
+        if replica.version < self.version:
+            self._begin_update(replica)
+            return
+        replica.state, replica.errors = "up", 0
+        self._go_on(replica, now)
+        self._roll(now)
+
+    # --- time
+
+    def _replica_due(self, replica: Replica, now: float) -> None:
+        if replica.until <= now:
+            replica.until = math.inf
+            if replica.state == "backoff":
+                self._start(replica)
+            elif replica.state == "suspended":
+                replica.state = "trial"
+        health = self.rules.health
+        if health is None:
+            return
+        if replica.probe_deadline <= now:
+            text = (
+                f"replica {replica.number} of service {self.rules.name!r} did not answer its health check "
+                f"{health.endpoint}() within {health.timeout:g} s"
+            )
+            self.lost(replica.number, replica.generation, text, now)
+        elif replica.next_probe <= now:
+            self._schedule_probe(replica, now)
+            asked = replica.probe_deadline != math.inf
+            if not asked and replica.state in ("up", "trial") and (self.rules.health_beside or not replica.calls):
+                replica.probe_deadline = now + health.timeout
+                self.effects.append(ProbeReplica(replica.number, replica.generation))
+
+    def _fleet_due(self) -> float:
+        """Returns when something of the replicas is due; infinity when nothing is."""
+        due = min(
+            (min(replica.until, replica.next_probe, replica.probe_deadline) for replica in self.replicas.values()),
+            default=math.inf,
+        )
+        if self.rules.autoscale is not None and not self.closed and not self._is_lost():
+            due = min(due, self._low_since + self.rules.autoscale.idle)
+        return due
+
+    def _schedule_probe(self, replica: Replica, now: float) -> None:
+        if self.rules.health is not None:
+            replica.next_probe = now + self.rules.health.every
+
+    # --- starts
+
+    def _current(self, number: int, generation: int) -> Replica | None:
+        replica = self.replicas.get(number)
+        return replica if replica is not None and replica.generation == generation else None
+
+    def _start(self, replica: Replica) -> None:
+        """Starts a replica on the host that has the fewest, those counted as well that failed there of late."""
+        busy = [0] * self.rules.hosts
+        for other in self.replicas.values():
+            if other is not replica and other.state not in ("backoff", "lost"):
+                busy[other.host] += 1
+        busy[replica.host] += len(replica.failures)  # a host that is gone fails every start
+        replica.restarts += replica.generation > 0
+        replica.host = min(range(self.rules.hosts), key=busy.__getitem__)
+        replica.generation += 1
+        replica.state, replica.version = "starting", self.version
+        self.effects.append(StartReplica(replica.number, replica.generation, replica.host, self.version))
+
+    def _restart_later(self, replica: Replica, now: float) -> None:
+        failures = replica.failures
+        failures.append(now)
+        while failures and failures[0] <= now - self.rules.within:
+            failures.popleft()
+        if len(failures) > self.rules.restarts:
+            replica.state = "lost"
+        else:
+            replica.state, replica.until = "backoff", now + self.rules.backoff_of(max(1, len(failures)))
+
+    def _is_lost(self) -> bool:
+        return bool(self.replicas) and all(replica.state == "lost" for replica in self.replicas.values())
+
+    def _unavailable(self) -> ServiceError:
+        error = ServiceUnavailableError(
+            f"the service {self.rules.name!r} has no replica left: each died more than {self.rules.restarts} times within "
+            f"{self.rules.within:g} s, the last because {first_lines(self._last_cause)}. service.scale(n) starts new ones"
+        )
+        return caused(error, self._last_cause)
+
+    # --- how many
+
+    def _adjust(self, now: float) -> None:
+        """Starts replicas, or lets some go, until there are as many as wanted."""
+        staying = [replica for replica in self.replicas.values() if replica.state != "leaving"]
+        for _ in range(self.target - len(staying)):
+            number = next(number for number in range(len(self.replicas) + 1) if number not in self.replicas)
+            self.replicas[number] = Replica(number, version=self.version)
+            self._start(self.replicas[number])
+        if len(staying) > self.target:
+            staying.sort(key=lambda one: (one.state in LIVING, one.running + len(one.queue), -one.number))
+            for replica in staying[: len(staying) - self.target]:
+                self._let_go(replica, now)
+            self._drain(now)
+            self._roll(now)
+        self._settle(now)
+
+    def _let_go(self, replica: Replica, now: float) -> None:
+        gone = replica.state in ("backoff", "lost")
+        replica.state, replica.until, replica.next_probe = "leaving", math.inf, math.inf
+        self._spill(replica, now)
+        if not replica.calls:
+            del self.replicas[replica.number]
+            if not gone:
+                self.effects.append(StopReplica(replica.number, replica.generation))
+
+    def _autoscale(self, outstanding: int, now: float) -> None:
+        scale = self.rules.autoscale
+        if scale is None or self.closed or self._is_lost():
+            return
+        target = self.rules.concurrency if scale.target is None else scale.target
+        wanted = min(max(math.ceil(outstanding / target), scale.least), scale.most)
+        if wanted >= self.target:
+            self._low_since = math.inf
+            if wanted > self.target:
+                self.target = wanted
+                self._adjust(now)
+            return
+        if self._low_since == math.inf:
+            self._low_since, self._low_peak = now, 0
+        self._low_peak = max(self._low_peak, wanted)
+        if now >= self._low_since + scale.idle:
+            self._low_since = math.inf
+            self.target = self._low_peak
+            self._adjust(now)
+
+    # --- rolling updates
+
+    def _begin_update(self, replica: Replica) -> None:
+        replica.state, replica.version = "updating", self.version
+        replica.blocks.clear()  # what it kept was made with the old weights
+        self.effects.append(UpdateReplica(replica.number, replica.generation, self.version))
+
+    def _roll(self, now: float) -> None:
+        """Goes on with the update under way, or begins the next."""
+        while self._rolling or self._wanted_updates:
+            if not self._rolling:
+                self.version, self._rolling = self._wanted_updates.popleft(), True
+            if any(replica.state in ("draining", "updating") for replica in self.replicas.values()):
+                return
+            living = [replica for replica in self.replicas.values() if replica.state in LIVING]
+            older = [replica for replica in living if replica.version < self.version]
+            if older:
+                older[0].state, older[0].until = "draining", math.inf
+                self._spill(older[0], now)
+                if not older[0].calls:
+                    self._begin_update(older[0])
+                return
+            self._rolling, self._settled = False, self.version
+            self.effects.append(UpdateEnded(self.version, None))
+
+    def _stop_rolling(self, failed: Replica, cause: Cause) -> None:
+        version, self._rolling = self.version, False
+        self.version = self._settled
+        living = [replica for replica in self.replicas.values() if replica.state in LIVING]
+        having = ", ".join(str(replica.number) for replica in living if replica.version == version)
+        error = ServiceUpdateError(
+            f"update {version} of service {self.rules.name!r} failed at replica {failed.number} and was stopped: "
+            f"{first_lines(cause)}. Replicas that have it: {having or 'none'}; the one that failed is replaced, with version "
+            f"{self._settled}",
+            failed.number,
+        )
+        self.effects.append(UpdateEnded(version, caused(error, cause)))
+
+    def _end_updates(self) -> None:
+        """The service ends: so do the updates that are wanted."""
+        versions = [self.version] if self._rolling else []
+        for version in [*versions, *self._wanted_updates]:
+            text = f"the service {self.rules.name!r} was shut down before update {version} was done"
+            self.effects.append(UpdateEnded(version, ServiceUnavailableError(text)))
+        self._rolling = False
+        self._wanted_updates.clear()
+
+
+def first_lines(cause: Cause) -> str:
+    """Returns a cause in short, on one line."""
+    text = " ".join(line.strip() for line in str(cause).strip().splitlines()[:3])
+    return text[:500] or type(cause).__name__
