@@ -233,7 +233,7 @@ class Dispatcher(Fleet):
             text = f"{where} ran at replica {replica.number}, which died: {first_lines(cause)}"
             if request.runs > 1:
                 text += f", as did the {request.runs - 1} before that had it"
-            elif request.pin < 0:
+            elif request.pin < 0 and not request.once:
                 text += (
                     ". It was not given to another one: decorate the endpoint with @retried(n), below @endpoint, if it may "
                     "run more than once"
@@ -416,7 +416,7 @@ class Dispatcher(Fleet):
         for request in sorted([*running, *replica.queue], key=lambda request: request.number):
             if request.number not in self.requests:  # its time was over
                 continue
-            if request.pin >= 0 or (request.running and not request.retries):
+            if request.pin >= 0 or (request.running and (request.once or not request.retries)):
                 self._fail(request, self._died(request, replica, cause))
                 continue
             if request.running:

@@ -121,6 +121,11 @@ class Fleet:
             del self.replicas[number]
         self._adjust(now)
 
+    @property
+    def next_version(self) -> int:
+        """Returns the version that the next update will have."""
+        return self._latest + 1
+
     def update(self, now: float) -> int:
         """An update is wanted; returns its version. UpdateEnded says when it is done. One begins after the other."""
         self._latest += 1

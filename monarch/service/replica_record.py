@@ -32,6 +32,7 @@ class ServiceRequest:
     retries: int = 0  # how often it may still run again
     wait: bool = False  # for a place, when the service is full
     session: str = ""
+    once: bool = False  # it cannot run again, whatever is declared: a part of it was read
     pin: int = -1  # the replica that it is for, whatever the policy says
     blocks: Sequence[int] = ()
     max_batch: int = 0  # 0: alone

@@ -1,0 +1,437 @@
+"""The router of a service: an actor with a process of its own that owns the replicas and does what the dispatcher decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from monarch._errors import ActorError, SupervisionError
+from monarch.actor import (
+    Actor,
+    ActorMesh,
+    HostMesh,
+    MeshFailure,
+    NDSlice,
+    Port,
+    ProcMesh,
+    Shape,
+    ValueMesh,
+    endpoint,
+)
+from monarch.actor.lowlevel import Sealed
+from monarch.service.dispatcher import Dispatcher
+from monarch.service.effects import (
+    FailRequest,
+    PolicyFailed,
+    ProbeReplica,
+    ReplyWith,
+    SendBatch,
+    ServiceClosed,
+    StartReplica,
+    StopReplica,
+    UpdateEnded,
+    UpdateReplica,
+)
+from monarch.service.errors import ServiceError, ServiceUnavailableError
+from monarch.service.replica import EndpointKind, StreamReader, kinds_of, replica_class
+from monarch.service.replica_record import ServiceRequest
+from monarch.service.rules import ServiceRules
+from monarch.service.status import ServiceStatus, status_of
+
+_logger = logging.getLogger("monarch")
+
+
+class Asked(NamedTuple):
+    """A request on its way to the router."""
+
+    method: str
+    call: Sealed  # (args, kwargs)
+    timeout: float | None
+    retries: int
+    wait: bool
+    session: str
+    blocks: tuple[int, ...]
+    max_batch: int
+    max_wait: float
+    key: Any
+    reader: StreamReader | None = None
+
+
+class Replied(NamedTuple):
+    """What comes back. `result` is sealed: a value, or (exception, its cause); of a group a mesh of sealed values."""
+
+    ok: bool
+    result: Any
+    version: int = 0
+    replica: int = -1
+    moves: int = 0
+
+
+@dataclass
+class _Pending:
+    """A request that was not answered, as far as the dispatcher does not look at it."""
+
+    asked: Asked
+    reply: Callable[[Replied], None]
+
+
+@dataclass
+class _Processes:
+    """The processes of a replica, and its actors."""
+
+    host: HostMesh
+    procs: ProcMesh | None = None
+    mesh: Any = None
+
+
+class ServiceRouter(Actor):
+    """See the module. Its endpoints are called by `Service`."""
+
+    def __init__(
+        self,
+        rules: ServiceRules,
+        hosts: HostMesh,
+        per_replica: Mapping[str, int] | None,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.rules = rules
+        self._hosts = hosts.flatten("hosts")
+        self._per_replica = per_replica
+        self._class, self._args, self._kwargs = replica_class(cls), args, kwargs
+        self._group = per_replica is not None and any(size != 1 for size in per_replica.values())
+        self._kinds: dict[str, EndpointKind] = kinds_of(cls)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._early: list[Callable[[], None]] = []  # what came before the loop was known
+        self._numbers = 0
+        self._pending: dict[int, _Pending] = {}
+        self._processes: dict[tuple[int, int], _Processes] = {}
+        self._answers: list[Replied] = []  # of the call that has just returned
+        self._updates: dict[int, tuple[str, Sealed]] = {}
+        self._wait_updates: dict[int, Port[Any]] = {}
+        self._wait_closed: list[Port[Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._policy_failed = False
+
+    # --- endpoints
+
+    @endpoint
+    async def begin(self) -> None:
+        """Starts the replicas."""
+        self._loop = asyncio.get_running_loop()
+        self._dispatcher = Dispatcher(self.rules, time.monotonic())
+        early, self._early = self._early, []
+        for act in early:
+            act()
+        self._act()
+
+    @endpoint(explicit_response_port=True)
+    def ask(self, port: Port[Replied], asked: Asked) -> None:
+        """Makes a request."""
+        self._soon(lambda: self._ask(port, asked))
+
+    @endpoint(explicit_response_port=True)
+    def ask_all(self, port: Port[Any], asked: Asked) -> None:
+        """Makes a request to every replica; answers with a list of what came back, or a Replied that says why not."""
+        self._soon(lambda: self._ask_all(port, asked))
+
+    @endpoint(explicit_response_port=True)
+    def update(self, port: Port[Any], method: str, call: Sealed) -> None:
+        """Begins a rolling update; answers with a Replied when it has ended."""
+        self._soon(lambda: self._update(port, method, call))
+
+    @endpoint
+    def scale(self, count: int) -> None:
+        """Says how many replicas are wanted."""
+        self._soon(lambda: self._decided.scale(count, time.monotonic()))
+
+    @endpoint
+    def end_session(self, session: str) -> None:
+        """Says that nobody makes requests of it any more."""
+        self._soon(lambda: self._decided.end_session(session))
+
+    @endpoint
+    def status(self) -> ServiceStatus | None:
+        """Tells how the replicas are."""
+        return None if self._dispatcher is None else status_of(self._dispatcher)
+
+    @endpoint(explicit_response_port=True)
+    def close(self, port: Port[None], grace: float) -> None:
+        """Takes no more requests, and answers when nothing is left."""
+
+        def begin() -> None:
+            self._wait_closed.append(port)
+            self._decided.close(time.monotonic(), grace)
+
+        self._soon(begin)
+
+    # --- requests
+
+    @property
+    def _decided(self) -> Dispatcher:
+        assert self._dispatcher is not None
+        return self._dispatcher
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        """Does it now, or as soon as the router has begun: senders other than its owner may be earlier."""
+        if self._dispatcher is None:
+            self._early.append(act)
+            return
+        act()
+        self._act()
+
+    def _request(self, asked: Asked, reply: Callable[[Replied], None], pin: int = -1) -> ServiceRequest:
+        self._numbers += 1
+        self._pending[self._numbers] = _Pending(asked, reply)
+        request = ServiceRequest(
+            self._numbers,
+            asked.method,
+            retries=asked.retries,
+            wait=asked.wait,
+            session=asked.session,
+            pin=pin,
+            once=asked.reader is not None,
+            blocks=asked.blocks,
+            max_batch=asked.max_batch,
+            max_wait=asked.max_wait,
+            key=asked.key,
+        )
+        if asked.timeout is not None:
+            request.deadline = time.monotonic() + asked.timeout
+        return request
+
+    def _ask(self, port: Port[Replied], asked: Asked) -> None:
+        self._decided.request(self._request(asked, port.send), time.monotonic())
+
+    def _ask_all(self, port: Port[Any], asked: Asked) -> None:
+        replicas = self._decided.everywhere()
+        if not replicas:
+            error = ServiceUnavailableError(f"no replica of service {self.rules.name!r} is up, to fan {asked.method}() out to")
+            port.send(_failed(error))
+            return
+        came: dict[int, Replied] = {}
+
+        def take(replica: int, replied: Replied) -> None:
+            came[replica] = replied
+            if len(came) == len(replicas):
+                port.send([came[replica] for replica in replicas])
+
+        def taker(replica: int) -> Callable[[Replied], None]:
+            return lambda replied: take(replica, replied)
+
+        requests = [self._request(asked, taker(replica), replica) for replica in replicas]
+        self._decided.fanout(requests, time.monotonic())
+
+    def _update(self, port: Port[Any], method: str, call: Sealed) -> None:
+        if self._decided.closed:
+            port.send(_failed(ServiceUnavailableError(f"the service {self.rules.name!r} was shut down, and takes no updates")))
+            return
+        version = self._decided.next_version
+        self._updates[version], self._wait_updates[version] = (method, call), port
+        self._decided.update(time.monotonic())
+
+    # --- what the dispatcher wants
+
+    def _act(self) -> None:
+        """Does what is wanted, and has `tick` called when it is due."""
+        dispatcher = self._decided
+        while dispatcher.effects:
+            effects, dispatcher.effects = dispatcher.effects, []
+            for effect in effects:
+                self._do(effect)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = dispatcher.next_due()
+        if due is not None:
+            assert self._loop is not None
+            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._decided.tick(time.monotonic())
+        self._act()
+
+    def _do(self, effect: Any) -> None:
+        match effect:
+            case SendBatch():
+                self._task(self._send(effect))
+            case ReplyWith():
+                replied = self._answers[effect.place]
+                found = self._pending.pop(effect.request)
+                found.reply(replied._replace(version=effect.version, replica=effect.replica, moves=effect.moves))
+            case FailRequest():
+                self._pending.pop(effect.request).reply(_failed(effect.error))
+            case StartReplica():
+                self._task(self._start(effect))
+            case StopReplica():
+                self._stop(effect.replica, effect.generation)
+            case UpdateReplica():
+                self._task(self._update_replica(effect))
+            case UpdateEnded():
+                port = self._wait_updates.pop(effect.version)
+                port.send(Replied(True, None, effect.version) if effect.error is None else _failed(effect.error))
+                for version in [version for version in self._updates if version < self._decided.version]:
+                    del self._updates[version]
+            case ProbeReplica():
+                self._task(self._probe(effect))
+            case PolicyFailed():
+                self._say_policy_failed(effect)
+            case ServiceClosed():
+                self._task(self._say_closed())
+
+    def _task(self, body: Coroutine[Any, Any, None], among: set[asyncio.Task[None]] | None = None) -> None:
+        tasks = self._tasks if among is None else among
+        assert self._loop is not None
+        task = self._loop.create_task(body)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # --- calls
+
+    async def _send(self, effect: SendBatch) -> None:
+        processes = self._processes.get((effect.replica, effect.generation))
+        asked = [self._pending[number].asked for number in effect.requests if number in self._pending]
+        if processes is None or not asked:  # all of it ended in the same moment
+            return
+        try:
+            answers = await self._run(processes.mesh, asked)
+        except SupervisionError as exc:
+            self._decided.lost(effect.replica, effect.generation, exc, time.monotonic())
+        except Exception as exc:
+            if isinstance(exc, ActorError):
+                exc.message = f"{self.rules.name}.{asked[0].method}() raised at replica {effect.replica}."
+            self._answered(effect, [_failed(exc)] * len(asked))
+        else:
+            self._answered(effect, answers)
+        self._act()
+
+    def _answered(self, effect: SendBatch, answers: list[Replied]) -> None:
+        self._answers = answers
+        errors = {place for place, replied in enumerate(answers) if not replied.ok}
+        self._decided.answered(effect.attempt, time.monotonic(), errors)
+
+    async def _run(self, mesh: Any, asked: list[Asked]) -> list[Replied]:
+        """Runs requests in one call; what comes back for each."""
+        first = asked[0]
+        kind = self._kinds[first.method]
+        if first.reader is not None:
+            made = await getattr(mesh, f"_service_{kind}").call_one(first.method, first.call, first.reader)
+            return [Replied(True, Sealed(made))]
+        batch = first.max_batch > 0
+        calls = [one.call for one in asked]
+        if self._group:
+            result = await getattr(mesh, f"_service_{kind}").call(first.method, calls, batch)
+            return _of_group(result, len(asked), batch)
+        only = await getattr(mesh, f"_service_{kind}").call_one(first.method, calls, batch)
+        return [Replied(ok, item) for ok, item in only] if batch else [Replied(True, only)]
+
+    async def _probe(self, effect: ProbeReplica) -> None:
+        processes = self._processes.get((effect.replica, effect.generation))
+        health = self.rules.health
+        if processes is None or health is None:
+            return
+        cause: Exception | None = None
+        try:
+            await getattr(processes.mesh, health.endpoint).call()
+        except Exception as exc:
+            cause = exc
+        self._decided.probed(effect.replica, effect.generation, cause, time.monotonic())
+        self._act()
+
+    # --- replicas
+
+    async def _start(self, effect: StartReplica) -> None:
+        key = effect.replica, effect.generation
+        processes = self._processes[key] = _Processes(self._hosts.slice(hosts=effect.host))
+        try:
+            processes.procs = processes.host.spawn_procs(self._per_replica, name=f"{self.rules.name}_{effect.replica}")
+            name = f"{self.rules.name}_{effect.replica}_{effect.generation}"
+            processes.mesh = processes.procs.spawn(name, self._class, *self._args, **self._kwargs)
+            await ActorMesh.healthy(processes.mesh)
+            if effect.version:
+                await self._run_update(processes, effect.version)
+        except Exception as exc:
+            self._decided.lost(*key, exc, time.monotonic())
+        else:
+            self._decided.started(*key, time.monotonic())
+        self._act()
+
+    async def _update_replica(self, effect: UpdateReplica) -> None:
+        key = effect.replica, effect.generation
+        try:
+            await self._run_update(self._processes[key], effect.version)
+        except Exception as exc:
+            self._decided.lost(*key, exc, time.monotonic())
+        else:
+            self._decided.updated(*key, time.monotonic())
+        self._act()
+
+    async def _run_update(self, processes: _Processes, version: int) -> None:
+        method, call = self._updates[version]
+        await getattr(processes.mesh, f"_service_{self._kinds[method]}").call(method, [call], False)
+
+    def _stop(self, replica: int, generation: int) -> None:
+        processes = self._processes.pop((replica, generation), None)
+        if processes is not None and processes.procs is not None:
+            self._task(_stopped(processes.procs), self._stopping)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        for key, processes in list(self._processes.items()):
+            name = f"{self.rules.name}_{key[0]}_{key[1]}"
+            if processes.mesh is not None and failure.mesh_name.rpartition("-")[0] == name:
+                self._soon(lambda key=key: self._decided.lost(*key, SupervisionError(failure.event), time.monotonic()))  # type: ignore[misc]
+        return True
+
+    def _say_policy_failed(self, effect: PolicyFailed) -> None:
+        if not self._policy_failed:  # once: it is asked for every request
+            self._policy_failed = True
+            _logger.error(
+                "the routing policy of service %r failed, and least_outstanding decides where it does: %r. A policy returns the "
+                "number of one of the replicas that it is given, here one of %s",
+                self.rules.name,
+                effect.error,
+                list(effect.given),
+            )
+
+    async def _say_closed(self) -> None:
+        while self._stopping:
+            await asyncio.gather(*self._stopping, return_exceptions=True)
+        for port in self._wait_closed:
+            port.send(None)
+        self._wait_closed.clear()
+
+
+async def _stopped(procs: ProcMesh) -> None:
+    try:
+        await procs.stop()
+    except Exception as exc:  # it was dead
+        _logger.debug("a replica's processes could not be stopped: %s", exc)
+
+
+def _of_group(result: ValueMesh[Any], count: int, batch: bool) -> list[Replied]:
+    """Returns the answers of a group of ranks, each with a mesh of the ranks' parts; the first error is that of a request."""
+    if not batch:
+        return [Replied(True, result)]
+    replied = []
+    for place in range(count):
+        items = [items[place] for items in result.values()]
+        errors = [item for ok, item in items if not ok]
+        shape = Shape(list(result.extent.labels), NDSlice.new_row_major(list(result.extent.sizes)))
+        parts = ValueMesh(shape, [item for _, item in items])
+        replied.append(Replied(False, errors[0]) if errors else Replied(True, parts))
+    return replied
+
+
+def _failed(error: BaseException) -> Replied:
+    try:
+        return Replied(False, Sealed((error, error.__cause__)))
+    except Exception as exc:  # of an exception that cannot be pickled
+        return Replied(False, Sealed((ServiceError(f"{error}\n(the cause cannot be sent: {exc})"), None)))

@@ -1,0 +1,424 @@
+"""The handle of a service, and what makes one."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
+
+from monarch.actor import Actor, Channel, Future, HostMesh, NDSlice, ProcMesh, Shape, ValueMesh, send, this_host
+from monarch.actor.lowlevel import Sealed, follow, own_process
+from monarch.service.declared import blocks_of, declared
+from monarch.service.replica import StreamReader, kinds_of
+from monarch.service.router import Asked, Replied, ServiceRouter
+from monarch.service.routing import NAMED, Policy
+from monarch.service.rules import Autoscale, HealthCheck, ServiceRules
+from monarch.service.status import ServiceStatus
+from monarch.service.stream import ServiceStream
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAnswer(Generic[T]):
+    """An answer, and who gave it. Since 0.2.0."""
+
+    value: T
+    version: int  # of the update that the replica had
+    replica: int  # its number
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    timeout: float | None = None
+    retries: int | None = None
+    wait: bool = False
+    window: int = 16
+    session: str = ""
+
+
+class Service:
+    """The handle of a service: `service.generate.route(x)` for each endpoint of its class. It is small and may be sent to actors.
+
+    Made by `serve`. It ends with whoever called that, with `shutdown()`, or with the block of `with serve(...) as service`
+    (or `async with`). Since 0.2.0.
+    """
+
+    def __init__(self, router: Any, name: str, cls: type, group: bool, options: _Options = _Options()) -> None:
+        self._router = router
+        self._name = name
+        self._class = cls
+        self._group = group
+        self._options = options
+        self._moved: Callable[[int], None] | None = None
+        self._procs: ProcMesh | None = None  # of the router, where it was made
+
+    def __getattr__(self, name: str) -> ServiceEndpoint:
+        if name.startswith("__") or "_class" not in self.__dict__:
+            raise AttributeError(name)
+        kinds = kinds_of(self._class)
+        if name not in kinds:
+            raise AttributeError(
+                f"the service {self._name!r} of {self._class.__qualname__} has no endpoint {name!r}; it has "
+                f"{', '.join(sorted(kinds)) or 'none'}"
+            )
+        found = self.__dict__[name] = ServiceEndpoint(self, name, kinds[name])
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *kinds_of(self._class)})
+
+    def __reduce__(self) -> Any:
+        return Service, (self._router, self._name, self._class, self._group, self._options)
+
+    def __repr__(self) -> str:
+        return f"<Service {self._name!r} of {self._class.__qualname__}: {', '.join(sorted(kinds_of(self._class)))}>"
+
+    # --- how requests are made
+
+    def options(
+        self,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        wait: bool | None = None,
+        window: int | None = None,
+    ) -> Service:
+        """Returns the same service, whose requests have these options; those that are None stay as they are.
+
+        `timeout`: seconds from their arrival at the router after which they raise ServiceTimeoutError; what has not begun
+        by then never does. `retries`: how often they may run again when their replica dies, whatever their endpoint declares.
+        `wait`: whether they wait for a place when the service is full, in the order in which they came, instead of raising
+        ServiceOverloaded. `window`: how many values of a stream are made before the reader has taken one.
+        """
+        if timeout is not None and not 0 <= timeout < float("inf"):
+            raise ValueError(f"timeout is a number of seconds, 0 or more, got {timeout!r}")
+        if window is not None and window < 1:
+            raise ValueError(f"window is 1 or more, got {window!r}")
+        given = {"timeout": timeout, "retries": retries, "wait": wait, "window": window}
+        return self._with(**{name: value for name, value in given.items() if value is not None})
+
+    def _with(self, **changes: Any) -> Service:
+        other = Service(self._router, self._name, self._class, self._group, replace(self._options, **changes))
+        other._moved = self._moved
+        return other
+
+    def session(self) -> ServiceSession:
+        """Begins a session: its requests go to one replica, and begin in the order in which they are made.
+
+            async with service.session() as s:  # or `with`
+                await s.generate.route(x)
+
+        When that replica dies, or is left alone for its errors, the session goes on at another one, and `s.moves` counts it.
+        """
+        return ServiceSession(self)
+
+    # --- the replicas
+
+    def update(self, method: str, *args: Any, **kwargs: Any) -> Future[int]:
+        """Calls endpoint `method` with these arguments at one replica after another; the Future gives the new version.
+
+        Each replica first finishes what it has, and takes nothing meanwhile, so no request sees two versions; answers carry
+        theirs (`answer`). Requests go to the other replicas, or wait. Replicas that start later get the last update before
+        they take a request. Updates run one after the other.
+
+        When the endpoint raises, or the replica dies in it, the update stops there and the Future raises ServiceUpdateError:
+        that replica is replaced by one with the version before, those that have the new one keep it.
+        """
+        kinds = kinds_of(self._class)
+        if kinds.get(method) not in ("plain", "async", "beside"):
+            found = ", ".join(sorted(name for name, kind in kinds.items() if kind in ("plain", "async", "beside")))
+            raise ValueError(f"update calls an endpoint of {self._class.__qualname__}, one of {found}; got {method!r}")
+        future = self._router.update.call_one(method, Sealed((args, kwargs)))
+        return follow(future, _version)
+
+    def scale(self, replicas: int) -> Future[None]:
+        """Says how many replicas are wanted: more are started; those that go first finish what they have, and what waits for
+        them goes to others. With 0, requests wait for a later `scale`. Replicas that were given up are replaced.
+        """
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+            raise ValueError(f"scale takes a number of replicas, 0 or more, got {replicas!r}")
+        scaled: Future[None] = self._router.scale.call_one(replicas)
+        return scaled
+
+    def status(self) -> Future[ServiceStatus]:
+        """Asks how the replicas are; `print` shows a table."""
+        found: Future[ServiceStatus] = self._router.status.call_one()
+        return found
+
+    def shutdown(self, grace: float = 30.0) -> Future[None]:
+        """Ends the service: it takes no more requests, what it has may go on for `grace` seconds, and its processes stop.
+
+        Whoever made it also gets rid of the router's process, and later requests raise SupervisionError; anybody else leaves
+        that, and they raise ServiceUnavailableError.
+        """
+        if not 0 <= grace < float("inf"):
+            raise ValueError(f"grace is a number of seconds, 0 or more, got {grace!r}")
+        procs, ended = self._procs, self._router.close.call_one(grace)
+        if procs is None:
+            closed: Future[None] = ended
+            return closed
+        return follow(ended, lambda _none: procs.stop().get())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._router.close.call_one(30.0 if exc[0] is None else 0.0)
+        if self._procs is not None:
+            await self._procs.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown(30.0 if exc[0] is None else 0.0).get()
+
+
+class ServiceSession:
+    """A session of a service, with the endpoints of it: see `Service.session`. Since 0.2.0."""
+
+    def __init__(self, service: Service) -> None:
+        self._id = uuid.uuid4().hex
+        self._service = service._with(session=self._id)
+        self._service._moved = self._count
+        self.moves = 0  # how often it was moved, as far as answers have told
+
+    def _count(self, moves: int) -> None:
+        self.moves = max(self.moves, moves)
+
+    def __getattr__(self, name: str) -> ServiceEndpoint:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._service, name)  # type: ignore[no-any-return]
+
+    def options(self, **options: Any) -> Service:
+        """Returns the service with options as `Service.options` has them, for requests of this session."""
+        return self._service.options(**options)
+
+    def __repr__(self) -> str:
+        return f"<session {self._id[:8]} of service {self._service._name!r}, moved {self.moves} times>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._service._router.end_session.broadcast(self._id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.__exit__()
+
+
+class ServiceEndpoint:
+    """An endpoint of a service. Arguments and results are those of the method; of a group of processes (`per_replica` with more
+    than one) each rank runs it, and the answer is a ValueMesh, as that of `call` is. Since 0.2.0.
+    """
+
+    def __init__(self, service: Service, name: str, kind: str) -> None:
+        self._service = service
+        self._name = name
+        self._kind = kind
+        method: Any = inspect.getattr_static(service._class, name)
+        self._declared = declared(method)
+        self._signature = inspect.signature(method.__wrapped__)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._name}{self._signature} of service {self._service._name!r}>"
+
+    def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Runs at one replica; the Future gives what it returned.
+
+        Raises ActorError when the endpoint raised; ServiceOverloaded when the service is full; ServiceTimeoutError;
+        ReplicaLostError when its replica died in it and it may not run again; ServiceUnavailableError when no replica is
+        left.
+        """
+        return follow(self._ask(args, kwargs), self._convert)
+
+    def answer(self, *args: Any, **kwargs: Any) -> Future[ServiceAnswer[Any]]:
+        """Does the same as `route`; the Future gives a ServiceAnswer, with the replica that answered and its version."""
+        return follow(
+            self._ask(args, kwargs),
+            lambda replied: ServiceAnswer(self._convert(replied), replied.version, replied.replica),
+        )
+
+    def fanout(self, *args: Any, **kwargs: Any) -> Future[list[Any]]:
+        """Runs at every replica that is up; the Future gives the list of what they returned, in their order. Raises what the
+        first of them raised; ServiceOverloaded, and none has run, when one has no room.
+        """
+        self._callable("fanout")
+        replied = self._service._router.ask_all.call_one(self._asked(args, kwargs))
+        return follow(replied, self._convert_all)
+
+    def stream(self, *args: Any, **kwargs: Any) -> ServiceStream:
+        """Runs a generator at one replica; an iterator, async or not, of the values, each as soon as it is made.
+
+            async for token in service.generate.stream(prompt): ...
+
+        Values go from the replica to the reader and not through the router. The replica makes `window` values (16) at most
+        that the reader has not taken, and waits then. It stops when the reader leaves: when the iterator is closed or
+        dropped, or the reader's process ends. A stream is not retried when its replica dies, but raises.
+        """
+        if self._kind not in ("makes", "makes_async"):
+            raise TypeError(f"{self._name}() is no generator, and has no stream: call {self._name}.route()")
+        if self._service._group:
+            raise TypeError(
+                f"{self._name}(): streams are of replicas with one process, and those of service {self._service._name!r} have more"
+            )
+        port, receiver = Channel[Any].open()
+        port.return_undeliverable = False
+        options = self._service._options
+        reader = StreamReader(port, options.window, own_process())
+        asked = self._asked(args, kwargs)._replace(reader=reader, max_batch=0)
+        send(self._service._router.ask, (asked,), {}, port=port)
+        return ServiceStream(receiver, options.window, self._convert)
+
+    # --- on the way there
+
+    def _callable(self, adverb: str) -> None:
+        if self._kind in ("makes", "makes_async"):
+            raise TypeError(f"{self._name}() is a generator: its values come from stream(), not {adverb}()")
+        if self._kind == "port":
+            raise TypeError(f"{self._name}() answers through a port, and a service has no use for it: return the answer")
+
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Replied]:
+        self._callable("route")
+        asked: Future[Replied] = self._service._router.ask.call_one(self._asked(args, kwargs))
+        return asked
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+        try:
+            self._signature.bind(None, *args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self._service._name}.{self._name}{self._signature}: {exc}") from None
+        rules, options = self._declared, self._service._options
+        key: Any = None
+        if rules.max_batch:  # those that are passed alike go together
+            key = (len(args), tuple(sorted(kwargs)), rules.key(*args, **kwargs) if rules.key else None)
+        blocks = blocks_of(rules.prefix(*args, **kwargs), rules.block) if rules.prefix else ()
+        retries = rules.retries if options.retries is None else options.retries
+        return Asked(
+            self._name, Sealed((args, kwargs)), options.timeout, retries, options.wait, options.session, blocks,
+            rules.max_batch, rules.max_wait, key,
+        )  # fmt: skip
+
+    # --- on the way back
+
+    def _convert(self, replied: Replied) -> Any:
+        moved = self._service._moved
+        if moved is not None:
+            moved(replied.moves)
+        return _value(replied)
+
+    def _convert_all(self, replied: Replied | list[Replied]) -> list[Any]:
+        if isinstance(replied, Replied):
+            raise _error(replied)
+        return [_value(one) for one in replied]
+
+
+def _error(replied: Replied) -> BaseException:
+    error, cause = replied.result.open()
+    error.__cause__ = cause
+    made: BaseException = error
+    return made
+
+
+def _version(replied: Replied) -> int:
+    _value(replied)
+    return replied.version
+
+
+def _value(replied: Replied) -> Any:
+    if not replied.ok:
+        raise _error(replied)
+    result = replied.result
+    if isinstance(result, ValueMesh):
+        shape = Shape(list(result.extent.labels), NDSlice.new_row_major(list(result.extent.sizes)))
+        return ValueMesh(shape, [part.open() for part in result.values()])
+    return result.open() if isinstance(result, Sealed) else result
+
+
+def serve(
+    hosts: HostMesh,
+    cls: type,
+    *args: Any,
+    name: str | None = None,
+    replicas: int = 1,
+    per_replica: Mapping[str, int] | None = None,
+    routing: str | Policy = "least_outstanding",
+    concurrency: int = 1,
+    queue: int = 16,
+    limit: int | None = None,
+    wait: bool = False,
+    timeout: float | None = None,
+    restarts: int = 5,
+    within: float = 60.0,
+    backoff: float = 0.1,
+    breaker: int = 5,
+    pause: float = 5.0,
+    health: HealthCheck | None = None,
+    autoscale: Autoscale | None = None,
+    **kwargs: Any,
+) -> Service:
+    """Starts a service: `replicas` of an actor class on these hosts, behind one handle, which it returns at once.
+
+        service = serve(this_host(), Generator, "weights.pt", replicas=4)
+        text = await service.generate.route(prompt)
+
+    Each replica is a mesh of its own of `cls(*args, **kwargs)`: one process, or a group, with the dimensions `per_replica`.
+    They go to the hosts that have the fewest. A router, an actor in a process beside the caller's, owns them; it ends, and they
+    with it, when its owner does, who called this.
+
+    Bounds: a replica runs `concurrency` calls at a time, and `queue` requests wait for it; the service has `limit` requests
+    (by default as many as fit all replicas). Beyond that a request raises ServiceOverloaded, or with `wait` waits for a place.
+    `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other only if
+    its endpoint is a `@concurrent_endpoint`; others queue in the actor.
+
+    `routing`: "least_outstanding", "round_robin", "two_choices", "by_prefix", or a function of a RouteRequest and the list of
+    ReplicaViews that have room, which returns the `number` of one. It runs in the router for each request: be quick.
+
+    Failures: a replica that dies is started anew, after `backoff` seconds, twice as many each further time, at most `restarts`
+    times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those that ran and
+    are `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on end gets
+    none for `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how many
+    there are. Since 0.2.0.
+    """
+    if isinstance(hosts, ProcMesh):
+        raise TypeError(
+            "serve takes hosts, such as this_host(), and got a mesh of processes: a service starts and replaces the processes of "
+            "its replicas itself; per_replica says how many each has"
+        )
+    if not isinstance(hosts, HostMesh):
+        raise TypeError(f"serve takes a mesh of hosts, such as this_host(), and an actor class; got {hosts!r}")
+    _check_class(cls, args, kwargs)
+    policy = NAMED.get(routing) if isinstance(routing, str) else routing
+    if not callable(policy):
+        raise ValueError(f"routing is one of {', '.join(NAMED)}, or a function; got {routing!r}")
+    named = name or cls.__name__.lower()
+    kinds = kinds_of(cls)
+    if health is not None and kinds.get(health.endpoint) not in ("plain", "async", "beside"):
+        raise ValueError(f"health: {cls.__qualname__} has no endpoint {health.endpoint!r} that returns")
+    rules = ServiceRules(
+        named, replicas, policy, concurrency, queue, limit, restarts, within, backoff, breaker, pause, autoscale, health,
+        health is not None and kinds[health.endpoint] == "beside", len(hosts),
+    )  # fmt: skip
+    procs = this_host().spawn_procs(name=f"{named}_router")
+    router: Any = procs.spawn(named, ServiceRouter, rules, hosts, per_replica, cls, args, kwargs)
+    router.begin.broadcast()
+    group = any(size != 1 for size in (per_replica or {}).values())
+    service = Service(router, named, cls, group, _Options(wait=wait)).options(timeout=timeout)
+    service._procs = procs
+    return service
+
+
+def _check_class(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, Actor):
+        raise TypeError(f"serve takes a subclass of monarch.actor.Actor, and got {cls!r}")
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as exc:
+        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {exc}") from None

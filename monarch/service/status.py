@@ -1,0 +1,84 @@
+"""How a service is: a table with a row for each replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch.service.dispatcher import Dispatcher
+from monarch.service.fleet import first_lines
+from monarch.service.replica_record import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica. Times are in seconds, from the arrival of a request to its answer; None without any. Since 0.2.0."""
+
+    number: int
+    state: ReplicaState
+    host: int  # its place among the hosts of the service, all dimensions flattened
+    outstanding: int  # running and queued
+    queued: int
+    served: int
+    failed: int  # answered with an exception of the endpoint
+    p50: float | None
+    p99: float | None
+    version: int
+    restarts: int
+    why: str  # it died last; "" if it has not
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """A service as `service.status()` tells it: `print` shows a table. Since 0.2.0."""
+
+    name: str
+    replicas: list[ReplicaStatus]
+    version: int  # that new replicas get
+    outstanding: int  # requests that were not answered
+    limit: int
+    waiting: int  # of them, those that no replica has
+    refused: int
+    expired: int  # not answered within their timeout
+    retried: int
+    died: int  # failed with their replica
+
+    def __str__(self) -> str:
+        head = (
+            f"service {self.name!r}, version {self.version}: {self.outstanding} outstanding of at most {self.limit}, "
+            f"{self.waiting} without a replica, {self.refused} refused, {self.expired} expired, {self.retried} retried, "
+            f"{self.died} died"
+        )
+        rows = [("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")]
+        for one in self.replicas:
+            numbers = (one.host, one.outstanding, one.queued, one.served, one.failed)
+            ends = (_shown(one.p50), _shown(one.p99), str(one.version), str(one.restarts))
+            rows.append((str(one.number), one.state, *map(str, numbers), *ends))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        for place, one in enumerate(self.replicas):
+            if one.why:
+                lines[place + 1] += f"  {one.why}"
+        return "\n".join([head, *lines])
+
+    __repr__ = __str__
+
+
+def _shown(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def status_of(dispatcher: Dispatcher) -> ServiceStatus:
+    """Returns the status of a service now."""
+    replicas = [
+        ReplicaStatus(
+            one.number, one.state, one.host, one.running + len(one.queue), len(one.queue), one.served, one.failed,
+            one.latency.percentile(50), one.latency.percentile(99), one.version, one.restarts,
+            "" if one.cause is None else first_lines(one.cause),
+        )
+        for one in sorted(dispatcher.replicas.values(), key=lambda one: one.number)
+    ]  # fmt: skip
+    counts = dispatcher.counts
+    return ServiceStatus(
+        dispatcher.rules.name, replicas, dispatcher.version, len(dispatcher.requests), dispatcher.limit,
+        len(dispatcher.backlog), counts["refused"], counts["expired"], counts["retried"], counts["died"],
+    )  # fmt: skip
