@@ -30,7 +30,7 @@ from monarch.service.errors import (
     ServiceUnavailableError,
     caused,
 )
-from monarch.service.fleet import Fleet, first_lines
+from monarch.service.fleet import Fleet, in_short
 from monarch.service.replica_record import LIVING, Replica, ReplicaCall, ServiceRequest
 from monarch.service.routing import EVEN, RouteRequest, least_outstanding
 from monarch.service.rules import ServiceRules
@@ -128,6 +128,8 @@ class Dispatcher(Fleet):
         """Takes no more requests; what is there has `grace` seconds to end."""
         self.closed = True
         self._close_by = min(self._close_by, now + grace)
+        if self._ended:
+            self.effects.append(ServiceClosed())
         self._settle(now)
 
     def tick(self, now: float) -> None:
@@ -219,18 +221,22 @@ class Dispatcher(Fleet):
 
     def _too_late(self, request: ServiceRequest) -> ServiceTimeoutError:
         where = f"{self.rules.name}.{request.method}()"
-        was = f"it ran at replica {request.place}, which goes on" if request.running else "it had not begun, and was dropped"
+        was = (
+            f"it ran at replica {request.place}, which goes on"
+            if request.running
+            else "it had not begun, and was dropped"
+        )
         seconds = max(0.0, request.deadline - request.arrived)
-        return ServiceTimeoutError(f"{where} was not answered within its timeout of {seconds:g} s: {was}")
+        return ServiceTimeoutError(f"{where} was not answered within its timeout of {seconds:.6g} s: {was}")
 
     def _died(self, request: ServiceRequest, replica: Replica, cause: Cause) -> ServiceError:
         where = f"{self.rules.name}.{request.method}()"
         if cause is None:
             text = f"{where} waited for replica {replica.number}, which was taken away"
         elif not request.running:
-            text = f"{where} waited for replica {replica.number}, which died: {first_lines(cause)}"
+            text = f"{where} waited for replica {replica.number}, which died: {in_short(cause)}"
         else:
-            text = f"{where} ran at replica {replica.number}, which died: {first_lines(cause)}"
+            text = f"{where} ran at replica {replica.number}, which died: {in_short(cause)}"
             if request.runs > 1:
                 text += f", as did the {request.runs - 1} before that had it"
             elif request.pin < 0 and not request.once:
@@ -291,7 +297,9 @@ class Dispatcher(Fleet):
         self._take(request)
         request.place, request.queued_at = replica.number, now
         place = len(replica.queue)
-        while place and replica.queue[place - 1].number > request.number:  # it was elsewhere before: the oldest goes first
+        while (
+            place and replica.queue[place - 1].number > request.number
+        ):  # it was elsewhere before: the oldest goes first
             place -= 1
         replica.queue.insert(place, request)
         if request.blocks:

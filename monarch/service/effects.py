@@ -83,6 +83,15 @@ class ServiceClosed(NamedTuple):
 
 
 ServiceEffect = (
-    SendBatch | ReplyWith | FailRequest | StartReplica | StopReplica | UpdateReplica | UpdateEnded | ProbeReplica | PolicyFailed | ServiceClosed
+    SendBatch
+    | ReplyWith
+    | FailRequest
+    | StartReplica
+    | StopReplica
+    | UpdateReplica
+    | UpdateEnded
+    | ProbeReplica
+    | PolicyFailed
+    | ServiceClosed
 )
 Cause = Any  # an exception, or a text

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from monarch._errors import ActorError, SupervisionError
 from monarch.service.effects import (
     Cause,
     ProbeReplica,
@@ -18,6 +19,8 @@ from monarch.service.effects import (
 from monarch.service.errors import ServiceError, ServiceUnavailableError, ServiceUpdateError, caused
 from monarch.service.replica_record import LIVING, Replica, ServiceRequest
 from monarch.service.rules import ServiceRules
+
+_SHORT = 500  # characters of a cause
 
 
 class Fleet:
@@ -219,7 +222,7 @@ class Fleet:
     def _unavailable(self) -> ServiceError:
         error = ServiceUnavailableError(
             f"the service {self.rules.name!r} has no replica left: each died more than {self.rules.restarts} times within "
-            f"{self.rules.within:g} s, the last because {first_lines(self._last_cause)}. service.scale(n) starts new ones"
+            f"{self.rules.within:g} s, the last because {in_short(self._last_cause)}. service.scale(n) starts new ones"
         )
         return caused(error, self._last_cause)
 
@@ -301,7 +304,7 @@ class Fleet:
         having = ", ".join(str(replica.number) for replica in living if replica.version == version)
         error = ServiceUpdateError(
             f"update {version} of service {self.rules.name!r} failed at replica {failed.number} and was stopped: "
-            f"{first_lines(cause)}. Replicas that have it: {having or 'none'}; the one that failed is replaced, with version "
+            f"{in_short(cause)}. Replicas that have it: {having or 'none'}; the one that failed is replaced, with version "
             f"{self._settled}",
             failed.number,
         )
@@ -317,7 +320,13 @@ class Fleet:
         self._wanted_updates.clear()
 
 
-def first_lines(cause: Cause) -> str:
-    """Returns a cause in short, on one line."""
-    text = " ".join(line.strip() for line in str(cause).strip().splitlines()[:3])
-    return text[:500] or type(cause).__name__
+def in_short(cause: Cause) -> str:
+    """Returns a cause on one line; all of it is the error's `__cause__`."""
+    if isinstance(cause, ActorError) and cause.exception is not None:
+        return f"{type(cause.exception).__name__}: {cause.exception}"[:_SHORT]
+    first, *rest = str(cause).strip().splitlines() or [type(cause).__name__]
+    if isinstance(cause, SupervisionError):
+        first = first.rpartition(" failed: ")[2]  # behind the names of the actor and its owners
+        if "Traceback (most recent call last):" in str(cause):
+            first += f" {rest[-1].strip()}"
+    return first[:_SHORT]

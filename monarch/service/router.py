@@ -188,7 +188,7 @@ class ServiceRouter(Actor):
         act()
         self._act()
 
-    def _request(self, asked: Asked, reply: Callable[[Replied], None], pin: int = -1) -> ServiceRequest:
+    def _request(self, asked: Asked, reply: Callable[[Replied], None], now: float, pin: int = -1) -> ServiceRequest:
         self._numbers += 1
         self._pending[self._numbers] = _Pending(asked, reply)
         request = ServiceRequest(
@@ -205,16 +205,19 @@ class ServiceRouter(Actor):
             key=asked.key,
         )
         if asked.timeout is not None:
-            request.deadline = time.monotonic() + asked.timeout
+            request.deadline = now + asked.timeout
         return request
 
     def _ask(self, port: Port[Replied], asked: Asked) -> None:
-        self._decided.request(self._request(asked, port.send), time.monotonic())
+        now = time.monotonic()
+        self._decided.request(self._request(asked, port.send, now), now)
 
     def _ask_all(self, port: Port[Any], asked: Asked) -> None:
         replicas = self._decided.everywhere()
         if not replicas:
-            error = ServiceUnavailableError(f"no replica of service {self.rules.name!r} is up, to fan {asked.method}() out to")
+            error = ServiceUnavailableError(
+                f"no replica of service {self.rules.name!r} is up, to fan {asked.method}() out to"
+            )
             port.send(_failed(error))
             return
         came: dict[int, Replied] = {}
@@ -227,12 +230,14 @@ class ServiceRouter(Actor):
         def taker(replica: int) -> Callable[[Replied], None]:
             return lambda replied: take(replica, replied)
 
-        requests = [self._request(asked, taker(replica), replica) for replica in replicas]
-        self._decided.fanout(requests, time.monotonic())
+        now = time.monotonic()
+        self._decided.fanout([self._request(asked, taker(replica), now, replica) for replica in replicas], now)
 
     def _update(self, port: Port[Any], method: str, call: Sealed) -> None:
         if self._decided.closed:
-            port.send(_failed(ServiceUnavailableError(f"the service {self.rules.name!r} was shut down, and takes no updates")))
+            port.send(
+                _failed(ServiceUnavailableError(f"the service {self.rules.name!r} was shut down, and takes no updates"))
+            )
             return
         version = self._decided.next_version
         self._updates[version], self._wait_updates[version] = (method, call), port

@@ -24,7 +24,9 @@ class Autoscale:
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise ValueError(f"Autoscale needs 0 <= least <= most and 1 <= most, got least={self.least}, most={self.most}")
+            raise ValueError(
+                f"Autoscale needs 0 <= least <= most and 1 <= most, got least={self.least}, most={self.most}"
+            )
         if self.idle < 0 or (self.target is not None and self.target <= 0):
             raise ValueError(f"Autoscale needs target > 0 and idle >= 0, got {self.target!r} and {self.idle!r}")
 

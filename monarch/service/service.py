@@ -228,7 +228,7 @@ class ServiceEndpoint:
         self._signature = inspect.signature(method.__wrapped__)
 
     def __repr__(self) -> str:
-        return f"<endpoint {self._name}{self._signature} of service {self._service._name!r}>"
+        return f"<endpoint {self._name}{_shown(self._signature)} of service {self._service._name!r}>"
 
     def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs at one replica; the Future gives what it returned.
@@ -283,7 +283,9 @@ class ServiceEndpoint:
         if self._kind in ("makes", "makes_async"):
             raise TypeError(f"{self._name}() is a generator: its values come from stream(), not {adverb}()")
         if self._kind == "port":
-            raise TypeError(f"{self._name}() answers through a port, and a service has no use for it: return the answer")
+            raise TypeError(
+                f"{self._name}() answers through a port, and a service has no use for it: return the answer"
+            )
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Replied]:
         self._callable("route")
@@ -294,7 +296,7 @@ class ServiceEndpoint:
         try:
             self._signature.bind(None, *args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{self._service._name}.{self._name}{self._signature}: {exc}") from None
+            raise TypeError(f"{self._service._name}.{self._name}{_shown(self._signature)}: {exc}") from None
         rules, options = self._declared, self._service._options
         key: Any = None
         if rules.max_batch:  # those that are passed alike go together
@@ -318,6 +320,12 @@ class ServiceEndpoint:
         if isinstance(replied, Replied):
             raise _error(replied)
         return [_value(one) for one in replied]
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """Returns the parameters, without types, which may be texts, and without `self`."""
+    parameters = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+    return str(inspect.Signature(parameters))
 
 
 def _error(replied: Replied) -> BaseException:
@@ -421,4 +429,4 @@ def _check_class(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except TypeError as exc:
-        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {exc}") from None
+        raise TypeError(f"{cls.__qualname__}{_shown(inspect.signature(cls))}: {exc}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch.service.dispatcher import Dispatcher
-from monarch.service.fleet import first_lines
+from monarch.service.fleet import in_short
 from monarch.service.replica_record import ReplicaState
 
 
@@ -48,7 +48,9 @@ class ServiceStatus:
             f"{self.waiting} without a replica, {self.refused} refused, {self.expired} expired, {self.retried} retried, "
             f"{self.died} died"
         )
-        rows = [("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")]
+        rows = [
+            ("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")
+        ]
         for one in self.replicas:
             numbers = (one.host, one.outstanding, one.queued, one.served, one.failed)
             ends = (_shown(one.p50), _shown(one.p99), str(one.version), str(one.restarts))
@@ -73,7 +75,7 @@ def status_of(dispatcher: Dispatcher) -> ServiceStatus:
         ReplicaStatus(
             one.number, one.state, one.host, one.running + len(one.queue), len(one.queue), one.served, one.failed,
             one.latency.percentile(50), one.latency.percentile(99), one.version, one.restarts,
-            "" if one.cause is None else first_lines(one.cause),
+            "" if one.cause is None else in_short(one.cause),
         )
         for one in sorted(dispatcher.replicas.values(), key=lambda one: one.number)
     ]  # fmt: skip

@@ -40,7 +40,13 @@ class Simulation:
     """See the module. Chances are those of one event: `dying` of a call, `raising` of a call, `broken` of a start or update."""
 
     def __init__(
-        self, rules: ServiceRules, seed: int = 0, dying: float = 0, raising: float = 0, broken: float = 0, slow: float = 0.1
+        self,
+        rules: ServiceRules,
+        seed: int = 0,
+        dying: float = 0,
+        raising: float = 0,
+        broken: float = 0,
+        slow: float = 0.1,
     ) -> None:
         self.rules, self.random = rules, random.Random(seed)
         self.dying, self.raising, self.broken, self.slow = dying, raising, broken, slow
@@ -247,7 +253,9 @@ class Simulation:
             assert len(replica.queue) <= rules.queue
             assert len(replica.calls) <= rules.concurrency
             held += [request.number for request in replica.queue]
-            held += [one.number for call in replica.calls.values() for one in call.requests if one.number in machine.requests]
+            held += [
+                one.number for call in replica.calls.values() for one in call.requests if one.number in machine.requests
+            ]
         held += [request.number for request in machine.backlog]
         assert sorted(held) == sorted(machine.requests), "a request is nowhere, or in two places"
         assert [request.number for request in machine.backlog] == sorted(request.number for request in machine.backlog)

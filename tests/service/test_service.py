@@ -1,0 +1,563 @@
+"""Services in memory: the router, its replicas and their readers, with processes that die."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+    this_host,
+    this_proc,
+)
+from monarch.service import (
+    Autoscale,
+    HealthCheck,
+    ReplicaLostError,
+    ReplicaView,
+    RouteRequest,
+    Service,
+    ServiceError,
+    ServiceOverloaded,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+    ServiceUpdateError,
+    batched,
+    prefixed,
+    retried,
+    serve,
+)
+from monarch.testing import InProcessCluster, Local
+
+Event = Local[threading.Event]
+
+
+def new_event() -> Event:
+    return Local(threading.Event())
+
+
+class Model(Actor):
+    """A toy: it multiplies."""
+
+    def __init__(self, scale: int = 2) -> None:
+        self.scale = scale
+        self.sick = False
+
+    @endpoint
+    def times(self, number: int) -> int:
+        return self.scale * number
+
+    @endpoint
+    async def later(self, number: int, *, plus: int = 0) -> int:
+        await asyncio.sleep(0)
+        return self.scale * number + plus
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def where(self) -> ProcMesh:
+        return this_proc()
+
+    @endpoint
+    def wait(self, entered: Event, gate: Event) -> int:
+        entered.value.set()
+        gate.value.wait()
+        return self.scale
+
+    @endpoint
+    @retried(2)
+    def wait_again(self, entered: Local[Any], gate: Event) -> str:
+        entered.value.put(this_proc())
+        gate.value.wait()
+        return "done"
+
+    @concurrent_endpoint
+    async def beside(self, port: Port[int], number: int) -> None:
+        port.send(number)
+        await asyncio.Event().wait()
+
+    @endpoint
+    @batched(max_batch=4, max_wait=0.0)
+    def many(self, numbers: list[int]) -> list[Any]:
+        return [ValueError("thirteen") if number == 13 else self.scale * number for number in numbers]
+
+    @endpoint
+    @batched(max_batch=4)
+    def too_few(self, numbers: list[int]) -> list[int]:
+        return numbers[1:]
+
+    @endpoint
+    def divide(self, number: int) -> float:
+        return self.scale / number
+
+    @endpoint
+    @prefixed(lambda text: text, block=2)
+    def complete(self, text: str) -> str:
+        return text.upper()
+
+    @endpoint
+    def load(self, scale: int) -> None:
+        if scale < 0:
+            raise ValueError("negative weights")
+        self.scale = scale
+
+    @endpoint
+    def become_sick(self) -> None:
+        self.sick = True
+
+    @endpoint
+    def check(self) -> None:
+        if self.sick:
+            raise RuntimeError("not well")
+
+    @endpoint
+    def count(self, most: int, made: Local[list[int]]) -> Iterator[int]:
+        try:
+            for number in range(most):
+                made.value.append(number)
+                yield self.scale * number
+        finally:
+            made.value.append(-1)
+
+    @endpoint
+    async def acount(self, most: int) -> Any:
+        for number in range(most):
+            await asyncio.sleep(0)
+            yield self.scale * number
+        if most == 3:
+            raise ValueError("three")
+
+
+@pytest.fixture
+def cluster() -> Iterator[InProcessCluster]:
+    with InProcessCluster() as cluster:
+        yield cluster
+
+
+def until_up(service: Service, replicas: int = 1) -> None:
+    """Waits until so many replicas are up: a request waits for the first, a probe of the others is the status."""
+    while sum(one.state == "up" for one in service.status().get().replicas) < replicas:
+        pass
+
+
+def test_a_request_goes_to_one_replica(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, 3, replicas=2) as service:
+        assert service.times.route(5).get() == 15
+        assert service.later.route(5, plus=1).get() == 16
+        answers = [service.times.answer(2).get() for _ in range(8)]
+        assert {answer.replica for answer in answers} == {0, 1}
+        assert {(answer.value, answer.version) for answer in answers} == {(6, 0)}
+
+        async def many() -> list[int]:
+            return await asyncio.gather(*(service.times.route(number) for number in range(20)))
+
+        assert asyncio.run(many()) == [3 * number for number in range(20)]
+
+
+def test_the_handle_goes_to_actors(cluster: InProcessCluster) -> None:
+    class User(Actor):
+        @endpoint
+        async def use(self, service: Service) -> int:
+            return await service.times.route(21)  # type: ignore[no-any-return]
+
+    with serve(this_host(), Model) as service:
+        assert this_host().spawn_procs().spawn("user", User).use.call_one(service).get() == 42
+        assert len(pickle.dumps(service)) < 2000
+
+
+def test_a_fan_out_asks_every_replica(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, replicas=3) as service:
+        until_up(service, 3)
+        assert service.times.fanout(4).get() == [8, 8, 8]
+        with pytest.raises(ActorError, match="service|model.divide\\(\\) raised at replica 0"):
+            service.divide.fanout(0).get()
+
+
+def test_groups_answer_as_call_does(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, per_replica={"gpus": 2}) as service:
+        ranks = service.rank.route().get()
+        assert ranks.values() == [0, 1] and dict(ranks.extent) == {"gpus": 2}
+        assert [one.get().values() for one in [service.many.route(1), service.many.route(2)]] == [[2, 2], [4, 4]]
+        with pytest.raises(ActorError, match="thirteen"):
+            service.many.route(13).get()
+        with pytest.raises(TypeError, match="streams are of replicas with one process"):
+            service.count.stream(1, Local([]))
+
+
+def test_an_error_of_the_endpoint_is_the_callers(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        with pytest.raises(ActorError, match=r"model.divide\(\) raised at replica 0") as caught:
+            service.divide.route(0).get()
+        assert isinstance(caught.value.exception, ZeroDivisionError)
+        assert service.divide.route(1).get() == 2
+
+
+def test_a_full_service_refuses_or_lets_wait(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, queue=1) as service:
+        entered, gate = new_event(), new_event()
+        running = service.wait.route(entered, gate)
+        entered.value.wait()
+        queued = service.times.route(1)
+        refused = service.times.route(2).exception()
+        assert isinstance(refused, ServiceOverloaded) and refused.retry_after > 0
+        assert (
+            "the service 'model' is full: it has 2 requests of at most 2, on 1 replica with 1 running and 1 waiting"
+            in str(refused)
+        )
+        assert "service.options(wait=True)" in str(refused)
+        waiting = service.options(wait=True).times.route(3)
+        gate.value.set()
+        assert [running.get(), queued.get(), waiting.get()] == [2, 2, 6]
+
+
+def test_a_request_in_time_or_not(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, timeout=60) as service:
+        entered, gate = new_event(), new_event()
+        running = service.options(timeout=0.01).wait.route(entered, gate)
+        with pytest.raises(
+            ServiceTimeoutError, match=r"model.wait\(\) was not answered within its timeout of 0.01 s: it ran"
+        ):
+            running.get()
+        with pytest.raises(ServiceTimeoutError, match="0.02 s: it had not begun, and was dropped"):
+            service.options(timeout=0.02).times.route(1).get()
+        gate.value.set()
+        assert service.times.route(1).get() == 2
+
+
+def test_a_request_of_a_dead_replica_fails_with_the_cause(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, backoff=0) as service:
+        entered, gate = new_event(), new_event()
+        where = service.where.route().get()
+        running = service.wait.route(entered, gate)
+        queued = service.times.route(4)
+        entered.value.wait()
+        cluster.kill(where)
+        with pytest.raises(
+            ReplicaLostError, match=r"model.wait\(\) ran at replica 0, which died: Killed\(sig=9\) \(rank 0 of"
+        ) as caught:
+            running.get()
+        assert "decorate the endpoint with @retried(n), below @endpoint" in str(caught.value)
+        assert caught.value.replica == 0
+        assert isinstance(caught.value.__cause__, SupervisionError)
+        assert queued.get() == 8  # it had not begun
+        gate.value.set()
+        (replica,) = service.status().get().replicas
+        assert (replica.state, replica.restarts) == ("up", 1) and "Killed(sig=9)" in replica.why
+
+
+def test_a_request_that_may_run_again_does(cluster: InProcessCluster) -> None:
+    import queue
+
+    with serve(this_host(), Model, replicas=2, backoff=0) as service:
+        entered: Local[Any] = Local(queue.Queue())
+        gate = new_event()
+        running = service.wait_again.route(entered, gate)
+        for _ in range(2):
+            cluster.kill(entered.value.get())
+        assert entered.value.get() is not None
+        gate.value.set()
+        assert running.get() == "done"
+        assert service.status().get().retried == 2
+
+
+def test_a_group_dies_as_a_whole(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, per_replica={"gpus": 2}, backoff=0) as service:
+        first, second = service.where.route().get().values()
+        cluster.kill(second)
+        assert service.options(wait=True, retries=1).times.route(2).get().values() == [4, 4]
+        assert repr(service.where.route().get().values()[0]) != repr(first)
+
+
+def test_a_service_whose_replicas_all_died_says_so(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, restarts=0) as service:
+        cluster.kill(service.where.route().get())
+        with pytest.raises((ServiceUnavailableError, ReplicaLostError)):
+            service.times.route(1).get()
+        with pytest.raises(
+            ServiceUnavailableError, match="'model' has no replica left: each died more than 0 times"
+        ) as caught:
+            service.times.route(1).get()
+        assert "Killed(sig=9)" in str(caught.value) and caught.value.__cause__ is not None
+        service.scale(1).get()
+        assert service.times.route(1).get() == 2
+
+
+def test_a_constructor_that_raises_ends_the_service(cluster: InProcessCluster) -> None:
+    class Broken(Actor):
+        def __init__(self) -> None:
+            raise ValueError("no weights")
+
+        @endpoint
+        def run(self) -> None: ...
+
+    with serve(this_host(), Broken, restarts=1, backoff=0) as service:
+        with pytest.raises(ServiceUnavailableError, match="'broken' has no replica left") as caught:
+            service.run.route().get()
+        assert "Broken.__init__ raised: ValueError: no weights" in str(caught.value)
+        assert "no weights" in str(caught.value.__cause__)
+
+
+def test_batches(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, queue=32) as service:
+        assert [one.get() for one in [service.many.route(number) for number in range(12)]] == list(range(0, 24, 2))
+        good, bad = service.many.route(1), service.many.route(13)
+        assert good.get() == 2
+        with pytest.raises(ActorError, match="returned an exception for this request of its batch"):
+            bad.get()
+        with pytest.raises(ActorError, match="got 1 requests, and returned 0 items: it has to return a list"):
+            service.too_few.route(1).get()
+
+
+def test_a_session_stays_and_is_told_when_it_moves(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, replicas=3, backoff=0) as service:
+        until_up(service, 3)
+        with service.session() as session:
+            where = session.where.route().get()
+            replicas = {session.times.answer(1).get().replica for _ in range(5)}
+            assert len(replicas) == 1 and session.moves == 0
+            cluster.kill(where)
+            assert session.options(retries=1).times.route(1).get() == 2
+            assert session.moves == 1
+            assert "moved 1 times" in repr(session)
+
+
+def test_a_session_in_async_code(cluster: InProcessCluster) -> None:
+    async def use() -> list[int]:
+        async with serve(this_host(), Model) as service, service.session() as session:
+            return await asyncio.gather(*(session.times.route(number) for number in range(5)))
+
+    assert asyncio.run(use()) == [0, 2, 4, 6, 8]
+
+
+def test_updates_roll_and_answers_say_the_version(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, 2, replicas=2, backoff=0) as service:
+        until_up(service, 2)
+        requests = [service.options(wait=True).times.answer(1) for _ in range(20)]
+        assert service.update("load", 5).get() == 1
+        requests += [service.times.answer(1) for _ in range(4)]
+        answers = [request.get() for request in requests]
+        assert {(answer.version, answer.value) for answer in answers} <= {(0, 2), (1, 5)}
+        assert {answer.version for answer in answers[-4:]} == {1}
+
+        cluster.kill(service.where.route().get())
+        until_up(service, 2)
+        assert {service.times.answer(1).get().value for _ in range(6)} == {5}  # the new one has the update
+
+        with pytest.raises(
+            ServiceUpdateError, match="update 2 of service 'model' failed at replica 0 and was stopped"
+        ) as caught:
+            service.update("load", -1).get()
+        assert "negative weights" in str(caught.value.__cause__)
+        until_up(service, 2)
+        assert {service.times.answer(1).get().value for _ in range(6)} == {5}
+
+
+def test_scale_to_zero_and_up_again(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        assert service.times.route(1).get() == 2
+        service.scale(0).get()
+        waiting = service.times.route(2)
+        assert service.status().get().waiting == 1
+        service.scale(2).get()
+        assert waiting.get() == 4
+        until_up(service, 2)
+
+
+def test_autoscaling_starts_from_nothing(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, replicas=0, autoscale=Autoscale(0, 2, idle=0.01)) as service:
+        assert service.status().get().replicas == []
+        assert service.times.route(1).get() == 2
+        while service.status().get().replicas:
+            pass
+        entered, gate = new_event(), new_event()
+        running = [service.wait.route(entered, gate) for _ in range(3)]
+        assert len(service.status().get().replicas) == 2
+        gate.value.set()
+        assert [one.get() for one in running] == [2, 2, 2]
+
+
+def test_a_replica_that_fails_its_check_is_replaced(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, health=HealthCheck("check", every=0.01), backoff=0) as service:
+        service.become_sick.route().get()
+        while not service.status().get().replicas[0].restarts:
+            pass
+        assert "not well" in service.status().get().replicas[0].why
+        assert service.times.route(1).get() == 2
+
+
+def test_a_replica_that_only_raises_is_left_alone(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, breaker=2, pause=0.01) as service:
+        assert [type(service.divide.route(0).exception()) for _ in range(2)] == [ActorError, ActorError]
+        assert service.status().get().replicas[0].state in ("suspended", "trial")
+        assert service.times.route(1).get() == 2  # it waits, and then tries it
+        assert service.status().get().replicas[0].state == "up"
+
+
+@pytest.mark.parametrize("mode", ["for", "async for"])
+def test_streams(cluster: InProcessCluster, mode: str) -> None:
+    with serve(this_host(), Model) as service:
+        made: Local[list[int]] = Local([])
+        if mode == "for":
+            assert list(service.count.stream(50, made)) == list(range(0, 100, 2))
+        else:
+
+            async def read() -> list[int]:
+                return [value async for value in service.acount.stream(50)]
+
+            assert asyncio.run(read()) == list(range(0, 100, 2))
+        with pytest.raises(ActorError, match="three"):
+            list(service.acount.stream(3))
+
+
+def test_a_stream_waits_for_its_reader_and_ends_with_it(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        made: Local[list[int]] = Local([])
+        stream = service.options(window=4).count.stream(1_000_000, made)
+        assert [next(stream) for _ in range(10)] == list(range(0, 20, 2))
+        cluster.settle()
+        assert len(made.value) <= 10 + 4
+        assert "open, 10 values taken" in repr(stream)
+        stream.close()
+        assert service.times.route(1).get() == 2  # the replica is free again
+        assert made.value[-1] == -1 and len(made.value) <= 10 + 4 + 1
+        assert list(stream) == []
+
+        made.value.clear()
+        service.options(window=4).count.stream(1_000_000, made)  # dropped before it has begun
+        assert service.times.route(1).get() == 2
+        assert len(made.value) <= 5
+
+
+def test_a_stream_ends_with_the_readers_process(cluster: InProcessCluster) -> None:
+    class Reader(Actor):
+        @endpoint
+        async def read(self, service: Service, made: Local[list[int]], port: Port[ProcMesh]) -> None:
+            async with service.count.stream(1_000_000, made) as stream:
+                await anext(stream)
+                port.send(this_proc())
+                await asyncio.Event().wait()
+
+    with serve(this_host(), Model) as service:
+        reader = this_host().spawn_procs().spawn("reader", Reader)
+        port, receiver = Channel[ProcMesh].open()
+        made: Local[list[int]] = Local([])
+        reading = reader.read.call_one(service, made, port)
+        cluster.kill(receiver.recv().get())
+        assert isinstance(reading.exception(), SupervisionError)
+        assert service.times.route(1).get() == 2
+
+
+def test_a_stream_of_a_dead_replica_raises(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, backoff=0) as service:
+        where = service.where.route().get()
+        stream = service.options(window=2).count.stream(1_000_000, Local([]))
+        next(stream)
+        cluster.kill(where)
+        with pytest.raises(ReplicaLostError, match=r"model.count\(\) ran at replica 0, which died: [^@]*$"):
+            list(stream)
+        assert service.times.route(1).get() == 2
+
+
+def by_the_text(request: RouteRequest, replicas: Sequence[ReplicaView]) -> int:
+    return max(replicas, key=lambda replica: (replica.matched, -replica.number)).number
+
+
+def test_policies(cluster: InProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
+    with serve(this_host(), Model, replicas=3, routing="by_prefix") as service:
+        until_up(service, 3)
+        first = service.complete.answer("abcdef").get().replica
+        assert {service.complete.answer("abcdxy").get().replica for _ in range(4)} == {first}
+        assert service.complete.answer("nothing").get().replica != first
+    with serve(this_host(), Model, replicas=2, routing=by_the_text) as service:
+        until_up(service, 2)
+        assert {service.complete.answer("ab").get().replica for _ in range(4)} == {0}
+    with serve(this_host(), Model, replicas=2, routing=lambda request, replicas: 77) as service:
+        assert service.complete.route("ab").get() == "AB"
+        assert "the routing policy of service 'model' failed, and least_outstanding decides" in caplog.text
+
+
+def test_shutdown_finishes_what_is_there(cluster: InProcessCluster) -> None:
+    service = serve(this_host(), Model)
+    entered, gate = new_event(), new_event()
+    running, queued = service.wait.route(entered, gate), service.times.route(3)
+    entered.value.wait()
+    other = pickle.loads(pickle.dumps(service))
+    ending = other.shutdown()
+    with pytest.raises(ServiceUnavailableError, match="'model' was shut down, and takes no requests"):
+        service.times.route(1).get()
+    with pytest.raises(ServiceUnavailableError, match="'model' was shut down, and takes no updates"):
+        service.update("load", 1).get()
+    gate.value.set()
+    ending.get()
+    assert (running.get(), queued.get()) == (2, 6)
+    service.shutdown().get()
+    with pytest.raises(SupervisionError):
+        service.times.route(1).get()
+
+
+def test_the_end_of_the_owner_ends_it(cluster: InProcessCluster) -> None:
+    class Owner(Actor):
+        @endpoint
+        async def begin(self) -> tuple[Service, ProcMesh]:
+            service = serve(this_host(), Model)
+            return service, await service.where.route()
+
+    owner = this_host().spawn_procs().spawn("owner", Owner)
+    service, _where = owner.begin.call_one().get()
+    owner.stop().get()
+    with pytest.raises(SupervisionError):
+        service.times.route(1).get()
+
+
+def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
+    with pytest.raises(TypeError, match="serve takes hosts, such as this_host\\(\\), and got a mesh of processes"):
+        serve(this_host().spawn_procs(), Model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Model\(scale=2\): got an unexpected keyword argument 'size'"):
+        serve(this_host(), Model, size=3)
+    with pytest.raises(TypeError, match="serve takes a subclass of monarch.actor.Actor"):
+        serve(this_host(), int)
+    with pytest.raises(ValueError, match="routing is one of round_robin, least_outstanding, two_choices, by_prefix"):
+        serve(this_host(), Model, routing="random")
+    with pytest.raises(ValueError, match="service 'model': concurrency is 1 or more, got 0"):
+        serve(this_host(), Model, concurrency=0)
+    with pytest.raises(ValueError, match="Model has no endpoint 'well' that returns"):
+        serve(this_host(), Model, health=HealthCheck("well"))
+    with pytest.raises(TypeError, match="@batched decorates the method itself"):
+
+        class _Wrong(Actor):
+            @batched()
+            @endpoint
+            def run(self) -> None: ...
+
+    with serve(this_host(), Model) as service:
+        with pytest.raises(AttributeError, match="service 'model' of Model has no endpoint 'tiems'; it has acount,"):
+            service.tiems.route(1)
+        with pytest.raises(TypeError, match=r"model.times\(number\): too many positional arguments"):
+            service.times.route(1, 2)
+        with pytest.raises(TypeError, match=r"count\(\) is a generator: its values come from stream\(\), not route"):
+            service.count.route(1, Local([]))
+        with pytest.raises(TypeError, match="times\\(\\) is no generator, and has no stream"):
+            service.times.stream(1)
+        with pytest.raises(ValueError, match="update calls an endpoint of Model, one of"):
+            service.update("count")
+        with pytest.raises(ValueError, match="scale takes a number of replicas"):
+            service.scale(-1)
+        with pytest.raises(ValueError, match="window is 1 or more"):
+            service.options(window=0)
+        assert isinstance(service.divide.route(0).exception(), ActorError)
+        assert issubclass(ServiceTimeoutError, TimeoutError) and issubclass(ReplicaLostError, ServiceError)
