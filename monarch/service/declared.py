@@ -1,5 +1,5 @@
-"""What an endpoint says of itself, by decorators under `@endpoint`: how it is batched, that it may run twice, what its requests
-begin with."""
+"""The declarations of an endpoint, by decorators under `@endpoint`: how it is batched, that it may run twice, how its
+requests begin."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def batched(
 
 
 def retried(retries: int) -> Callable[[F], F]:
-    """Declares, under `@endpoint`, that a request may run more than once: when its replica dies, a service gives it to another
-    one, `retries` times at most. Requests that had not begun are moved in any case. Since 0.2.0.
+    """Declares, under `@endpoint`, that a request may run more than once: when its replica dies, a service gives it to
+    another one, `retries` times at most. Requests that had not begun are moved in any case. Since 0.2.0.
     """
     if retries < 1:
         raise ValueError(f"retries is 1 or more, got {retries!r}: without @retried nothing runs twice")

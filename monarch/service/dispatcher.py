@@ -1,5 +1,5 @@
-"""The dispatcher of a service: which replica gets which request, and when. Pure: events in, effects out, the time (seconds) an
-argument; nothing is sent or started from here.
+"""The dispatcher of a service: which replica gets which request, and when. Pure: events in, effects out, the time (in
+seconds) an argument; nothing is sent or started from here.
 
 Every request ends in exactly one ReplyWith or FailRequest. It waits in the queue of a replica or, while none can take it, in
 the backlog, in the order of arrival. What a dead replica had is put back there under its old number, so requests of a session
@@ -184,8 +184,8 @@ class Dispatcher(Fleet):
         living = sum(replica.state in LIVING for replica in self.replicas.values())
         text = (
             f"the service {self.rules.name!r} is full: it has {self.taken} requests of at most {self.limit}, on {living} "
-            f"{'replica' if living == 1 else 'replicas'} with {self.rules.concurrency} running and {self.rules.queue} waiting at "
-            f"most; try again in {self._seconds:.3g} s, or wait for a place: service.options(wait=True)"
+            f"{'replica' if living == 1 else 'replicas'} with {self.rules.concurrency} running and {self.rules.queue} "
+            f"waiting at most; try again in {self._seconds:.3g} s, or wait for a place: service.options(wait=True)"
         )
         self.effects.append(FailRequest(request.number, ServiceOverloaded(text, self._seconds)))
 

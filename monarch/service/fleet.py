@@ -1,5 +1,5 @@
-"""The replicas of a service: how many there are, how they come, get updates and go. Pure; the half of the dispatcher that knows
-no requests beyond how many a replica has."""
+"""The replicas of a service: how many there are, how they come, get updates and go. Pure; the half of the dispatcher that
+knows no requests beyond how many a replica has."""
 
 from __future__ import annotations
 
@@ -324,9 +324,9 @@ def in_short(cause: Cause) -> str:
     """Returns a cause on one line; all of it is the error's `__cause__`."""
     if isinstance(cause, ActorError) and cause.exception is not None:
         return f"{type(cause.exception).__name__}: {cause.exception}"[:_SHORT]
-    first, *rest = str(cause).strip().splitlines() or [type(cause).__name__]
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     if isinstance(cause, SupervisionError):
-        first = first.rpartition(" failed: ")[2]  # behind the names of the actor and its owners
-        if "Traceback (most recent call last):" in str(cause):
-            first += f" {rest[-1].strip()}"
-    return first[:_SHORT]
+        traceback = next((place for place, line in enumerate(lines) if "Traceback " in line), 0)
+        lines = [*lines[:traceback], lines[-1]] if traceback else lines[:3]
+    # What is behind the names of the actor and its owners.
+    return " ".join(lines).rpartition(" failed: ")[2][:_SHORT]

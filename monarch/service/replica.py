@@ -166,8 +166,8 @@ def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:
     if not isinstance(result, (list, tuple)) or len(result) != batch:
         got = f"{len(result)} items" if isinstance(result, (list, tuple)) else f"a {type(result).__name__}"
         raise TypeError(
-            f"{name}() is @batched and got {batch} requests, and returned {got}: it has to return a list with one item for each, "
-            f"in their order"
+            f"{name}() is @batched and got {batch} requests, and returned {got}: it has to return a list with one item for "
+            f"each, in their order"
         )
     return [
         (False, Sealed((ActorError(item, f"{name}() returned an exception for this request of its batch."), None)))

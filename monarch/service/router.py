@@ -399,8 +399,8 @@ class ServiceRouter(Actor):
         if not self._policy_failed:  # once: it is asked for every request
             self._policy_failed = True
             _logger.error(
-                "the routing policy of service %r failed, and least_outstanding decides where it does: %r. A policy returns the "
-                "number of one of the replicas that it is given, here one of %s",
+                "the routing policy of service %r failed, and least_outstanding decides where it does: %r. A policy returns "
+                "the number of one of the replicas that it is given, here one of %s",
                 self.rules.name,
                 effect.error,
                 list(effect.given),

@@ -40,7 +40,8 @@ class _Options:
 
 
 class Service:
-    """The handle of a service: `service.generate.route(x)` for each endpoint of its class. It is small and may be sent to actors.
+    """The handle of a service: `service.generate.route(x)` for each endpoint of its class. It is small and may be sent to
+    actors.
 
     Made by `serve`. It ends with whoever called that, with `shutdown()`, or with the block of `with serve(...) as service`
     (or `async with`). Since 0.2.0.
@@ -215,8 +216,8 @@ class ServiceSession:
 
 
 class ServiceEndpoint:
-    """An endpoint of a service. Arguments and results are those of the method; of a group of processes (`per_replica` with more
-    than one) each rank runs it, and the answer is a ValueMesh, as that of `call` is. Since 0.2.0.
+    """An endpoint of a service. Arguments and results are those of the method; of a group of processes (`per_replica` with
+    more than one) each rank runs it, and the answer is a ValueMesh, as that of `call` is. Since 0.2.0.
     """
 
     def __init__(self, service: Service, name: str, kind: str) -> None:
@@ -267,7 +268,8 @@ class ServiceEndpoint:
             raise TypeError(f"{self._name}() is no generator, and has no stream: call {self._name}.route()")
         if self._service._group:
             raise TypeError(
-                f"{self._name}(): streams are of replicas with one process, and those of service {self._service._name!r} have more"
+                f"{self._name}(): streams are of replicas with one process, and those of service "
+                f"{self._service._name!r} have more"
             )
         port, receiver = Channel[Any].open()
         port.return_undeliverable = False
@@ -378,27 +380,27 @@ def serve(
         text = await service.generate.route(prompt)
 
     Each replica is a mesh of its own of `cls(*args, **kwargs)`: one process, or a group, with the dimensions `per_replica`.
-    They go to the hosts that have the fewest. A router, an actor in a process beside the caller's, owns them; it ends, and they
-    with it, when its owner does, who called this.
+    They go to the hosts that have the fewest. A router, an actor in a process beside the caller's, owns them; it ends, and
+    they with it, when its owner does, who called this.
 
     Bounds: a replica runs `concurrency` calls at a time, and `queue` requests wait for it; the service has `limit` requests
-    (by default as many as fit all replicas). Beyond that a request raises ServiceOverloaded, or with `wait` waits for a place.
-    `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other only if
+    (by default as many as fit all replicas). Beyond that a request raises ServiceOverloaded, or with `wait` waits for a
+    place. `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other only if
     its endpoint is a `@concurrent_endpoint`; others queue in the actor.
 
     `routing`: "least_outstanding", "round_robin", "two_choices", "by_prefix", or a function of a RouteRequest and the list of
     ReplicaViews that have room, which returns the `number` of one. It runs in the router for each request: be quick.
 
-    Failures: a replica that dies is started anew, after `backoff` seconds, twice as many each further time, at most `restarts`
-    times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those that ran and
+    Failures: a replica that dies is started anew, after `backoff` seconds, twice as many each further time, at most
+    `restarts` times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those that ran and
     are `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on end gets
     none for `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how many
     there are. Since 0.2.0.
     """
     if isinstance(hosts, ProcMesh):
         raise TypeError(
-            "serve takes hosts, such as this_host(), and got a mesh of processes: a service starts and replaces the processes of "
-            "its replicas itself; per_replica says how many each has"
+            "serve takes hosts, such as this_host(), and got a mesh of processes: a service starts and replaces the processes "
+            "of its replicas itself; per_replica says how many each has"
         )
     if not isinstance(hosts, HostMesh):
         raise TypeError(f"serve takes a mesh of hosts, such as this_host(), and an actor class; got {hosts!r}")

@@ -37,7 +37,7 @@ class Living:
 
 
 class Simulation:
-    """See the module. Chances are those of one event: `dying` of a call, `raising` of a call, `broken` of a start or update."""
+    """See the module. Chances are those of one event: `dying` and `raising` of a call, `broken` of a start or update."""
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ def test_a_fan_out_asks_every_replica(cluster: InProcessCluster) -> None:
     with serve(this_host(), Model, replicas=3) as service:
         until_up(service, 3)
         assert service.times.fanout(4).get() == [8, 8, 8]
-        with pytest.raises(ActorError, match="service|model.divide\\(\\) raised at replica 0"):
+        with pytest.raises(ActorError, match=r"model.divide\(\) raised at replica 0"):
             service.divide.fanout(0).get()
 
 
@@ -233,7 +233,7 @@ def test_a_request_in_time_or_not(cluster: InProcessCluster) -> None:
             ServiceTimeoutError, match=r"model.wait\(\) was not answered within its timeout of 0.01 s: it ran"
         ):
             running.get()
-        with pytest.raises(ServiceTimeoutError, match="0.02 s: it had not begun, and was dropped"):
+        with pytest.raises(ServiceTimeoutError, match=r"0.02 s: it had not begun, and was dropped"):
             service.options(timeout=0.02).times.route(1).get()
         gate.value.set()
         assert service.times.route(1).get() == 2
@@ -529,7 +529,7 @@ def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
         serve(this_host().spawn_procs(), Model)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Model\(scale=2\): got an unexpected keyword argument 'size'"):
         serve(this_host(), Model, size=3)
-    with pytest.raises(TypeError, match="serve takes a subclass of monarch.actor.Actor"):
+    with pytest.raises(TypeError, match=r"serve takes a subclass of monarch.actor.Actor"):
         serve(this_host(), int)
     with pytest.raises(ValueError, match="routing is one of round_robin, least_outstanding, two_choices, by_prefix"):
         serve(this_host(), Model, routing="random")
