@@ -18,6 +18,7 @@ General layout, from the inside out (a file imports from above, never from below
     rdma        memory of one process, read and written by others
     tensor      tensors spread over processes, worked on from one
     spmd        the processes of a mesh as ranks of torch.distributed
+    service     replicas of an actor class behind one handle
     remotemount, gather_mount
                 folders of the client on every host, and of all hosts in one of the client's
     builtins, checkpoint, memory, profiler, random, simulator, timer
@@ -89,6 +90,7 @@ _HOMES = {
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
     "rdma": ("monarch.rdma", ""),
+    "service": ("monarch.service", ""),
     "spmd": ("monarch.spmd", ""),
     "tensor": ("monarch.tensor", ""),
     "testing": ("monarch.testing", ""),

@@ -5,6 +5,7 @@ from monarch import builtins as builtins
 from monarch import checkpoint as checkpoint
 from monarch import config as config
 from monarch import rdma as rdma
+from monarch import service as service
 from monarch import spmd as spmd
 from monarch import tensor as tensor
 from monarch import testing as testing

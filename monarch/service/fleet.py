@@ -4,6 +4,7 @@ knows no requests beyond how many a replica has."""
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 
 from monarch._errors import ActorError, SupervisionError
@@ -21,6 +22,7 @@ from monarch.service.replica_record import LIVING, Replica, ServiceRequest
 from monarch.service.rules import ServiceRules
 
 _SHORT = 500  # characters of a cause
+_RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b")  # the line of a traceback that says what
 
 
 class Fleet:
@@ -39,6 +41,7 @@ class Fleet:
         self._settled = 0  # the last that every replica got
         self._wanted_updates: deque[int] = deque()
         self._rolling = False
+        self._tried: int | None = None  # a replica that died in the update under way, and is started with it once more
         self._low_since = math.inf  # since when fewer replicas are wanted
         self._low_peak = 0
         self._last_cause: Cause = None
@@ -82,9 +85,17 @@ class Fleet:
             self._begin_update(replica)
         else:
             self._go_on(replica, now)
+        self._roll(now)
 
     def lost(self, number: int, generation: int, cause: Cause, now: float) -> None:
         """A replica died, or could not be started."""
+        self._lost(number, generation, cause, now, raised=False)
+
+    def update_failed(self, number: int, generation: int, cause: Cause, now: float) -> None:
+        """The endpoint of the update raised."""
+        self._lost(number, generation, cause, now, raised=True)
+
+    def _lost(self, number: int, generation: int, cause: Cause, now: float, raised: bool) -> None:
         replica = self._current(number, generation)
         if replica is None or replica.state in ("backoff", "lost"):
             return
@@ -97,11 +108,13 @@ class Fleet:
         else:
             self._restart_later(replica, now)
         self._to_backlog(displaced)
-        if was == "updating" and self._rolling:
+        if self._rolling and was in ("updating", "starting") and (raised or number == self._tried):
             self._stop_rolling(replica, cause)
             for other in [other for other in self.replicas.values() if other.state == "draining"]:
                 other.state = "up"
                 self._go_on(other, now)
+        elif self._rolling and was == "updating":  # by chance, or of the update: it will show
+            self._tried = number
         self._drain(now)
         self._roll(now)
         self._settle(now)
@@ -286,6 +299,10 @@ class Fleet:
                 self.version, self._rolling = self._wanted_updates.popleft(), True
             if any(replica.state in ("draining", "updating") for replica in self.replicas.values()):
                 return
+            tried = None if self._tried is None else self.replicas.get(self._tried)
+            if tried is not None and tried.state in ("backoff", "starting"):
+                return
+            self._tried = None
             living = [replica for replica in self.replicas.values() if replica.state in LIVING]
             older = [replica for replica in living if replica.version < self.version]
             if older:
@@ -298,7 +315,7 @@ class Fleet:
             self.effects.append(UpdateEnded(self.version, None))
 
     def _stop_rolling(self, failed: Replica, cause: Cause) -> None:
-        version, self._rolling = self.version, False
+        version, self._rolling, self._tried = self.version, False, None
         self.version = self._settled
         living = [replica for replica in self.replicas.values() if replica.state in LIVING]
         having = ", ".join(str(replica.number) for replica in living if replica.version == version)
@@ -326,7 +343,8 @@ def in_short(cause: Cause) -> str:
         return f"{type(cause.exception).__name__}: {cause.exception}"[:_SHORT]
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     if isinstance(cause, SupervisionError):
-        traceback = next((place for place, line in enumerate(lines) if "Traceback " in line), 0)
-        lines = [*lines[:traceback], lines[-1]] if traceback else lines[:3]
+        traceback = next((place for place, line in enumerate(lines) if "Traceback " in line), len(lines))
+        raised = [line for line in lines[traceback:] if _RAISED.match(line)]
+        lines = [*lines[:traceback], raised[-1]] if raised else lines[:3]
     # What is behind the names of the actor and its owners.
     return " ".join(lines).rpartition(" failed: ")[2][:_SHORT]

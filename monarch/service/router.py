@@ -373,8 +373,10 @@ class ServiceRouter(Actor):
         key = effect.replica, effect.generation
         try:
             await self._run_update(self._processes[key], effect.version)
-        except Exception as exc:
+        except SupervisionError as exc:
             self._decided.lost(*key, exc, time.monotonic())
+        except Exception as exc:
+            self._decided.update_failed(*key, exc, time.monotonic())
         else:
             self._decided.updated(*key, time.monotonic())
         self._act()
@@ -389,10 +391,11 @@ class ServiceRouter(Actor):
             self._task(_stopped(processes.procs), self._stopping)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        for key, processes in list(self._processes.items()):
-            name = f"{self.rules.name}_{key[0]}_{key[1]}"
+        for (replica, generation), processes in list(self._processes.items()):
+            name = f"{self.rules.name}_{replica}_{generation}"
             if processes.mesh is not None and failure.mesh_name.rpartition("-")[0] == name:
-                self._soon(lambda key=key: self._decided.lost(*key, SupervisionError(failure.event), time.monotonic()))  # type: ignore[misc]
+                self._decided.lost(replica, generation, SupervisionError(failure.event), time.monotonic())
+                self._act()
         return True
 
     def _say_policy_failed(self, effect: PolicyFailed) -> None:

@@ -125,8 +125,9 @@ class Service:
         theirs (`answer`). Requests go to the other replicas, or wait. Replicas that start later get the last update before
         they take a request. Updates run one after the other.
 
-        When the endpoint raises, or the replica dies in it, the update stops there and the Future raises ServiceUpdateError:
-        that replica is replaced by one with the version before, those that have the new one keep it.
+        When the endpoint raises, the update stops there and the Future raises ServiceUpdateError: that replica is replaced by
+        one with the version before, those that have the new one keep it. A replica that dies meanwhile is started with the
+        new version before the update goes on; when it dies in that too, the update stops as well.
         """
         kinds = kinds_of(self._class)
         if kinds.get(method) not in ("plain", "async", "beside"):
@@ -385,22 +386,22 @@ def serve(
 
     Bounds: a replica runs `concurrency` calls at a time, and `queue` requests wait for it; the service has `limit` requests
     (by default as many as fit all replicas). Beyond that a request raises ServiceOverloaded, or with `wait` waits for a
-    place. `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other only if
-    its endpoint is a `@concurrent_endpoint`; others queue in the actor.
+    place. `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other
+    only if its endpoint is a `@concurrent_endpoint`; others queue in the actor.
 
     `routing`: "least_outstanding", "round_robin", "two_choices", "by_prefix", or a function of a RouteRequest and the list of
     ReplicaViews that have room, which returns the `number` of one. It runs in the router for each request: be quick.
 
     Failures: a replica that dies is started anew, after `backoff` seconds, twice as many each further time, at most
-    `restarts` times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those that ran and
-    are `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on end gets
-    none for `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how many
-    there are. Since 0.2.0.
+    `restarts` times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those
+    that ran and are `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on
+    end gets none for `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how
+    many there are. Since 0.2.0.
     """
     if isinstance(hosts, ProcMesh):
         raise TypeError(
-            "serve takes hosts, such as this_host(), and got a mesh of processes: a service starts and replaces the processes "
-            "of its replicas itself; per_replica says how many each has"
+            "serve takes hosts, such as this_host(), and got a mesh of processes: a service starts and replaces the "
+            "processes of its replicas itself; per_replica says how many each has"
         )
     if not isinstance(hosts, HostMesh):
         raise TypeError(f"serve takes a mesh of hosts, such as this_host(), and an actor class; got {hosts!r}")

@@ -48,7 +48,7 @@ class ServiceStatus:
             f"{self.waiting} without a replica, {self.refused} refused, {self.expired} expired, {self.retried} retried, "
             f"{self.died} died"
         )
-        rows = [
+        rows: list[tuple[str, ...]] = [
             ("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")
         ]
         for one in self.replicas:

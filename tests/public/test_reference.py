@@ -57,6 +57,7 @@ PUBLIC: dict[str, str] = {
     "monarch.remotemount.remotemount": "MountHandler remotemount",
     "monarch.replay": "",
     "monarch.safe_torch": "",
+    "monarch.service": "",
     "monarch.simulator": "",
     "monarch.spmd": "",
     "monarch.telemetry": "",

@@ -200,7 +200,10 @@ class Simulation:
             if self.living.get(key) is not living:
                 return
             if self.random.random() < self.broken:
-                self.machine.lost(*key, "the endpoint raised", self.now)
+                if self.random.random() < 0.5:
+                    self.machine.update_failed(*key, "the endpoint raised", self.now)
+                else:
+                    self._dies(*key)
                 return
             living.updating, living.version = False, effect.version
             self.machine.updated(*key, self.now)

@@ -308,7 +308,7 @@ def test_a_constructor_that_raises_ends_the_service(cluster: InProcessCluster) -
     with serve(this_host(), Broken, restarts=1, backoff=0) as service:
         with pytest.raises(ServiceUnavailableError, match="'broken' has no replica left") as caught:
             service.run.route().get()
-        assert "Broken.__init__ raised: ValueError: no weights" in str(caught.value)
+        assert "ValueError: no weights. service.scale(n)" in str(caught.value)
         assert "no weights" in str(caught.value.__cause__)
 
 
