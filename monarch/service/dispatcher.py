@@ -159,7 +159,7 @@ class Dispatcher(Fleet):
 
     @property
     def limit(self) -> int:
-        """How many requests the service takes."""
+        """The number of requests that the service takes."""
         if self.rules.limit is not None:
             return self.rules.limit
         most = 0 if self.rules.autoscale is None else self.rules.autoscale.most

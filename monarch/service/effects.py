@@ -1,4 +1,4 @@
-"""What the dispatcher wants done. A replica is named by its number and its generation."""
+"""The effects: things that the dispatcher wants done. A replica is named by its number and its generation."""
 
 from __future__ import annotations
 

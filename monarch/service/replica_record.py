@@ -1,4 +1,4 @@
-"""What the dispatcher knows of a request, a call and a replica."""
+"""The records that the dispatcher keeps of a request, a call and a replica."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ServiceRequest:
 
     @property
     def bound(self) -> bool:
-        """Whether it is for one replica only."""
+        """True if it is for one replica only."""
         return self.pin >= 0 or bool(self.session)
 
 
@@ -85,7 +85,7 @@ class Replica:
 
     @property
     def running(self) -> int:
-        """How many requests it runs."""
+        """The number of requests that it runs."""
         return sum(len(call.requests) for call in self.calls.values())
 
     def view(self, blocks: Sequence[int]) -> ReplicaView:

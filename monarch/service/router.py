@@ -45,7 +45,7 @@ from monarch.service.status import ServiceStatus, status_of
 _logger = logging.getLogger("monarch")
 
 
-class Asked(NamedTuple):
+class ServiceCall(NamedTuple):
     """A request on its way to the router."""
 
     method: str
@@ -62,7 +62,7 @@ class Asked(NamedTuple):
 
 
 class Replied(NamedTuple):
-    """What comes back. `result` is sealed: a value, or (exception, its cause); of a group a mesh of sealed values."""
+    """An answer on its way back. `result` is sealed: a value, or (exception, its cause); of a group a mesh of sealed values."""
 
     ok: bool
     result: Any
@@ -75,7 +75,7 @@ class Replied(NamedTuple):
 class _Pending:
     """A request that was not answered, as far as the dispatcher does not look at it."""
 
-    asked: Asked
+    asked: ServiceCall
     reply: Callable[[Replied], None]
 
 
@@ -134,12 +134,12 @@ class ServiceRouter(Actor):
         self._act()
 
     @endpoint(explicit_response_port=True)
-    def ask(self, port: Port[Replied], asked: Asked) -> None:
+    def ask(self, port: Port[Replied], asked: ServiceCall) -> None:
         """Makes a request."""
         self._soon(lambda: self._ask(port, asked))
 
     @endpoint(explicit_response_port=True)
-    def ask_all(self, port: Port[Any], asked: Asked) -> None:
+    def ask_all(self, port: Port[Any], asked: ServiceCall) -> None:
         """Makes a request to every replica; answers with a list of what came back, or a Replied that says why not."""
         self._soon(lambda: self._ask_all(port, asked))
 
@@ -188,7 +188,9 @@ class ServiceRouter(Actor):
         act()
         self._act()
 
-    def _request(self, asked: Asked, reply: Callable[[Replied], None], now: float, pin: int = -1) -> ServiceRequest:
+    def _request(
+        self, asked: ServiceCall, reply: Callable[[Replied], None], now: float, pin: int = -1
+    ) -> ServiceRequest:
         self._numbers += 1
         self._pending[self._numbers] = _Pending(asked, reply)
         request = ServiceRequest(
@@ -208,11 +210,11 @@ class ServiceRouter(Actor):
             request.deadline = now + asked.timeout
         return request
 
-    def _ask(self, port: Port[Replied], asked: Asked) -> None:
+    def _ask(self, port: Port[Replied], asked: ServiceCall) -> None:
         now = time.monotonic()
         self._decided.request(self._request(asked, port.send, now), now)
 
-    def _ask_all(self, port: Port[Any], asked: Asked) -> None:
+    def _ask_all(self, port: Port[Any], asked: ServiceCall) -> None:
         replicas = self._decided.everywhere()
         if not replicas:
             error = ServiceUnavailableError(
@@ -323,7 +325,7 @@ class ServiceRouter(Actor):
         errors = {place for place, replied in enumerate(answers) if not replied.ok}
         self._decided.answered(effect.attempt, time.monotonic(), errors)
 
-    async def _run(self, mesh: Any, asked: list[Asked]) -> list[Replied]:
+    async def _run(self, mesh: Any, asked: list[ServiceCall]) -> list[Replied]:
         """Runs requests in one call; what comes back for each."""
         first = asked[0]
         kind = self._kinds[first.method]

@@ -12,7 +12,7 @@ from monarch.actor import Actor, Channel, Future, HostMesh, NDSlice, ProcMesh, S
 from monarch.actor.lowlevel import Sealed, follow, own_process
 from monarch.service.declared import blocks_of, declared
 from monarch.service.replica import StreamReader, kinds_of
-from monarch.service.router import Asked, Replied, ServiceRouter
+from monarch.service.router import Replied, ServiceCall, ServiceRouter
 from monarch.service.routing import NAMED, Policy
 from monarch.service.rules import Autoscale, HealthCheck, ServiceRules
 from monarch.service.status import ServiceStatus
@@ -295,7 +295,7 @@ class ServiceEndpoint:
         asked: Future[Replied] = self._service._router.ask.call_one(self._asked(args, kwargs))
         return asked
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ServiceCall:
         try:
             self._signature.bind(None, *args, **kwargs)
         except TypeError as exc:
@@ -306,7 +306,7 @@ class ServiceEndpoint:
             key = (len(args), tuple(sorted(kwargs)), rules.key(*args, **kwargs) if rules.key else None)
         blocks = blocks_of(rules.prefix(*args, **kwargs), rules.block) if rules.prefix else ()
         retries = rules.retries if options.retries is None else options.retries
-        return Asked(
+        return ServiceCall(
             self._name, Sealed((args, kwargs)), options.timeout, retries, options.wait, options.session, blocks,
             rules.max_batch, rules.max_wait, key,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a service is: a table with a row for each replica."""
+"""The status of a service: a table with a row for each replica."""
 
 from __future__ import annotations
 

@@ -1,0 +1,375 @@
+"""The decisions of a service, one by one, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from monarch.service.declared import batched, blocks_of, declared, prefixed, retried
+from monarch.service.effects import ReplyWith
+from monarch.service.errors import (
+    ReplicaLostError,
+    ServiceOverloaded,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+    ServiceUpdateError,
+)
+from monarch.service.fleet import in_short
+from monarch.service.histogram import DurationHistogram
+from monarch.service.replica_record import ServiceRequest
+from monarch.service.routing import (
+    ReplicaView,
+    RouteRequest,
+    by_prefix,
+    least_outstanding,
+    round_robin,
+    two_choices,
+)
+from monarch.service.rules import Autoscale, HealthCheck, ServiceRules
+from tests.service.simulation import Simulation
+
+RULES = ServiceRules("s", replicas=1, concurrency=1, queue=2)
+
+
+def world(**rules: Any) -> Simulation:
+    """Returns a service whose replicas are up, and answer within a tenth of a second."""
+    made = Simulation(replace(RULES, **rules))
+    made.run(1)
+    return made
+
+
+def kinds(made: Simulation, numbers: list[int]) -> list[type]:
+    return [type(made.outcomes.get(number)) for number in numbers]
+
+
+NONE = type(None)
+
+
+def test_what_is_beyond_the_bounds_is_refused_or_waits() -> None:
+    made = world()
+    numbers = [made.request() for _ in range(4)]
+    assert kinds(made, numbers) == [NONE, NONE, NONE, ServiceOverloaded]
+    waiting = made.request(wait=True)
+    made.run(5)
+    assert kinds(made, [*numbers[:3], waiting]) == [ReplyWith] * 4
+    made.finish()
+
+    narrow = world(limit=1)
+    assert kinds(narrow, [narrow.request(), narrow.request()]) == [NONE, ServiceOverloaded]
+    narrow.finish()
+
+
+def test_how_long_to_wait_follows_what_requests_take() -> None:
+    made = world(queue=0)
+    for _ in range(100):
+        made.request()
+        made.run(0.2)
+    made.request()
+    refused = made.outcomes[made.request()]
+    assert isinstance(refused, ServiceOverloaded) and 0.01 < refused.retry_after < 0.1
+    made.finish()
+
+
+def test_before_a_replica_is_up_requests_wait_within_the_limit() -> None:
+    made = Simulation(RULES)
+    numbers = [made.request() for _ in range(4)]
+    assert kinds(made, numbers) == [NONE, NONE, NONE, ServiceOverloaded]
+    made.run(5)
+    assert kinds(made, numbers[:3]) == [ReplyWith] * 3
+    made.finish()
+
+
+def test_a_deadline_drops_what_has_not_begun() -> None:
+    made = world()
+    made.slow = 10.0
+    running, queued = made.request(deadline=made.now + 0.01), made.request(deadline=made.now + 0.01)
+    made.run(0.01)
+    assert kinds(made, [running, queued]) == [ServiceTimeoutError] * 2
+    assert [request for _replica, request in made.begun] == [running]
+    assert "it ran at replica 0, which goes on" in str(made.outcomes[running])
+    assert "s.work() was not answered within its timeout of 0.01 s: it had not begun" in str(made.outcomes[queued])
+    late = made.request(deadline=made.now)
+    assert kinds(made, [late]) == [ServiceTimeoutError]
+    made.finish()
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.02])
+def test_a_replica_that_does_nothing_takes_a_batch_at_once(wait: float) -> None:
+    made = world(queue=16)
+    for _ in range(6):
+        made.request(max_batch=4, max_wait=wait)
+    made.run(2)
+    assert [len(batch) for batch in made.batches] == [1, 4, 1]
+    made.finish()
+
+
+def test_a_replica_at_work_waits_for_company() -> None:
+    made = world(queue=16, concurrency=2)
+    made.slow = 100.0
+    made.request(max_batch=3, max_wait=0.5)
+    made.request(max_batch=3, max_wait=0.5)
+    made.run(0.4)
+    assert [len(batch) for batch in made.batches] == [1]
+    made.request(max_batch=3, max_wait=0.5)
+    made.run(0.1)
+    assert [len(batch) for batch in made.batches] == [1, 2]  # the first of them has waited for half a second
+    made.finish()
+
+    full = world(queue=16, concurrency=2)
+    full.slow = 100.0
+    for _ in range(4):
+        full.request(max_batch=3, max_wait=0.5)
+    assert [len(batch) for batch in full.batches] == [1, 3]
+    full.finish()
+
+
+def test_keys_and_methods_are_not_mixed_in_a_batch() -> None:
+    made = world(queue=16)
+    for key in "xxyxy":
+        made.request(max_batch=8, key=key)
+    made.request("other", max_batch=8, key="x")
+    made.run(5)
+    assert made.batches == [(1,), (2, 4), (3, 5), (6,)]
+    made.finish()
+
+
+def test_what_ran_at_a_dead_replica_fails_or_goes_elsewhere() -> None:
+    made = world(replicas=2, queue=4)
+    made.slow = 100.0
+    numbers = [made.request(), made.request(retries=1), made.request(), made.request()]
+    made.kill(0)
+    made.kill(1)
+    assert kinds(made, numbers) == [ReplicaLostError, NONE, NONE, NONE]
+    error = made.outcomes[numbers[0]]
+    assert "which died: killed by signal 9. It was not given to another one" in str(error)
+    assert str(error.__cause__) == "killed by signal 9"
+    made.run(500)
+    assert kinds(made, numbers[1:]) == [ReplyWith] * 3
+    made.finish()
+
+    again = world()
+    again.slow = 100.0
+    number = again.request(retries=1)
+    again.kill(0)
+    again.run(2)
+    again.kill(0)
+    assert "which died: killed by signal 9, as did the 1 before that had it" in str(again.outcomes[number])
+    again.finish()
+
+
+def test_restarts_wait_longer_each_time_and_end() -> None:
+    made = world(restarts=3, backoff=1.0)
+    for wait in (1.0, 2.0, 4.0):
+        made.kill(0)
+        assert made.machine.replicas[0].until == made.now + wait
+        made.run(wait + 1)
+        assert made.machine.replicas[0].state == "up"
+    made.kill(0)
+    assert made.machine.replicas[0].state == "lost"
+    refused = made.outcomes[made.request()]
+    assert isinstance(refused, ServiceUnavailableError)
+    assert "has no replica left: each died more than 3 times within 60 s, the last because killed by signal 9" in str(
+        refused
+    )
+    made.machine.scale(1, made.now)
+    made.run(1)
+    number = made.request()
+    made.run(1)
+    assert kinds(made, [number]) == [ReplyWith]
+    made.finish()
+
+
+def test_a_host_where_replicas_die_is_avoided() -> None:
+    made = world(replicas=4, hosts=3, backoff=0.0)
+    assert sorted(made.hosts) == [0, 0, 1, 2]
+    there = made.machine.replicas[0].host
+    made.kill(0)
+    made.run(2)
+    assert made.machine.replicas[0].host != there
+    made.finish()
+
+
+def test_the_circuit_opens_and_closes() -> None:
+    made = world(breaker=3, pause=5.0)
+    made.raising = 1.0
+    for _ in range(3):
+        made.request()
+        made.run(0.2)
+    assert made.machine.replicas[0].state == "suspended"
+    number = made.request()
+    made.run(4)
+    assert kinds(made, [number]) == [NONE]
+    made.run(1.5)  # one request is let through, and raises
+    assert kinds(made, [number]) == [ReplyWith] and made.machine.replicas[0].state == "suspended"
+    made.raising = 0
+    number = made.request()
+    made.run(6)
+    assert kinds(made, [number]) == [ReplyWith] and made.machine.replicas[0].state == "up"
+    made.finish()
+
+
+def test_autoscaling() -> None:
+    made = world(replicas=0, autoscale=Autoscale(0, 3, target=2, idle=10.0), queue=8)
+    assert made.machine.replicas == {}
+    made.slow = 0.01
+    numbers = [made.request() for _ in range(5)]
+    assert made.machine.target == 3
+    made.run(5)
+    assert kinds(made, numbers) == [ReplyWith] * 5 and len(made.machine.replicas) == 3
+    made.run(8)
+    assert len(made.machine.replicas) == 2  # as many as were wanted at most in those ten seconds
+    made.run(12)
+    assert made.machine.replicas == {} and made.machine.next_due() is None
+    number = made.request()
+    made.run(5)
+    assert kinds(made, [number]) == [ReplyWith]
+    made.finish()
+
+
+def test_a_replica_that_goes_finishes_what_it_has() -> None:
+    made = world(replicas=2)
+    made.slow = 50.0
+    numbers = [made.request() for _ in range(4)]
+    made.machine.scale(1, made.now)
+    made.settle()
+    assert [replica.state for replica in made.machine.replicas.values()].count("leaving") == 1
+    made.run(300)
+    assert kinds(made, numbers) == [ReplyWith] * 4 and len(made.living) == 1
+    made.finish()
+
+
+def test_updates_go_from_one_to_the_next() -> None:
+    made = world(replicas=3)
+    first, second = made.machine.update(made.now), made.machine.update(made.now)
+    made.settle()
+    states = [replica.state for replica in made.machine.replicas.values()]
+    assert sorted(states) == ["up", "up", "updating"]
+    number = made.request()
+    made.run(30)
+    assert made.updates == {first: None, second: None} and kinds(made, [number]) == [ReplyWith]
+    assert {living.version for living in made.living.values()} == {second}
+    made.finish()
+
+
+def test_an_update_that_kills_stops_at_the_second_time() -> None:
+    made = world(replicas=2, backoff=0.0)
+    version = made.machine.update(made.now)
+    made.settle()
+    made.kill(0)
+    assert made.updates == {}
+    while version not in made.updates:
+        if made.machine.replicas[0].state == "starting":
+            made.kill(0)
+        else:
+            made.run(0.01)
+    error = made.updates[version]
+    assert isinstance(error, ServiceUpdateError) and error.replica == 0
+    assert (
+        "update 1 of service 's' failed at replica 0 and was stopped: killed by signal 9. Replicas that have it: none"
+        in str(error)
+    )
+    made.run(5)
+    assert {living.version for living in made.living.values()} == {0}
+    assert made.machine.update(made.now) == 2
+    made.settle()
+    made.run(10)
+    assert made.updates[2] is None
+    made.finish()
+
+
+def test_a_health_check_that_hangs_ends_the_replica() -> None:
+    made = world(health=HealthCheck("check", every=1.0, timeout=2.0), backoff=0.0)
+    made.run(5)
+    assert made.machine.replicas[0].restarts == 0
+    made.broken = 1.0
+    made.run(3)
+    made.broken = 0.0
+    made.run(5)
+    assert made.machine.replicas[0].restarts >= 1
+    made.finish()
+
+
+def view(number: int, outstanding: int, matched: int = 0) -> ReplicaView:
+    return ReplicaView(number, outstanding, 0, 0, 0, matched)
+
+
+def test_policies() -> None:
+    views = [view(1, 5), view(4, 2, 3), view(7, 2), view(9, 3, 3)]
+    asked = [RouteRequest("work", "", turn) for turn in range(200)]
+    assert [round_robin(one, views) for one in asked[:5]] == [1, 4, 7, 9, 1]
+    assert {least_outstanding(one, views) for one in asked} == {4, 7}
+    assert {by_prefix(one, views) for one in asked} == {4}
+    drawn = [two_choices(one, views) for one in asked]
+    assert set(drawn) == {4, 7, 9}  # the one with most to do is never the better of two
+    assert all(drawn.count(number) > 20 for number in (4, 7, 9))
+    assert two_choices(asked[0], views[:1]) == 1
+
+
+def test_declarations() -> None:
+    @retried(2)
+    @batched(max_batch=4, key=len)
+    @prefixed(lambda text: text, block=2)
+    def work(self: Any, text: str) -> str:
+        return text
+
+    found = declared(work)
+    assert (found.max_batch, found.max_wait, found.retries, found.block) == (4, 0.01, 2, 2)
+    assert found.key is len and declared(len).max_batch == 0
+    for wrong in (lambda: batched(max_batch=0), lambda: retried(0), lambda: prefixed(str, block=0)):
+        with pytest.raises(ValueError, match="is 1 or more"):
+            wrong()
+    for least, most in ((-1, 1), (2, 1), (0, 0)):
+        with pytest.raises(ValueError, match="0 <= least <= most"):
+            Autoscale(least, most)
+    with pytest.raises(ValueError, match="target > 0"):
+        Autoscale(target=0)
+    with pytest.raises(ValueError, match="every > 0"):
+        HealthCheck("check", every=0)
+
+
+def test_blocks_stand_for_all_before_them() -> None:
+    whole = blocks_of("abcdef", 2)
+    assert len(whole) == 3 and blocks_of("abcdefg", 2) == whole
+    assert blocks_of("abXXef", 2)[0] == whole[0] and not {*blocks_of("abXXef", 2)[1:]} & {*whole}
+    assert blocks_of([1, 2, 3], 2) == blocks_of([1, 2, 9], 2) and blocks_of("a", 2) == ()
+    assert len(blocks_of("x" * 100_000, 1)) == 256
+
+
+def test_percentiles() -> None:
+    found = DurationHistogram()
+    assert found.percentile(50) is None
+    for number in range(1, 1001):
+        found.add(number / 1000)
+    for percent in (50, 90, 99):
+        percentile = found.percentile(percent)
+        assert percentile is not None and percent / 100 <= percentile <= percent / 100 * 1.2
+    found.add(0)
+    found.add(1e9)
+    assert found.count == 1002
+
+
+def test_a_cause_in_short() -> None:
+    assert in_short("killed") == "killed"
+    assert in_short("x" * 10_000) == "x" * 500
+    assert in_short(ValueError()) == "ValueError"
+
+
+def test_a_request_of_a_session_waits_for_those_before_it() -> None:
+    made = world(replicas=2, queue=4, concurrency=2, backoff=0.0)
+    made.slow = 50.0
+    numbers = [made.request(session="a", retries=3) for _ in range(4)]
+    place = made.machine.requests[numbers[0]].place
+    assert {made.machine.requests[number].place for number in numbers} == {place}
+    made.kill(place)
+    assert {made.machine.requests[number].place for number in numbers} == {1 - place}
+    assert [request for _replica, request in made.begun] == [1, 2, 1, 2]
+    made.run(500)
+    replies = [made.outcomes[number] for number in numbers]
+    assert [reply.moves for reply in replies if isinstance(reply, ReplyWith)] == [1] * 4
+    made.finish()
+
+
+def test_requests_are_told_apart_by_what_they_are() -> None:
+    assert ServiceRequest(1, "work") != ServiceRequest(1, "work")
