@@ -281,8 +281,8 @@ class Fleet:
             self._low_since, self._low_peak = now, 0
         self._low_peak = max(self._low_peak, wanted)
         if now >= self._low_since + scale.idle:
-            self._low_since = math.inf
             self.target = self._low_peak
+            self._low_since, self._low_peak = (now, wanted) if wanted < self.target else (math.inf, 0)
             self._adjust(now)
 
     # --- rolling updates

@@ -62,7 +62,8 @@ class ServiceCall(NamedTuple):
 
 
 class Replied(NamedTuple):
-    """An answer on its way back. `result` is sealed: a value, or (exception, its cause); of a group a mesh of sealed values."""
+    """An answer on its way back. `result` is sealed: a value, or (exception, its cause); of a group a mesh of
+    sealed values."""
 
     ok: bool
     result: Any
