@@ -1,0 +1,63 @@
+"""Callers of a service, in one event loop: each makes a request, waits for the answer, and makes the next."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+from _workload import Params, Samples
+
+Request = Callable[[], Awaitable[object]]
+
+
+async def _callers(request: Request, callers: int, count: int, took: list[float], at: list[float]) -> int:
+    """Makes `count` requests; notes how long each took and when it was answered. Returns how many failed."""
+    left, failed = count, 0
+
+    async def call() -> None:
+        nonlocal left, failed
+        while left > 0:
+            left -= 1
+            start = time.perf_counter()
+            try:
+                await request()
+            except Exception as exc:
+                print(f"failed: {type(exc).__name__}: {str(exc).splitlines()[0][:200]}", flush=True)
+                failed += 1
+            now = time.perf_counter()
+            took.append(now - start)
+            at.append(now)
+
+    await asyncio.gather(*(call() for _ in range(callers)))
+    return failed
+
+
+async def empty(request: Request, params: Params) -> Samples:
+    """How long a request takes, and how many are answered a second."""
+    await _callers(request, params["callers"], params["warmup"], [], [])
+    took: list[float] = []
+    start = time.perf_counter()
+    await _callers(request, params["callers"], params["count"], took, [])
+    return {"latency": took, "rate": [params["count"] / (time.perf_counter() - start)]}
+
+
+async def death(request: Request, pid: Request, params: Params) -> Samples:
+    """A replica is killed after a third of the requests."""
+    await _callers(request, params["callers"], params["warmup"], [], [])
+    victim, at = await pid(), list[float]()
+    assert isinstance(victim, int)
+
+    async def kill() -> None:
+        while len(at) < params["count"] // 3:
+            await asyncio.sleep(0)
+        os.kill(victim, signal.SIGKILL)
+
+    killing = asyncio.create_task(kill())
+    failed = await _callers(request, params["callers"], params["count"], [], at)
+    await killing
+    at.sort()
+    return {"failed": [float(failed)], "gap": [max(after - before for before, after in itertools.pairwise(at))]}
