@@ -21,6 +21,7 @@ EndpointKind = Literal["plain", "async", "beside", "makes", "makes_async", "port
 Item = tuple[bool, Sealed]  # of a batch: whether it is a result, else an exception
 
 
+@functools.cache
 def kinds_of(cls: type) -> dict[str, EndpointKind]:
     """Returns the endpoints of an actor class, and how each is run."""
     found: dict[str, EndpointKind] = {}

@@ -159,10 +159,10 @@ class ServiceRouter(Actor):
         """Says that nobody makes requests of it any more."""
         self._soon(lambda: self._decided.end_session(session))
 
-    @endpoint
-    def status(self) -> ServiceStatus | None:
+    @endpoint(explicit_response_port=True)
+    def status(self, port: Port[ServiceStatus]) -> None:
         """Tells how the replicas are."""
-        return None if self._dispatcher is None else status_of(self._dispatcher)
+        self._soon(lambda: port.send(status_of(self._decided)))
 
     @endpoint(explicit_response_port=True)
     def close(self, port: Port[None], grace: float) -> None:
@@ -270,7 +270,8 @@ class ServiceRouter(Actor):
     def _do(self, effect: Any) -> None:
         match effect:
             case SendBatch():
-                self._task(self._send(effect))
+                calls = [self._pending[number].asked for number in effect.requests]
+                self._task(self._send(effect, calls))
             case ReplyWith():
                 replied = self._answers[effect.place]
                 found = self._pending.pop(effect.request)
@@ -304,10 +305,9 @@ class ServiceRouter(Actor):
 
     # --- calls
 
-    async def _send(self, effect: SendBatch) -> None:
+    async def _send(self, effect: SendBatch, asked: list[ServiceCall]) -> None:
         processes = self._processes.get((effect.replica, effect.generation))
-        asked = [self._pending[number].asked for number in effect.requests if number in self._pending]
-        if processes is None or not asked:  # all of it ended in the same moment
+        if processes is None:  # it ended in the same moment
             return
         try:
             answers = await self._run(processes.mesh, asked)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from monarch.actor import Actor, Channel, Future, HostMesh, NDSlice, ProcMesh, Shape, ValueMesh, send, this_host
+from monarch.actor import (
+    Actor,
+    Channel,
+    Future,
+    HostMesh,
+    NDSlice,
+    ProcMesh,
+    Shape,
+    ValueMesh,
+    returns_future,
+    send,
+    this_host,
+)
 from monarch.actor.lowlevel import Sealed, follow, own_process
-from monarch.service.declared import blocks_of, declared
+from monarch.service.declared import Declared, blocks_of, declared
 from monarch.service.replica import StreamReader, kinds_of
 from monarch.service.router import Replied, ServiceCall, ServiceRouter
 from monarch.service.routing import NAMED, Policy
@@ -96,6 +109,8 @@ class Service:
         """
         if timeout is not None and not 0 <= timeout < float("inf"):
             raise ValueError(f"timeout is a number of seconds, 0 or more, got {timeout!r}")
+        if retries is not None and retries < 0:
+            raise ValueError(f"retries is 0 or more, got {retries!r}")
         if window is not None and window < 1:
             raise ValueError(f"window is 1 or more, got {window!r}")
         given = {"timeout": timeout, "retries": retries, "wait": wait, "window": window}
@@ -158,19 +173,21 @@ class Service:
         """
         if not 0 <= grace < float("inf"):
             raise ValueError(f"grace is a number of seconds, 0 or more, got {grace!r}")
-        procs, ended = self._procs, self._router.close.call_one(grace)
-        if procs is None:
-            closed: Future[None] = ended
-            return closed
-        return follow(ended, lambda _none: procs.stop().get())
+        closed = self._router.close.call_one(grace)
+
+        @returns_future
+        async def end() -> None:
+            await closed
+            if self._procs is not None:
+                await self._procs.stop()
+
+        return end()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._router.close.call_one(30.0 if exc[0] is None else 0.0)
-        if self._procs is not None:
-            await self._procs.stop()
+        await self.shutdown(30.0 if exc[0] is None else 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -225,9 +242,7 @@ class ServiceEndpoint:
         self._service = service
         self._name = name
         self._kind = kind
-        method: Any = inspect.getattr_static(service._class, name)
-        self._declared = declared(method)
-        self._signature = inspect.signature(method.__wrapped__)
+        self._declared, self._signature = _facts_of(service._class, name)
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name}{_shown(self._signature)} of service {self._service._name!r}>"
@@ -325,6 +340,13 @@ class ServiceEndpoint:
         return [_value(one) for one in replied]
 
 
+@functools.cache
+def _facts_of(cls: type, name: str) -> tuple[Declared, inspect.Signature]:
+    """Returns what an endpoint declares, and its parameters."""
+    method: Any = inspect.getattr_static(cls, name)
+    return declared(method), inspect.signature(method.__wrapped__)
+
+
 def _shown(signature: inspect.Signature) -> str:
     """Returns the parameters, without types, which may be texts, and without `self`."""
     parameters = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
@@ -411,6 +433,11 @@ def serve(
         raise ValueError(f"routing is one of {', '.join(NAMED)}, or a function; got {routing!r}")
     named = name or cls.__name__.lower()
     kinds = kinds_of(cls)
+    if taken := sorted(kinds.keys() & set(dir(Service))):
+        raise ValueError(
+            f"{cls.__qualname__} has an endpoint {', '.join(taken)}, and a service has a method of that name: "
+            "rename the endpoint"
+        )
     if health is not None and kinds.get(health.endpoint) not in ("plain", "async", "beside"):
         raise ValueError(f"health: {cls.__qualname__} has no endpoint {health.endpoint!r} that returns")
     rules = ServiceRules(

@@ -40,7 +40,7 @@ from monarch.service import (
     retried,
     serve,
 )
-from monarch.testing import InProcessCluster, Local
+from monarch.testing import InProcessCluster, Local, VirtualClock
 
 Event = Local[threading.Event]
 
@@ -543,7 +543,16 @@ def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
             @endpoint
             def run(self) -> None: ...
 
+    class Taken(Actor):
+        @endpoint
+        def update(self) -> None: ...
+
+    with pytest.raises(ValueError, match="Taken has an endpoint update, and a service has a method of that name"):
+        serve(this_host(), Taken)
+
     with serve(this_host(), Model) as service:
+        with pytest.raises(ValueError, match="retries is 0 or more"):
+            service.options(retries=-1)
         with pytest.raises(AttributeError, match="service 'model' of Model has no endpoint 'tiems'; it has acount,"):
             service.tiems.route(1)
         with pytest.raises(TypeError, match=r"model.times\(number\): too many positional arguments"):
@@ -560,3 +569,42 @@ def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
             service.options(window=0)
         assert isinstance(service.divide.route(0).exception(), ActorError)
         assert issubclass(ServiceTimeoutError, TimeoutError) and issubclass(ReplicaLostError, ServiceError)
+
+
+def test_a_batch_of_which_one_was_given_up(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, queue=8) as service:
+        entered, gate = new_event(), new_event()
+        running = service.wait.route(entered, gate)
+        entered.value.wait()
+        late = service.options(timeout=0.01).many.route(1)
+        batch = [service.many.route(number) for number in (2, 3)]
+        assert isinstance(late.exception(), ServiceTimeoutError)
+        gate.value.set()
+        assert (running.get(), [one.get() for one in batch]) == (2, [4, 6])
+
+
+def test_the_death_of_the_router_is_told_to_its_callers(cluster: InProcessCluster) -> None:
+    service = serve(this_host(), Model)
+    entered, gate = new_event(), new_event()
+    running = service.wait.route(entered, gate)
+    entered.value.wait()
+    assert service._procs is not None
+    cluster.kill(service._procs)
+    gate.value.set()
+    with pytest.raises(SupervisionError, match="Killed"):
+        running.get()
+    with pytest.raises(SupervisionError):
+        service.times.route(1).get()
+
+
+def test_replicas_of_a_host_that_dies_start_on_another() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(hosts=2, clock=clock) as cluster, serve(cluster.hosts, Model, replicas=2, backoff=0) as service:
+        until_up(service, 2)
+        assert sorted(one.host for one in service.status().get().replicas) == [0, 1]
+        cluster.kill_agent(0)
+        while {one.host for one in service.status().get().replicas if one.state == "up"} != {1} or any(
+            one.state != "up" for one in service.status().get().replicas
+        ):
+            clock.advance(1)
+        assert service.times.fanout(3).get() == [6, 6]
