@@ -401,6 +401,12 @@ class ServiceRouter(Actor):
                 self._act()
         return True
 
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in [*self._tasks, *self._stopping]:
+            task.cancel()
+
     def _say_policy_failed(self, effect: PolicyFailed) -> None:
         if not self._policy_failed:  # once: it is asked for every request
             self._policy_failed = True

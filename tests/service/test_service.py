@@ -599,7 +599,10 @@ def test_the_death_of_the_router_is_told_to_its_callers(cluster: InProcessCluste
 
 def test_replicas_of_a_host_that_dies_start_on_another() -> None:
     clock = VirtualClock()
-    with InProcessCluster(hosts=2, clock=clock) as cluster, serve(cluster.hosts, Model, replicas=2, backoff=0) as service:
+    with (
+        InProcessCluster(hosts=2, clock=clock) as cluster,
+        serve(cluster.hosts, Model, replicas=2, backoff=0) as service,
+    ):
         until_up(service, 2)
         assert sorted(one.host for one in service.status().get().replicas) == [0, 1]
         cluster.kill_agent(0)
