@@ -279,7 +279,9 @@ class ServiceRouter(Actor):
             case FailRequest():
                 self._pending.pop(effect.request).reply(_failed(effect.error))
             case StartReplica():
-                self._task(self._start(effect))
+                host = self._hosts.slice(hosts=effect.host)
+                processes = self._processes[effect.replica, effect.generation] = _Processes(host)
+                self._task(self._start(effect, processes))
             case StopReplica():
                 self._stop(effect.replica, effect.generation)
             case UpdateReplica():
@@ -356,15 +358,16 @@ class ServiceRouter(Actor):
 
     # --- replicas
 
-    async def _start(self, effect: StartReplica) -> None:
+    async def _start(self, effect: StartReplica, processes: _Processes) -> None:
         key = effect.replica, effect.generation
-        processes = self._processes[key] = _Processes(self._hosts.slice(hosts=effect.host))
+        if self._processes.get(key) is not processes:  # it was let go in the same moment
+            return
         try:
             processes.procs = processes.host.spawn_procs(self._per_replica, name=f"{self.rules.name}_{effect.replica}")
             name = f"{self.rules.name}_{effect.replica}_{effect.generation}"
             processes.mesh = processes.procs.spawn(name, self._class, *self._args, **self._kwargs)
             await ActorMesh.healthy(processes.mesh)
-            if effect.version:
+            if effect.version in self._updates:  # else a later one awaits it, or there was none
                 await self._run_update(processes, effect.version)
         except Exception as exc:
             self._decided.lost(*key, exc, time.monotonic())

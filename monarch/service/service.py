@@ -118,7 +118,7 @@ class Service:
 
     def _with(self, **changes: Any) -> Service:
         other = Service(self._router, self._name, self._class, self._group, replace(self._options, **changes))
-        other._moved = self._moved
+        other._moved, other._procs = self._moved, self._procs
         return other
 
     def session(self) -> ServiceSession:

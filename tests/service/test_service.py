@@ -611,3 +611,16 @@ def test_replicas_of_a_host_that_dies_start_on_another() -> None:
         ):
             clock.advance(1)
         assert service.times.fanout(3).get() == [6, 6]
+
+
+def test_replicas_that_are_let_go_while_they_start_leave_nothing(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, replicas=0) as service:
+        for count in (3, 0, 2, 0):
+            service.scale(count).get()
+        assert service.status().get().replicas == []
+        waiting = service.times.route(1)
+        assert service.update("load", 3).get() == 1
+        service.scale(1).get()
+        assert waiting.get() == 3
+        with service.options(timeout=30) as same:
+            assert same.times.route(2).get() == 6
