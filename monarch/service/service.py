@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
+from monarch._errors import SupervisionError
 from monarch.actor import (
     Actor,
     Channel,
@@ -177,7 +178,11 @@ class Service:
 
         @returns_future
         async def end() -> None:
-            await closed
+            try:
+                await closed
+            except SupervisionError:  # the router has ended, and who made it may say so twice
+                if self._procs is None:
+                    raise
             if self._procs is not None:
                 await self._procs.stop()
 
