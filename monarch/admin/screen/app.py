@@ -232,15 +232,21 @@ class MeshAdmin(App[None]):
             self.state.update(message.nodes)
             if first:
                 self._wake.set()
-        self._draw()
+        if self._stands():
+            self._draw()
 
     def on_mesh_admin_node_came(self, message: NodeCame) -> None:
         self._full = message.node
-        if message.node.identity == self.state.selected:
+        if message.node.identity == self.state.selected and self._stands():
             self._draw_details()
 
     def on_mesh_admin_done(self, message: Done) -> None:
-        message.show()
+        if self._stands():
+            message.show()
+
+    def _stands(self) -> bool:
+        """False while the screen is taken down: its widgets go first, and what had come before is still handled."""
+        return bool(self.query("#main"))
 
     def on_tree_view_selected(self) -> None:
         self._selected()
@@ -248,7 +254,7 @@ class MeshAdmin(App[None]):
     # --- drawing
 
     def _turn(self) -> None:
-        if not self._loaded:
+        if not self._loaded and self._stands():
             self._spin += 1
             self._draw_splash()
 
@@ -258,7 +264,8 @@ class MeshAdmin(App[None]):
         self.query_one("#splash", Static).update(visible(f"{text}\n\n{self.error}" if self.error else text))
 
     def on_resize(self, event: Resize) -> None:
-        self._arrange(event.size)  # ours is the one before
+        if self._stands():
+            self._arrange(event.size)  # ours is the one before
 
     def _arrange(self, size: Size | None = None) -> None:
         size = size or self.size
@@ -272,7 +279,7 @@ class MeshAdmin(App[None]):
             splash.update(f"⚠ {self.say('content hidden — resize')}")
         self.query_one("#error").display = bool(self.error or self.findings) and self._loaded and not small
         if self._loaded and not small:
-            self.call_after_refresh(lambda: self.query_one(TreeView).redraw())
+            self.call_after_refresh(lambda: self.query(TreeView).first().redraw() if self._stands() else None)
 
     def _draw(self) -> None:
         self._arrange()
