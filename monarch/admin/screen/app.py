@@ -279,7 +279,7 @@ class MeshAdmin(App[None]):
             splash.update(f"⚠ {self.say('content hidden — resize')}")
         self.query_one("#error").display = bool(self.error or self.findings) and self._loaded and not small
         if self._loaded and not small:
-            self.call_after_refresh(lambda: self.query(TreeView).first().redraw() if self._stands() else None)
+            self.call_after_refresh(lambda: self.query_one(TreeView).redraw() if self._stands() else None)
 
     def _draw(self) -> None:
         self._arrange()
