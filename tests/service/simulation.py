@@ -55,6 +55,7 @@ class Simulation:
         self.count = 0
         self.numbers = 0
         self.made: dict[int, ServiceRequest] = {}
+        self.may_run: dict[int, int] = {}  # how often each request may still begin
         self.outcomes: dict[int, ReplyWith | ServiceError] = {}
         self.begun: list[tuple[int, int]] = []  # (replica, request), in order
         self.batches: list[tuple[int, ...]] = []
@@ -74,8 +75,9 @@ class Simulation:
         self.settle()
         return request.number
 
-    def fanout(self) -> list[int]:
-        requests = [self._new("work", pin=replica) for replica in self.machine.everywhere()]
+    def fanout(self, *replicas: int) -> list[int]:
+        """Makes a request for each of these replicas, or for all; returns their numbers."""
+        requests = [self._new("work", pin=replica) for replica in replicas or self.machine.everywhere()]
         self.machine.fanout(requests, self.now)
         self.settle()
         return [request.number for request in requests]
@@ -132,6 +134,7 @@ class Simulation:
     def _new(self, method: str, **fields: Any) -> ServiceRequest:
         self.numbers += 1
         request = self.made[self.numbers] = ServiceRequest(self.numbers, method, **fields)
+        self.may_run[self.numbers] = 1 + request.retries
         return request
 
     def settle(self) -> None:
@@ -170,6 +173,8 @@ class Simulation:
         for request in requests:
             assert request.number not in self.outcomes
             assert request.pin in (-1, effect.replica)
+            self.may_run[request.number] -= 1
+            assert self.may_run[request.number] >= 0, "it runs again, and nobody said that it may"
             if request.session:
                 earlier = [one for one in self.machine.requests.values() if one.session == request.session]
                 assert all(one.running for one in earlier if one.number < request.number), "order within a session"

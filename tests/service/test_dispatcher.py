@@ -373,3 +373,80 @@ def test_a_request_of_a_session_waits_for_those_before_it() -> None:
 
 def test_requests_are_told_apart_by_what_they_are() -> None:
     assert ServiceRequest(1, "work") != ServiceRequest(1, "work")
+
+
+def test_what_begins_again_begins_before_later_requests_of_its_session() -> None:
+    made = world(replicas=2, concurrency=1, queue=2, limit=10, backoff=0.0)
+    made.slow = 50.0
+    first = made.request(session="a", retries=1)
+    old = made.machine.requests[first].place
+    (other,) = made.fanout(1 - old)
+    made.machine.target = 1
+    made.machine._let_go(made.machine.replicas[old], made.now)  # it still runs the first
+    later = [made.request(session="a", wait=True) for _ in range(3)]
+    assert {made.machine.requests[number].place for number in later[:2]} == {1 - old}  # its queue is full now
+    made.kill(old)
+    made.run(500)
+    assert [request for _replica, request in made.begun] == [first, other, first, *later]
+    made.finish()
+
+
+def test_an_answer_that_comes_after_the_death_is_nobodys() -> None:
+    made = world(backoff=0.0)
+    number = made.request(retries=1)
+    attempt = made.machine._attempt
+    made.kill(0)
+    made.machine.answered(attempt, made.now)
+    made.settle()
+    assert kinds(made, [number]) == [NONE]
+    made.finish()
+
+
+def starting_during_an_update(queue: int) -> Simulation:
+    """Returns a service whose replica 0 drains for an update, and whose replica 1 came up meanwhile."""
+    made = world(replicas=2, queue=queue, backoff=0.0)
+    made.slow = 500.0
+    made.fanout(0)
+    made.kill(1)
+    made.machine.tick(made.now)
+    made.settle()
+    assert made.machine.replicas[1].state == "starting"
+    made.machine.update(made.now)
+    made.settle()
+    assert made.machine.replicas[0].state == "draining"
+    while made.machine.replicas[1].state == "starting":
+        made.run(0.01)
+    return made
+
+
+def test_a_replica_that_starts_gets_the_update_first() -> None:
+    made = starting_during_an_update(queue=4)
+    assert made.machine.replicas[1].state == "updating"
+    number = made.request()
+    while made.machine.replicas[1].state == "updating":
+        assert number not in [request for _replica, request in made.begun]
+        made.run(0.01)
+    assert (1, number) in made.begun and made.machine.replicas[1].version == 1
+    made.finish()
+
+
+def test_an_update_that_stops_elsewhere_lets_a_draining_replica_go_on() -> None:
+    made = starting_during_an_update(queue=4)
+    replica = made.machine.replicas[1]
+    made.machine.update_failed(1, replica.generation, "it raised", made.now)
+    made.settle()
+    assert made.machine.replicas[0].state == "up" and isinstance(made.updates[1], ServiceUpdateError)
+    made.run(1000)
+    assert {living.version for living in made.living.values()} == {0}
+    made.finish()
+
+
+def test_what_a_dead_replica_had_goes_before_what_came_later() -> None:
+    made = world(replicas=2, queue=8, backoff=1000.0)
+    made.slow = 50.0
+    first = made.request(retries=1)
+    rest = [made.request() for _ in range(3)]
+    made.kill(made.machine.requests[first].place)
+    made.run(500)
+    assert [request for _replica, request in made.begun] == [first, rest[0], first, *rest[1:]]
+    made.finish()
