@@ -74,7 +74,7 @@ async def under_load(service: Service, kills: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kills", [4, pytest.param(300, marks=slow)])
 def test_no_request_is_lost_when_replicas_are_killed(kills: int) -> None:
-    with serve(this_host(), Counter, replicas=3, concurrency=2, restarts=1000, backoff=0.01) as service:
+    with serve(this_host(), Counter, replicas=3, concurrency=2, restarts=1000, within=2, backoff=0.01) as service:
         found = asyncio.run(under_load(service, kills))
         status = service.status().get()
         assert found["answers"] >= 8 and found["versions"] <= set(range(kills + 1))
