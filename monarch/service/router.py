@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from monarch.actor import (
     ProcMesh,
     Shape,
     ValueMesh,
+    context,
     endpoint,
 )
 from monarch.actor.lowlevel import Sealed
@@ -127,7 +130,7 @@ class ServiceRouter(Actor):
     @endpoint
     async def begin(self) -> None:
         """Starts the replicas."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._instance = asyncio.get_running_loop(), context().actor_instance
         self._dispatcher = Dispatcher(self.rules, time.monotonic())
         early, self._early = self._early, []
         for act in early:
@@ -264,8 +267,11 @@ class ServiceRouter(Actor):
             self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
 
     def _tick(self) -> None:
-        self._decided.tick(time.monotonic())
-        self._act()
+        try:
+            self._decided.tick(time.monotonic())
+            self._act()
+        except Exception as exc:
+            self._fail(exc)
 
     def _do(self, effect: Any) -> None:
         match effect:
@@ -303,7 +309,17 @@ class ServiceRouter(Actor):
         assert self._loop is not None
         task = self._loop.create_task(body)
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task.add_done_callback(functools.partial(self._ended, tasks))
+
+    def _ended(self, tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the router for a mistake in it: nobody is to wait for what it would have done."""
+        text = "".join(traceback.format_exception(error))
+        self._instance.abort(f"the router of service {self.rules.name!r} failed:\n{text}")
 
     # --- calls
 

@@ -40,6 +40,7 @@ from monarch.service import (
     retried,
     serve,
 )
+from monarch.service.dispatcher import Dispatcher
 from monarch.testing import InProcessCluster, Local, VirtualClock
 
 Event = Local[threading.Event]
@@ -595,6 +596,25 @@ def test_the_death_of_the_router_is_told_to_its_callers(cluster: InProcessCluste
         running.get()
     with pytest.raises(SupervisionError):
         service.times.route(1).get()
+
+
+@pytest.mark.parametrize("event", ["answered", "tick"])
+def test_a_mistake_in_the_router_holds_nobody_up(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    def wrong(*_args: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    service = serve(this_host(), Model)
+    assert service.times.route(1).get() == 2
+    monkeypatch.setattr(Dispatcher, event, wrong)
+    entered, gate = new_event(), new_event()
+    running = service.options(timeout=0.01).wait.route(entered, gate)
+    if event == "answered":
+        gate.value.set()
+    with pytest.raises(SupervisionError, match=r"the router of service 'model' failed:[^@]*a mistake"):
+        running.get()
+    gate.value.set()
 
 
 def test_replicas_of_a_host_that_dies_start_on_another() -> None:
