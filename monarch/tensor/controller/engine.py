@@ -339,8 +339,7 @@ class TensorEngine:
         number = next(self._batches)
         ack = None
         # Made outside of the lock, which it takes.
-        everywhere = [self._root.place(stream) for stream in list(self._dead)]
-        main = self._root.place(MAIN)
+        everywhere, main = [self._root.place(stream) for stream in list(self._dead)], self._root.place(MAIN)
         with self._lock:
             for root in everywhere:
                 if root.dead and not holders:
@@ -504,9 +503,8 @@ class TensorEngine:
             workers = self._views.get(asked.number)
             if workers is None:
                 workers = self._views[asked.number] = self._workers._new_with_shape(asked._shape)
-            answers = getattr(workers.execute, adverb)(
-                next(self._batches), worker_commands.encode(commands_), (sealed,)
-            )
+            encoded = worker_commands.encode(commands_)
+            answers = getattr(workers.execute, adverb)(next(self._batches), encoded, (sealed,))
             return self.unfetched.watched(answers) if adverb == "call" else answers
 
     @property
