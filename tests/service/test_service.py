@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,15 +12,10 @@ import pytest
 from monarch.actor import (
     Actor,
     ActorError,
-    Channel,
-    Port,
     ProcMesh,
     SupervisionError,
-    concurrent_endpoint,
-    current_rank,
     endpoint,
     this_host,
-    this_proc,
 )
 from monarch.service import (
     Autoscale,
@@ -36,124 +30,11 @@ from monarch.service import (
     ServiceUnavailableError,
     ServiceUpdateError,
     batched,
-    prefixed,
-    retried,
     serve,
 )
 from monarch.service.dispatcher import Dispatcher
 from monarch.testing import InProcessCluster, Local, VirtualClock
-
-Event = Local[threading.Event]
-
-
-def new_event() -> Event:
-    return Local(threading.Event())
-
-
-class Model(Actor):
-    """A toy: it multiplies."""
-
-    def __init__(self, scale: int = 2) -> None:
-        self.scale = scale
-        self.sick = False
-
-    @endpoint
-    def times(self, number: int) -> int:
-        return self.scale * number
-
-    @endpoint
-    async def later(self, number: int, *, plus: int = 0) -> int:
-        await asyncio.sleep(0)
-        return self.scale * number + plus
-
-    @endpoint
-    def rank(self) -> int:
-        return current_rank().rank
-
-    @endpoint
-    def where(self) -> ProcMesh:
-        return this_proc()
-
-    @endpoint
-    def wait(self, entered: Event, gate: Event) -> int:
-        entered.value.set()
-        gate.value.wait()
-        return self.scale
-
-    @endpoint
-    @retried(2)
-    def wait_again(self, entered: Local[Any], gate: Event) -> str:
-        entered.value.put(this_proc())
-        gate.value.wait()
-        return "done"
-
-    @concurrent_endpoint
-    async def beside(self, port: Port[int], number: int) -> None:
-        port.send(number)
-        await asyncio.Event().wait()
-
-    @endpoint
-    @batched(max_batch=4, max_wait=0.0)
-    def many(self, numbers: list[int]) -> list[Any]:
-        return [ValueError("thirteen") if number == 13 else self.scale * number for number in numbers]
-
-    @endpoint
-    @batched(max_batch=4)
-    def too_few(self, numbers: list[int]) -> list[int]:
-        return numbers[1:]
-
-    @endpoint
-    def divide(self, number: int) -> float:
-        return self.scale / number
-
-    @endpoint
-    @prefixed(lambda text: text, block=2)
-    def complete(self, text: str) -> str:
-        return text.upper()
-
-    @endpoint
-    def load(self, scale: int) -> None:
-        if scale < 0:
-            raise ValueError("negative weights")
-        self.scale = scale
-
-    @endpoint
-    def become_sick(self) -> None:
-        self.sick = True
-
-    @endpoint
-    def check(self) -> None:
-        if self.sick:
-            raise RuntimeError("not well")
-
-    @endpoint
-    def count(self, most: int, made: Local[list[int]]) -> Iterator[int]:
-        try:
-            for number in range(most):
-                made.value.append(number)
-                yield self.scale * number
-        finally:
-            made.value.append(-1)
-
-    @endpoint
-    async def acount(self, most: int) -> Any:
-        for number in range(most):
-            await asyncio.sleep(0)
-            yield self.scale * number
-        if most == 3:
-            raise ValueError("three")
-
-
-@pytest.fixture
-def cluster() -> Iterator[InProcessCluster]:
-    with InProcessCluster() as cluster:
-        yield cluster
-
-
-def until_up(service: Service, replicas: int = 1) -> None:
-    """Waits until so many replicas are up: a request waits for the first, a probe of the others is the status."""
-    while sum(one.state == "up" for one in service.status().get().replicas) < replicas:
-        pass
+from tests.service.model import Model, new_event, until_up
 
 
 def test_a_request_goes_to_one_replica(cluster: InProcessCluster) -> None:
@@ -406,71 +287,6 @@ def test_a_replica_that_only_raises_is_left_alone(cluster: InProcessCluster) -> 
         assert service.status().get().replicas[0].state in ("suspended", "trial")
         assert service.times.route(1).get() == 2  # it waits, and then tries it
         assert service.status().get().replicas[0].state == "up"
-
-
-@pytest.mark.parametrize("mode", ["for", "async for"])
-def test_streams(cluster: InProcessCluster, mode: str) -> None:
-    with serve(this_host(), Model) as service:
-        made: Local[list[int]] = Local([])
-        if mode == "for":
-            assert list(service.count.stream(50, made)) == list(range(0, 100, 2))
-        else:
-
-            async def read() -> list[int]:
-                return [value async for value in service.acount.stream(50)]
-
-            assert asyncio.run(read()) == list(range(0, 100, 2))
-        with pytest.raises(ActorError, match="three"):
-            list(service.acount.stream(3))
-
-
-def test_a_stream_waits_for_its_reader_and_ends_with_it(cluster: InProcessCluster) -> None:
-    with serve(this_host(), Model) as service:
-        made: Local[list[int]] = Local([])
-        stream = service.options(window=4).count.stream(1_000_000, made)
-        assert [next(stream) for _ in range(10)] == list(range(0, 20, 2))
-        cluster.settle()
-        assert len(made.value) <= 10 + 4
-        assert "open, 10 values taken" in repr(stream)
-        stream.close()
-        assert service.times.route(1).get() == 2  # the replica is free again
-        assert made.value[-1] == -1 and len(made.value) <= 10 + 4 + 1
-        assert list(stream) == []
-
-        made.value.clear()
-        service.options(window=4).count.stream(1_000_000, made)  # dropped before it has begun
-        assert service.times.route(1).get() == 2
-        assert len(made.value) <= 5
-
-
-def test_a_stream_ends_with_the_readers_process(cluster: InProcessCluster) -> None:
-    class Reader(Actor):
-        @endpoint
-        async def read(self, service: Service, made: Local[list[int]], port: Port[ProcMesh]) -> None:
-            async with service.count.stream(1_000_000, made) as stream:
-                await anext(stream)
-                port.send(this_proc())
-                await asyncio.Event().wait()
-
-    with serve(this_host(), Model) as service:
-        reader = this_host().spawn_procs().spawn("reader", Reader)
-        port, receiver = Channel[ProcMesh].open()
-        made: Local[list[int]] = Local([])
-        reading = reader.read.call_one(service, made, port)
-        cluster.kill(receiver.recv().get())
-        assert isinstance(reading.exception(), SupervisionError)
-        assert service.times.route(1).get() == 2
-
-
-def test_a_stream_of_a_dead_replica_raises(cluster: InProcessCluster) -> None:
-    with serve(this_host(), Model, backoff=0) as service:
-        where = service.where.route().get()
-        stream = service.options(window=2).count.stream(1_000_000, Local([]))
-        next(stream)
-        cluster.kill(where)
-        with pytest.raises(ReplicaLostError, match=r"model.count\(\) ran at replica 0, which died: [^@]*$"):
-            list(stream)
-        assert service.times.route(1).get() == 2
 
 
 def by_the_text(request: RouteRequest, replicas: Sequence[ReplicaView]) -> int:
