@@ -40,6 +40,7 @@ from monarch.service.effects import (
     UpdateReplica,
 )
 from monarch.service.errors import ServiceError, ServiceUnavailableError
+from monarch.service.measures import ServiceMeasures
 from monarch.service.replica import EndpointKind, StreamReader, kinds_of, replica_class
 from monarch.service.replica_record import ServiceRequest
 from monarch.service.rules import ServiceRules
@@ -81,6 +82,7 @@ class _Pending:
 
     asked: ServiceCall
     reply: Callable[[Replied], None]
+    arrived: float
 
 
 @dataclass
@@ -124,6 +126,7 @@ class ServiceRouter(Actor):
         self._stopping: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._policy_failed = False
+        self._measures = ServiceMeasures(rules.name)
 
     # --- endpoints
 
@@ -196,7 +199,7 @@ class ServiceRouter(Actor):
         self, asked: ServiceCall, reply: Callable[[Replied], None], now: float, pin: int = -1
     ) -> ServiceRequest:
         self._numbers += 1
-        self._pending[self._numbers] = _Pending(asked, reply)
+        self._pending[self._numbers] = _Pending(asked, reply, now)
         request = ServiceRequest(
             self._numbers,
             asked.method,
@@ -277,12 +280,16 @@ class ServiceRouter(Actor):
         match effect:
             case SendBatch():
                 calls = [self._pending[number].asked for number in effect.requests]
+                self._measures.sent(effect.replica, len(calls), self._outstanding(effect.replica))
                 self._task(self._send(effect, calls))
             case ReplyWith():
                 replied = self._answers[effect.place]
                 found = self._pending.pop(effect.request)
+                left, seconds = self._outstanding(effect.replica), time.monotonic() - found.arrived
+                self._measures.answered(effect.replica, seconds, effect.version, left)
                 found.reply(replied._replace(version=effect.version, replica=effect.replica, moves=effect.moves))
             case FailRequest():
+                self._measures.not_answered(type(effect.error).__name__)
                 self._pending.pop(effect.request).reply(_failed(effect.error))
             case StartReplica():
                 host = self._hosts.slice(hosts=effect.host)
@@ -303,6 +310,10 @@ class ServiceRouter(Actor):
                 self._say_policy_failed(effect)
             case ServiceClosed():
                 self._task(self._say_closed())
+
+    def _outstanding(self, replica: int) -> int:
+        found = self._decided.replicas.get(replica)
+        return 0 if found is None else found.running + len(found.queue)
 
     def _task(self, body: Coroutine[Any, Any, None], among: set[asyncio.Task[None]] | None = None) -> None:
         tasks = self._tasks if among is None else among

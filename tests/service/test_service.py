@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch._runtime.instrument import Counter, Gauge, Histogram
 from monarch.actor import (
     Actor,
     ActorError,
@@ -460,3 +461,24 @@ def test_replicas_that_are_let_go_while_they_start_leave_nothing(cluster: InProc
         assert waiting.get() == 3
         with service.options(timeout=30) as same:
             assert same.times.route(2).get() == 6
+
+
+def test_what_is_measured(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, float, dict[str, Any]]] = []
+
+    def note(self: Any, amount: float, attributes: dict[str, Any]) -> None:
+        found.append((self.name, amount, attributes))
+
+    for instrument, method in ((Counter, "add"), (Gauge, "set"), (Histogram, "record")):
+        monkeypatch.setattr(instrument, method, note)
+    with serve(this_host(), Model) as service:
+        assert service.times.route(1).get() == 2
+        assert isinstance(service.options(timeout=0).times.route(1).exception(), ServiceTimeoutError)
+    names = [name for name, _amount, _attributes in found]
+    assert names == [
+        "service.batch_size", "service.outstanding", "service.latency", "service.outstanding", "service.version",
+        "service.not_answered",
+    ]  # fmt: skip
+    assert [amount for name, amount, _attributes in found if name == "service.outstanding"] == [1, 0]
+    assert found[0][2] == {"service": "model", "replica": 0}
+    assert found[-1][1:] == (1, {"service": "model", "error": "ServiceTimeoutError"})
