@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import cloudpickle
@@ -90,8 +91,7 @@ def test_a_mesh_is_pickled_once(keeper: Any, named: Any, monkeypatch: pytest.Mon
 
 
 def test_a_module_that_is_to_go_by_value_from_now_on_does(named: Any) -> None:
-    import tests._mesh.meshes.test_sent_handles as module
-
+    module = sys.modules[__name__]
     by_name = named._spec.pickled()
     assert named._spec.pickled() is by_name
     cloudpickle.register_pickle_by_value(module)
