@@ -22,7 +22,7 @@ from monarch._runtime.future import Done, Future, Source, Then, check_timeout, m
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
-from monarch._shape.region import Shape
+from monarch._shape.region import Shape, received_shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
@@ -348,8 +348,8 @@ def _received(
 def _received_first(
     pickled: bytes, labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
 ) -> ActorMesh[Any]:
-    """The handle as it arrived first. It stays here, for those who receive it may give theirs attributes."""
-    return ActorMesh(read_pickle(pickled), Shape(labels, NDSlice(offset=offset, sizes=sizes, strides=strides)))
+    """Makes the handle that arrived first. It stays here, for those who receive it may give theirs attributes."""
+    return ActorMesh(read_pickle(pickled), received_shape(labels, offset, sizes, strides))
 
 
 def _nothing(_value: Any) -> None:

@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 16  # of one that is kept there: a class that travels by value
 
 
 def make_pickle(build: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """The pickle of `build(*args)`. Raises what `encode` raises."""
+    """Makes the pickle of `build(*args)`. Raises what `encode` raises."""
     pickled, buffers = encode((build, args))
     return encode((_build, (pickled, [bytes(buffer) for buffer in buffers])))[0] if buffers else pickled
 
@@ -53,7 +53,7 @@ def _build(pickled: bytes, buffers: Sequence[bytes] = ()) -> Any:
 
 @kept
 def read_pickle(pickled: bytes) -> Any:
-    """The object. Runs the sender's pickle: only for bytes that came within a message of an authenticated peer."""
+    """Reads the object. Runs the sender's pickle: only for bytes that came within a message of an authenticated peer."""
     return _build(pickled)
 
 
