@@ -47,8 +47,13 @@ class Plain(Pid):
         return os.getpid()
 
     @endpoint
-    def graph(self) -> WaitGraph:
-        return wait_graph().get(TIMEOUT)
+    def graph(self, awaited: str) -> WaitGraph:
+        """Looks until somebody waits for `awaited`: a caller waits only a little after it has sent its call."""
+        give_up = time.monotonic() + TIMEOUT / 2
+        while True:
+            graph = wait_graph().get(TIMEOUT)
+            if time.monotonic() > give_up or awaited in {edge.target for edge in graph.edges}:
+                return graph
 
 
 class Looped(AsyncPid):
@@ -119,7 +124,7 @@ def test_a_handler_that_is_stuck_is_in_the_graph(spawn_procs: Any) -> None:
         graph
     )
     c = procs.slice(gpus=0).spawn("c", Plain)
-    seen = c.graph.call_one().get(TIMEOUT)  # from an actor as well, who sees that the client waits for it
+    seen = c.graph.call_one("c.graph").get(TIMEOUT)  # from an actor as well, who sees that the client waits for it
     assert {"b.ask": edge.who, "c.graph": "<root>"}.items() <= {edge.target: edge.who for edge in seen.edges}.items()
     release.send(None)
     pids = {held.get(TIMEOUT), waiting.get(TIMEOUT)}
