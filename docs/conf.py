@@ -22,7 +22,15 @@ author = "The pymonarch authors"
 copyright = author
 html_title = f"{project} {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_sources", "docstrings"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "site_sources",
+    "site_search",
+    "reading_time",
+    "docstrings",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_site", "**/README.md"]
 nitpicky = True
@@ -41,6 +49,9 @@ toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
+# The mark of the dashboard.
+html_logo = html_favicon = "../monarch/dashboard/static/icon.svg"
 # For coding agents: they look for these at the root of a site.
 html_extra_path = ["llms.txt", "../monarch/tools/SKILL.md"]
 html_css_files = ["site.css"]

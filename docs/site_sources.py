@@ -4,7 +4,7 @@
 same link leads to a page with the file's text. A folder is a page with a list of its files. What is no text is not
 shown: a warning says so, which ends `make site`.
 
-Some pages of the site are files of the project's root, such as its README.
+Some pages of the site are files of the project's root, such as its changelog.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEME = "file-of-the-project"
 LINK = re.compile(r"\[(?P<text>[^][]*)\]\((?P<path>[\w./-]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r" *(`{3,}|~{3,})")
 # Pages that are files of the root; what the page's own file says follows.
-COPIES = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+COPIES = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 LARGEST = 200_000  # bytes of a file that is shown
 
 

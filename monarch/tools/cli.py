@@ -8,6 +8,8 @@
         status, stacks, doctor, debug, query, profile, tui, dashboard, logs     looking into a program that runs
         replay                                                    an actor that was recorded, once more
         completion                                                for the shell
+        demo, init                                                a look at it, and a project to begin from
+    no verb          shows what runs here, and what to do next
 
 Exit codes are in monarch.tools.exit_codes. `--json` is every verb's: the result, or why there is none, as JSON on stdout.
 """
@@ -45,6 +47,8 @@ _TOP = """\
 One Python script drives a cluster of processes. This command does what belongs in a shell.
 
 examples:
+  monarch demo                                      what this can do, in a few seconds
+  monarch init my_project                           a project that runs, to begin from
   monarch run --nproc-per-node 8 train.py           run a program on every rank, as torchrun does
   monarch apply cluster.job                         start a job, an object in cluster.py, and keep its hosts
   monarch exec --all --stream nvidia-smi            a command on all of them
@@ -118,8 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(words)
         if options.verb is None:
-            parser.print_help(sys.stderr)
-            return 1
+            from monarch.tools import welcome
+
+            terminal.show(welcome.here(_version()))
+            return 0
         verb, as_json = options.verb, options.json
         modules.search_here()  # jobs are named as MODULE.ATTRIBUTE, and kept jobs may be of a class of such a module
         with json_output.only_json() if as_json else nullcontext():

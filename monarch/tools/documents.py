@@ -50,6 +50,30 @@ class ProgramFound(msgspec.Struct, frozen=True):
     started: float
 
 
+# --- to begin with
+
+
+class DemoStep(StreamLine, frozen=True, kw_only=True, tag="monarch.demo.step/1"):
+    """A piece of the program, and what came of it."""
+
+    code: str
+    said: str
+
+
+class DemoDone(Document, frozen=True, kw_only=True, tag="monarch.demo/1"):
+    """The demonstration is over, after `seconds`. `source`: the program, where `--source` has asked for it."""
+
+    source: str | None
+    seconds: float
+
+
+class ProjectMade(Document, frozen=True, kw_only=True, tag="monarch.init/1"):
+    """The files of a new project, in `folder`."""
+
+    folder: str
+    files: list[str]
+
+
 # --- hosts by hand
 
 

@@ -1,4 +1,4 @@
-"""Links of the documentation's site: what is said of broken ones, and where those out of a page lead.
+"""Links of the documentation's site: what is said of broken ones, and where those out of a page lead; what its search knows.
 
 The site itself is made and looked at in tests/browser.
 """
@@ -80,3 +80,43 @@ def test_links_of_a_file_of_the_root() -> None:
     assert links("[docs/hosts.md](docs/hosts.md)", "index", ROOT, DOCS) == "[](hosts.md)"
     assert links("![screen](docs/pictures/tui.svg)", "index", ROOT, DOCS) == "![screen](pictures/tui.svg)"
     assert links("[hosts](docs/hosts.md)", "x/index", ROOT, DOCS / "x") == "[hosts](../hosts.md)"
+
+
+def test_the_sections_of_a_page() -> None:
+    page = """<nav><h2>not this</h2></nav><article><section id="a"><h1>A <code>b</code><a class="headerlink">#</a></h1>
+        <p>one</p><svg><title>no</title></svg><section id="c"><h2>C</h2><p>two</p></section><p>three</p><dl class="simple">
+        <dt>four</dt></dl><dl class="py function"><dt class="sig" id="m.f"><a class="headerlink">#</a>f(x)</dt><dt class="sig"
+        id="m.g">g</dt><dd>five<dl class="field-list"><dt>six</dt></dl></dd></dl></section></article><footer>no</footer>"""
+    assert list(extension("site_search").sections(page)) == [
+        ("a", "A b", "one three four"),
+        ("c", "C", "two"),
+        ("m.f", "m.f", "f(x) g five six"),
+    ]
+
+
+def test_pages_that_teach_come_before_those_that_record(tmp_path: Path) -> None:
+    search = extension("site_search")
+    weights = [search.weight(name) for name in ("tutorial/2-mesh", "rdma", "reference/rdma", "source/examples/ddp.py")]
+    assert weights == sorted(weights, reverse=True) and 0 not in weights
+    (tmp_path / "how-to").mkdir()
+    for name in ("log", "internals", "index", "rdma", "how-to/async"):
+        (tmp_path / f"{name}.html").write_text("<article><section id='x'><h1>X</h1></section></article>")
+    found = search.index(tmp_path)
+    assert [name for name, _, _ in found] == ["how-to/async", "rdma"] and found[1][2] == [("x", "X", "")]
+
+
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [("rdma", True), ("how-to/async", True), ("how-to/index", False), ("tutorial/2-mesh", False), ("settings", False)],
+)
+def test_which_pages_say_how_long_they_take(page: str, wanted: bool) -> None:
+    assert extension("reading_time").is_read(page) == wanted
+
+
+def test_how_long_a_page_takes() -> None:
+    pytest.importorskip("docutils")
+    from docutils.core import publish_doctree
+
+    prose, code = "word " * 390, "::\n\n" + "    x\n" * 60
+    assert extension("reading_time").minutes(publish_doctree(f"{prose}\n\n{code}")) == 5
+    assert extension("reading_time").minutes(publish_doctree("word")) == 1

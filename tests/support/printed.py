@@ -76,13 +76,13 @@ def broken(program: str, printed: Iterable[Printed]) -> list[str]:
 
 
 def broken_texts(program: str, shown: Iterable[tuple[int, str]], printed: Iterable[Printed]) -> list[str]:
-    """The texts shown at lines of a page that the last print before them has not printed, for people."""
+    """The texts shown at lines of a page that the last print before them has not printed, each time or in all, for people."""
     all_printed, prints = list(printed), _prints(program)
     wrong = []
     for line, text in shown:
         first, last = max(((first, last) for first, last in prints if last < line), default=(0, 0))
         here = [one.text for one in all_printed if first <= one.line <= last]
-        if not any(fits(text, one) for one in here):
+        if not any(fits(text, one) for one in [*here, "\n".join(here)]):
             wrong.append(f"line {line} shows\n{text}\nand line {first} prints\n" + "\n".join(here))
     return wrong
 

@@ -122,12 +122,6 @@ def test_wrong_usage(loops: Loops, capsys: pytest.CaptureFixture[str], arguments
     assert loops.calls == []
 
 
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and "usage: monarch" in err and "monarch apply" in err
-
-
 # Secrets.
 
 

@@ -1,6 +1,6 @@
 """The verbs of the command `monarch`, one a file: jobs and their hosts (apply, run, exec, shell, kill, context), looking into
-a program that runs (status, stacks, doctor, debug, query, profile, tui, dashboard, logs), a recorded actor (replay), and the
-shell (completion). Each file has
+a program that runs (status, stacks, doctor, debug, query, profile, tui, dashboard, logs), a recorded actor (replay), the
+shell (completion), and a beginning (demo, init). Each file has
 
     NAME, LINE, TEXT       the verb, one line about it, its help: what is before `examples:` and from there on
     arguments(parser)      what it takes
@@ -16,6 +16,8 @@ import importlib
 from types import ModuleType
 
 NAMES = (
+    "demo",
+    "init",
     "apply",
     "run",
     "exec",
