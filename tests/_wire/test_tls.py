@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ssl
+import ctypes
 import gc
 import hashlib
 import logging
@@ -84,12 +86,16 @@ def job(jobs: tuple[Identity, Identity]) -> Identity:
 class Ends:
     """Two TlsSockets over a socket pair with small buffers, after their handshake."""
 
-    def __init__(self, job: Identity, buffer: int = 4096) -> None:
+    def __init__(
+        self, job: Identity, buffer: int = 4096, version: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    ) -> None:
         raw = socket.socketpair()
         for one in raw:
             one.setblocking(False)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        self.here = TlsSocket(raw[0], job.context(server=False), server=False)
+        context = job.context(server=False)
+        context.maximum_version = version
+        self.here = TlsSocket(raw[0], context, server=False)
         self.there = TlsSocket(raw[1], job.context(server=True), server=True)
         for _ in range(100):
             if self.here.handshake() & self.there.handshake():
@@ -118,6 +124,29 @@ def receive(sock: TlsSocket, size: int) -> bytes:
         return bytes(buffer[: sock.recv_into(buffer)])
     except BlockingIOError:
         return b""
+
+
+_openssl = ctypes.CDLL(getattr(_ssl, "__file__", None))  # for what Python does not offer
+
+
+def session(sock: TlsSocket) -> ctypes.c_void_p:
+    """OpenSSL's own, which Python keeps behind the object's first member."""
+    behind = id(sock._tls._sslobj) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)  # type: ignore[attr-defined]
+    return ctypes.c_void_p.from_address(behind)
+
+
+def new_keys(sock: TlsSocket, count: int, *, answered: bool = False) -> bytes:
+    """Returns what orders to take new keys are on the wire. `answered`: the other side is to give new ones too."""
+    for _ in range(count):
+        assert _openssl.SSL_key_update(session(sock), int(answered)) == 1
+        assert _openssl.SSL_do_handshake(session(sock)) == 1
+    return sock._out.read()
+
+
+def data(sock: TlsSocket, count: int) -> bytes:
+    for _ in range(count):
+        sock._tls.write(b"x")
+    return sock._out.read()
 
 
 def test_bytes_go_both_ways(ends: Ends) -> None:
@@ -235,6 +264,119 @@ def test_after_an_interrupted_send_nothing_is_sent(ends: Ends, monkeypatch: pyte
             ends.here.send(b"data")
     with pytest.raises(OSError, match="interrupted"):
         ends.here.send(b"data")
+
+
+class Flood:
+    """A plain socket, which always has more of `made`."""
+
+    def __init__(self, made: Callable[[], bytes]) -> None:
+        self._made = made
+        self._left = b""
+        self.given = self.reads = 0
+
+    def recv_into(self, buffer: memoryview, limit: int = 0) -> int:
+        limit = limit or len(buffer)
+        while len(self._left) < limit:
+            self._left += self._made()
+        buffer[:limit], self._left = self._left[:limit], self._left[limit:]
+        self.given += limit
+        self.reads += 1
+        return limit
+
+    def send(self, _data: memoryview) -> int:
+        raise BlockingIOError
+
+    def close(self) -> None: ...
+
+
+def flooded(sock: TlsSocket, made: Callable[[], bytes]) -> Flood:
+    sock.close()
+    sock._sock = flood = Flood(made)  # type: ignore[assignment]
+    return flood
+
+
+NO_HOST = "sends no data, but messages of TLS itself"
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_orders_new_keys_without_an_end_is_done_with(ends: Ends, answered: bool) -> None:
+    flood = flooded(ends.there, lambda: new_keys(ends.here, 100, answered=answered))
+    with pytest.raises(tls.TlsFailed, match=NO_HOST):
+        receive(ends.there, 100_000)
+    assert flood.given == 32 * 1024
+    assert len(ends.there._unsent) <= flood.given
+
+
+@pytest.mark.parametrize("server", [False, True])
+def test_who_begins_new_handshakes_without_an_end_is_done_with(job: Identity, server: bool) -> None:
+    ends = Ends(job, version=ssl.TLSVersion.TLSv1_2)
+    attacker, victim = (ends.there, ends.here) if server else (ends.here, ends.there)
+    _openssl.SSL_clear_options.argtypes = ctypes.c_void_p, ctypes.c_uint64
+    _openssl.SSL_clear_options(session(attacker), int(ssl.OP_NO_RENEGOTIATION))
+
+    def again() -> bytes:
+        assert _openssl.SSL_renegotiate(session(attacker)) == 1
+        _openssl.SSL_do_handshake(session(attacker))
+        return attacker._out.read()
+
+    hello = again()
+    assert len(hello) > 20
+    victim._in.write(hello)
+    with pytest.raises(BlockingIOError):  # told no, and nothing happens
+        victim.recv_into(bytearray(100))
+    assert len(victim._unsent) < 100
+    ends.close()
+
+
+def test_among_data_orders_to_tls_let_others_have_their_turn(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About the most of them that are borne: each call is over after a few reads, and what data there was came."""
+    monkeypatch.setattr(tls, "_READ", 32 * 1024)
+    flood = flooded(ends.there, lambda: data(ends.here, 30) + new_keys(ends.here, 5))
+    for turn in range(1, 4):
+        assert set(receive(ends.there, 1 << 20)) == {ord("x")}
+        assert flood.reads <= 4 * turn
+
+
+def test_answers_of_tls_that_nobody_takes_are_few(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "_ANSWERS", 8 * 1024)
+    monkeypatch.setattr(tls, "_READ", 32 * 1024)
+    flooded(ends.there, lambda: data(ends.here, 30) + new_keys(ends.here, 5, answered=True))
+    with pytest.raises(tls.TlsFailed, match=NO_HOST):
+        while True:
+            receive(ends.there, 1 << 20)
+    assert len(ends.there._unsent) < 2 * 8 * 1024
+
+
+def test_new_keys_now_and_then_change_nothing(ends: Ends) -> None:
+    received = b""
+    for turn in range(1, 501):
+        ends.here._sock.send(new_keys(ends.here, 1, answered=True) + data(ends.here, 1))
+        received += receive(ends.there, 100)
+        if turn % 50 == 0:
+            assert ends.there.send(b"y" * 100) == 100
+            assert receive(ends.here, 100) == b"y" * 100
+    assert received == b"x" * 500
+
+
+def test_without_a_certificate_no_order_to_tls_is_read(job: Identity) -> None:
+    """In TLS 1.3 who dials takes itself as let in before its certificate is looked at."""
+    raw = socket.socketpair()
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    here = TlsSocket(raw[0], bare, server=False)
+    there = TlsSocket(raw[1], job.context(server=True), server=True)
+    here.setblocking(False)
+    there.setblocking(False)
+    assert not here.handshake()
+    assert not there.handshake()
+    assert here.handshake()
+    raw[0].send(new_keys(here, 1000, answered=True))
+    with pytest.raises(tls.TlsFailed, match="has shown no certificate"):
+        there.handshake()
+    assert there._tls.pending() == 0
+    assert here._fill(65536) < 100  # an alert, and no answers
+    here.close()
+    there.close()
 
 
 def test_it_does_not_block(ends: Ends) -> None:
@@ -448,7 +590,7 @@ def test_frames_that_come_with_the_handshake_are_not_forgotten(host: Host, job: 
     poll.register(sock.fileno(), select.POLLIN)
     assert poll.poll(TIMEOUT * 1000)
     with sock._lock:
-        assert sock._fill()  # what reading the last word of the handshake does when both came together
+        assert sock._fill(65536)  # what reading the last word of the handshake does when both came together
     owner = Owner()
     connection = StreamConnection(sock, host.loop, owner, limit=1 << 20)
     host.call(connection.start)

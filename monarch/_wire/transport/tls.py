@@ -22,6 +22,9 @@ from monarch._wire.frame import Buffer
 
 _CHUNK = 128 * 1024  # plaintext that is encrypted before the kernel is asked to take it
 _READ = 256 * 1024  # ciphertext read at a time
+_EMPTY = 32 * 1024  # ciphertext with nothing in it, read at a time and borne: twice the largest record
+_WORTH = 32  # bytes of ciphertext that come with one of plaintext at most; a record with one byte has 23
+_ANSWERS = 256 * 1024  # ciphertext that waits for room, of which at most half is data
 _PEM = "-----BEGIN"
 _EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 _RENEW = "`monarch certs` makes new ones; programs and workers that start from then on use them"
@@ -128,6 +131,10 @@ class TlsSocket:
 
     Receives: `recv_into` fills the buffer as far as what has come allows; then `pending` says whether there may be more
     although the descriptor is silent.
+
+    TLS has messages of its own, such as for new keys, which cost this side more than data of their size and may have to be
+    answered. Who sends _EMPTY bytes of them and no data, or takes none of the answers, is no host of a job: TlsFailed.
+    Among data they cost what small records do, and each call returns after a few reads of them.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
@@ -140,6 +147,7 @@ class TlsSocket:
         )  # OpenSSL's objects are not for two threads at once; held for computing, not for waiting
         self._unsent = memoryview(b"")  # ciphertext that the kernel has not taken
         self._owed = 0  # bytes of the next send that are encrypted already: 0 or 1
+        self._empty = 0  # bytes of ciphertext that came, less those that plaintext has explained
         self._broken = ""
         self.spoken = False  # whether OpenSSL had something to say: of a server, to a valid first message
         self._ended = False
@@ -172,8 +180,9 @@ class TlsSocket:
         with self._lock:
             try:
                 while not self._step():
-                    if not self._flush() or not self._fill():
+                    if not self._flush() or not self._fill(_EMPTY):
                         return False
+                self._empty = 0
             except ssl.SSLError as exc:
                 self._collect()
                 if not self.spoken and not self._unsent:
@@ -295,7 +304,7 @@ class TlsSocket:
         """Reads as that of a socket; 0 at the end of the connection, announced by TLS or not: frames know when they
         are whole."""
         view = memoryview(buffer)
-        count = 0
+        count = came = 0
         got: Any
         with self._lock:
             while count < len(view):
@@ -303,9 +312,13 @@ class TlsSocket:
                     got = self._tls.read(len(view) - count, view[count:])
                 except ssl.SSLWantReadError:
                     self._collect()  # TLS itself may have had something to answer
-                    if self._read_more(count):
-                        continue
-                    break
+                    if came > 2 * count + _READ:
+                        break
+                    more = self._read_more(count)
+                    if not more:
+                        break
+                    came += more
+                    continue
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     self._ended = True
                     break
@@ -315,29 +328,35 @@ class TlsSocket:
                     self._ended = True
                     break
                 count += got
+                self._empty = max(0, self._empty - _WORTH * got)
         return count
 
-    def _read_more(self, count: int) -> bool:
-        """Returns whether the kernel had more ciphertext. BlockingIOError when there is neither that nor anything read
-        before."""
-        if self._fill():
-            return True
-        if not count:
+    def _read_more(self, count: int) -> int:
+        """Returns how much more ciphertext the kernel had. BlockingIOError when there is neither that nor anything read
+        before. TlsFailed when there was enough of it with nothing in it."""
+        if self._empty >= _EMPTY or len(self._unsent) > _ANSWERS:
+            raise TlsFailed(
+                "the other side sends no data, but messages of TLS itself (new keys, or handshakes) without an end; a "
+                "monarch host does not do that"
+            )
+        more = self._fill(_READ if count else _EMPTY)
+        if not more and not count:
             raise BlockingIOError
-        return False
+        return more
 
-    def _fill(self) -> bool:
-        """Gives OpenSSL what has come, or the end of it. False when nothing has."""
+    def _fill(self, limit: int) -> int:
+        """Gives OpenSSL what has come, up to `limit` bytes, or the end of it. 0 when nothing has."""
         scratch = _scratch.view
         try:
-            size = self._sock.recv_into(scratch)
+            size = self._sock.recv_into(scratch, limit)
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         if size:
             self._in.write(scratch[:size])
-        else:
-            self._in.write_eof()
-        return True
+            self._empty += size
+            return size
+        self._in.write_eof()
+        return 1
 
     def pending(self) -> bool:
         """Returns whether `recv_into` may give something although the descriptor is silent."""
