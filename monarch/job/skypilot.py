@@ -103,7 +103,7 @@ class SkyPilotJob(ScheduledJob):
 
     def _task(self, sky: Any, launch: WorkerLaunch) -> Any:
         told = launch.environment()
-        secret = {SECRET: told.pop(SECRET)}  # SkyPilot shows these neither in logs nor in its own files
+        secret = {SECRET: told.pop(SECRET)}  # left out of logs; the API server keeps them: docs/ray.md
         words = launch.command(self._python, f"{launch.scheme}://*:{self._port}")
         task = sky.Task(
             TASK,

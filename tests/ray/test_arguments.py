@@ -58,13 +58,22 @@ def test_jobs_are_the_same_when_all_that_was_asked_is() -> None:
     assert not job._same(RayJob({"a": 1, "b": 2}))
 
 
-def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+class RayError(Exception):
+    """What Ray's own errors derive from, also that a token is missing."""
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RayError])
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     def init(**options: Any) -> None:
         assert options["address"] == "auto"
-        raise ConnectionError("Could not find\nany running Ray instance")
+        raise kind("Could not find\nany running Ray instance")
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(SchedulerError, match="the Ray cluster auto cannot be reached: any running Ray instance"):
+    exceptions = SimpleNamespace(RayError=RayError)
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=exceptions)
+    )
+    said = r"the Ray cluster auto cannot be reached: any running Ray instance \(one with RAY_AUTH_MODE=token wants its token"
+    with pytest.raises(SchedulerError, match=said):
         RayJob({"trainers": 1}, address="auto").apply()
     with pytest.raises(SchedulerError, match=r"the Ray cluster 127.0.0.1:1 cannot be reached: .*Connection refused"):
         RayJob({"trainers": 1}, address="127.0.0.1:1").apply()

@@ -228,9 +228,12 @@ class RayJob(ScheduledJob):
             self._check_reachable(self._address or os.environ.get("RAY_ADDRESS") or "")
             try:
                 ray.init(address=self._address, namespace=self._namespace, log_to_driver=False, logging_level="warning")
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
                 where = self._address or "that RAY_ADDRESS names"
-                raise SchedulerError(f"the Ray cluster {where} cannot be reached: {_last_line(error)}") from error
+                raise SchedulerError(
+                    f"the Ray cluster {where} cannot be reached: {_last_line(error)} (one with RAY_AUTH_MODE=token wants "
+                    f"its token of this program too)"
+                ) from error
         return ray
 
     def _check_reachable(self, address: str) -> None:
