@@ -6,6 +6,8 @@ this user's already. What does not hold raises UntrustedFileError, which names t
 
 Whose a file is, its user's number says. In a user namespace everybody without a number there has the same one, and nothing
 with that one is trusted: it may be anybody's.
+
+Over 600 lines because the walk and all that is opened, written and made by it are judged together, in one place.
 """
 
 from __future__ import annotations
@@ -195,16 +197,48 @@ def open_output(path: str | os.PathLike[str], mode: int = 0o666) -> int:
         return os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     folder, name, shown = _resolve(path, named=True)
     try:
-        where = os.fstat(folder)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        try:
-            file = os.open(name, flags, mode, dir_fd=folder)
-        except OSError as exc:
-            if exc.errno == errno.ELOOP:
-                raise UntrustedFileError(shown, "is a link") from None
-            raise OSError(exc.errno, exc.strerror, shown) from None
+        return _open_output(name, folder, shown, mode)
     finally:
         os.close(folder)
+
+
+class OutputFolder:
+    """A folder that somebody has named to write files anew in, or to remove them, whosever it is: no link of others leads
+    to it. It stays the same one until `close`, also if its path is given to another meanwhile. `path`: a name of it that
+    does so too, in this process alone."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        above, name, self._shown = _resolve(path, named=True, others_links=False)
+        try:
+            self._opened = _open_folder(name, above, self._shown)
+        finally:
+            os.close(above)
+        self.path = f"/proc/self/fd/{self._opened}"
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open_output(self, name: str, mode: int = 0o666) -> int:
+        """Returns what the function of this name does, of a file in it, which is no link."""
+        return _open_output(name, self._opened, os.path.join(self._shown, name), mode)
+
+    def close(self) -> None:
+        os.close(self._opened)
+
+
+def _open_output(name: str, folder: int, shown: str, mode: int) -> int:
+    where = os.fstat(folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        file = os.open(name, flags, mode, dir_fd=folder)
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            owner = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid
+            raise UntrustedFileError(shown, f"is a link of {owners.named(owner)}") from None
+        raise OSError(exc.errno, exc.strerror, shown) from None
     try:
         found = os.fstat(file)
         if _is_crowded(where) and found.st_uid not in (os.geteuid(), 0):
@@ -384,10 +418,15 @@ def resolve(path: str | os.PathLike[str], *, make: bool = False) -> str:
 
 
 def _resolve(
-    path: str | os.PathLike[str], *, follow: bool = True, make: bool = False, named: bool = False
+    path: str | os.PathLike[str],
+    *,
+    follow: bool = True,
+    make: bool = False,
+    named: bool = False,
+    others_links: bool = True,
 ) -> tuple[int, str, str]:
     """Returns (descriptor of the folder, name in it, path for people). `follow`: the name itself is no link then. `named`:
-    whosever the folders are, and links to them outside of those where everybody may write."""
+    whosever the folders are, and, with `others_links`, links to them outside of those where everybody may write."""
     whole = os.fspath(path)
     names = _names(whole if os.path.isabs(whole) else os.path.join(os.getcwd(), whole))
     _check_user(whole)
@@ -410,7 +449,8 @@ def _resolve(
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-                target = _read_link(name, folder, here, named and bool(names) and not _is_crowded(where))
+                anybodys = named and others_links and bool(names) and not _is_crowded(where)
+                target = _read_link(name, folder, here, anybodys)
                 names += _names(target)
                 if target.startswith("/"):
                     os.close(folder)

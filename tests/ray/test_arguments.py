@@ -59,7 +59,7 @@ def test_jobs_are_the_same_when_all_that_was_asked_is() -> None:
 
 
 class RayError(Exception):
-    """What Ray's own errors derive from, also that a token is missing."""
+    """The class of Ray's own errors, such as that a token is missing."""
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, RayError])

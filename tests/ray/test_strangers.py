@@ -1,4 +1,4 @@
-"""What another user of a machine finds there of a RayJob, and how he is kept out of Ray."""
+"""Another user of a machine looks for the secret of a RayJob there, and is kept out of Ray."""
 
 from __future__ import annotations
 

@@ -116,6 +116,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "job/ssh/job.py: LoginJob._start: open",
         "remotemount/gather_pull.py: Pull._begins_equal: open",
         "remotemount/gather_pull.py: _noted: open",
+        "tensor/worker/checkpoint.py: _writer.new_file: open",
     ),
     "bytes that came over an authenticated connection, or were made in this process": (
         "tensor/remote/checkpoint.py: _saved: torch.save",

@@ -14,6 +14,7 @@ import glob
 import io
 import os
 import pickle
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,16 +104,17 @@ def begin(path: str, overwrite: bool) -> None:
     """Before anybody writes: a checkpoint that is in the folder is refused, or is none from here on, and its files go.
     FileExistsError, CheckpointError."""
     if not os.path.exists(os.path.join(path, _INDEX)):
-        return
+        return  # and should there be one a moment later, it is not begun anew, but written over
     if not overwrite:
         raise FileExistsError(
             f"there is a checkpoint in {path} (host {socket.gethostname()}): save into a folder of its own, or with "
             f"overwrite=True"
         )
     try:
-        os.remove(os.path.join(path, _INDEX))
-        for old in glob.glob(os.path.join(glob.escape(path), "__*.distcp")):
-            os.remove(old)
+        with private_files.OutputFolder(path) as folder:
+            os.remove(os.path.join(folder.path, _INDEX))
+            for old in glob.glob(os.path.join(folder.path, "__*.distcp")):
+                os.remove(old)
     except OSError as exc:
         raise failed(exc, "replace", path) from exc
 
@@ -160,10 +162,11 @@ def _write(
         os.makedirs(path, exist_ok=True)
         results: list[object] = []
         if items:
-            # The number of a plan among all is what torch makes the names of files of: __<rank>_<n>.distcp.
-            writer = _writer(path, rank == 0, per_thread_copy_ahead=0)  # all of it is on the CPU
-            plan = writer.prepare_global_plan([SavePlan([])] * rank + [SavePlan(items)])[-1]
-            results = writer.write_data(plan, data).wait()  # all that it asks of a planner
+            with private_files.OutputFolder(path) as folder:
+                # The number of a plan among all is what torch makes the names of files of: __<rank>_<n>.distcp.
+                writer = _writer(folder, rank == 0, per_thread_copy_ahead=0)  # all of it is on the CPU
+                plan = writer.prepare_global_plan([SavePlan([])] * rank + [SavePlan(items)])[-1]
+                results = writer.write_data(plan, data).wait()  # all that it asks of a planner
     except Exception as exc:
         raise failed(exc, "write", path) from exc
     properties = {
@@ -174,20 +177,19 @@ def _write(
     return WrittenParts(results, properties, [(entry.name, entry.part) for entry, _ in own])
 
 
-def _writer(path: str, coordinates: bool, **options: Any) -> Any:
-    """Returns torch's writer of checkpoints, which writes through no link that somebody else has put into the folder."""
+def _writer(folder: private_files.OutputFolder, coordinates: bool, **options: Any) -> Any:
+    """Returns torch's writer of checkpoints, which writes into that folder, and through no link in it."""
     from torch.distributed.checkpoint import FileSystemWriter
 
-    writer = FileSystemWriter(path, overwrite=True, **options)
-    writer.fs.create_stream = _new_file
+    @contextmanager
+    def new_file(path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with open(folder.open_output(os.path.basename(path)), mode) as file:
+            yield file
+
+    writer = FileSystemWriter(folder.path, overwrite=True, **options)
+    writer.fs.create_stream = new_file
     writer.set_up_storage_writer(coordinates)
     return writer
-
-
-@contextmanager
-def _new_file(path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-    with open(private_files.open_output(path), mode) as file:
-        yield file
 
 
 class _Data:
@@ -248,8 +250,9 @@ def finish(path: str, parts: Sequence[WrittenParts], values: Sequence[str], path
         for name, (begin, shape) in part.chunks:
             found[name].chunks.append(ChunkStorageMetadata(torch.Size(begin), torch.Size(shape)))
     try:
-        writer = _writer(path, True)
-        writer.finish(Metadata(found, planner_data=paths), [part.results for part in parts])
+        with private_files.OutputFolder(path) as folder:
+            writer = _writer(folder, True)
+            writer.finish(Metadata(found, planner_data=paths), [part.results for part in parts])
     except Exception as exc:
         raise failed(exc, "finish", path) from exc
 
@@ -420,4 +423,6 @@ def failed(error: BaseException, verb: str, path: str) -> CheckpointError:
     where = f"rank {rank} on host {socket.gethostname()} could not {verb} the checkpoint in {path}"
     if found is None or not found.errno:
         return CheckpointError(f"{where}: {type(error).__name__}: {error}")
-    return CheckpointError(found.errno, f"{where}: {found.strerror}{f': {found.filename}' if found.filename else ''}")
+    # What it was opened as tells nobody anything.
+    file = re.sub("^/proc/self/fd/[0-9]+", lambda _: path, str(found.filename or ""))
+    return CheckpointError(found.errno, f"{where}: {found.strerror}{f': {file}' if file else ''}")

@@ -22,7 +22,7 @@ from monarch.actor import ProcMesh, this_host
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.remote.checkpoint import _tell
 from monarch.tensor.worker import checkpoint as worker
-from tests.support.users import STRANGER, needs_root
+from tests.support.users import STRANGER, as_stranger, needs_root
 from tests.tensor.loopback import loopback
 
 TIMEOUT = 60
@@ -304,6 +304,40 @@ def test_nothing_is_written_through_a_link_of_somebody_else(open_folder: Path, n
     ):
         saved(open_folder)
     assert mine.read_bytes() == b"mine"
+
+
+@needs_root
+@pytest.mark.parametrize("exchanged", ["two", "runs"])
+@pytest.mark.parametrize("when", ["begin", "stage", "finish"])
+def test_a_stranger_who_exchanges_the_folder_gets_no_other_checkpoint_written_over(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, exchanged: str, when: str
+) -> None:
+    """He has what is above it, and puts a link to the victim's other one in its place, or in that of a folder above."""
+    precious = open_folder / "precious"
+    precious.mkdir()
+    saved(precious)
+    kept = {each.name: each.read_bytes() for each in (precious / "two").iterdir()}
+    theirs = open_folder / "theirs" / "runs"
+    theirs.mkdir(parents=True)
+    saved(theirs)
+    for folder in (theirs, theirs.parent):
+        os.chown(folder, STRANGER, STRANGER)
+    there, other = (theirs, precious) if exchanged == "runs" else (theirs / "two", precious / "two")
+    step: Any = getattr(worker, when)
+
+    def exchange() -> None:
+        os.rename(there, f"{there}.old")
+        os.symlink(other, there)
+
+    def meanwhile(*given: Any) -> Any:
+        if not there.is_symlink():
+            as_stranger(exchange)
+        return step(*given)
+
+    monkeypatch.setattr(worker, when, meanwhile)
+    with pytest.raises(OSError, match=f"{there} is a link of user {STRANGER}"):
+        saved(theirs, overwrite=True)
+    assert {each.name: each.read_bytes() for each in (precious / "two").iterdir()} == kept
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
