@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,6 +267,37 @@ def test_the_end_of_a_process_is_told_once_to_everybody(machine: Machine) -> Non
     with pytest.raises(PeerEnded):
         client.post(worker.address, call(2))
     client.answer(worker.address, Answer(1, 0, VALUE), b"", ())  # nobody is there to read it: no error
+
+
+def test_word_of_a_host_that_ended_costs_the_same_however_many_are_known(machine: Machine) -> None:
+    """Words of ended hosts may come by the thousand; counted are the functions that one runs on the I/O thread."""
+    client = machine.start("client")
+
+    def calls_for(host: str, *, known: bool) -> int:
+        if known:
+            client.processes.peer(f"{host}/m.0")
+        calls = 0
+
+        def count(_frame: object, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        def end() -> None:
+            sys.setprofile(count)
+            try:
+                client.host_ended(host, "the cable was cut")
+            finally:
+                sys.setprofile(None)
+
+        in_loop(client.loop, end)
+        return calls
+
+    few = [calls_for(f"tcp://10.1.0.{number}:1", known=known) for number, known in enumerate((True, False))]
+    for number in range(2000):
+        client.processes.peer(f"tcp://10.2.{number >> 8}.{number & 255}:1/m.0")
+    many = [calls_for(f"tcp://10.3.0.{number}:1", known=known) for number, known in enumerate((True, False))]
+    assert few[0] > few[1] > 0
+    assert many[0] < few[0] + 10 and many[1] < few[1] + 10
 
 
 def test_a_message_over_the_limit_is_not_sent_and_harms_nobody(machine: Machine) -> None:
