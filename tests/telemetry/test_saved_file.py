@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch._linux.private_files import UntrustedFileError
+from monarch.telemetry.result import QueryError
 from monarch.telemetry.retention import Retention
 from monarch.telemetry.store import Store
 from tests.support.saved_rows import saved_by_ended_program
@@ -97,6 +98,41 @@ def test_a_file_that_others_may_write_or_that_is_another_is_refused(tmp_path: Pa
     text.write_text("hello" * 1000)
     with pytest.raises(ValueError, match="is no DuckDB file"):
         Store(path=str(text))
+
+
+HARM = {  # of a file, in place of its rows -> what is said of it
+    "SELECT content FROM read_text('SECRET')": "file system operations are disabled",
+    "SELECT file FROM glob('/etc/*')": "file system operations are disabled",
+    "SELECT * FROM read('SECRET')": "file system operations are disabled",
+    "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT max(n) FROM t": "took longer than 0.2 s",
+    "SELECT repeat('x', 2000000000) FROM range(100)": "ask for less at a time",
+    "SELECT lower('x')": "file system operations are disabled",
+}
+
+
+@full
+def test_a_file_that_means_harm_gives_wrong_rows_and_no_more(tmp_path: Path) -> None:
+    """What somebody trusts has views and functions in place of tables: they read no file, end, and harm no other query."""
+    import duckdb
+
+    secret, path = tmp_path / "secret", tmp_path / "theirs.duckdb"
+    secret.write_text("my secret")
+    with duckdb.connect(str(path)) as theirs:
+        theirs.execute("CREATE MACRO read(f) AS TABLE SELECT content FROM read_text(f)")
+        for number, harm in enumerate(HARM):
+            theirs.execute(f"CREATE VIEW harm{number} AS {harm.replace('SECRET', str(secret))}")
+        theirs.execute(f"CREATE MACRO lower(x) AS (SELECT content FROM read_text('{secret}'))")
+        theirs.execute("CREATE VIEW actors AS SELECT * FROM harm0")
+        theirs.execute("CREATE TABLE meshes AS SELECT 7 AS x")
+        theirs.execute("CREATE TABLE messages(x INT)")
+    saved = Store.open(str(path))
+    try:
+        for number, said in enumerate(HARM.values()):
+            with pytest.raises(QueryError, match=said):
+                saved.query(f"SELECT * FROM harm{number}", timeout=0.2 if "longer" in said else 60)
+            assert saved.query("SELECT x FROM meshes", timeout=60).rows == [(7,)]
+    finally:
+        saved.close()
 
 
 @pytest.mark.procs
