@@ -8,15 +8,28 @@ from typing import Any
 import msgspec
 
 from monarch._errors import NotFoundError
-from monarch._mesh.inspection import agent_stacks, doctor, fault_signal, folding, stacks_of_program
+from monarch._mesh.inspection import agent_stacks, diagnosis, doctor, fault_signal, folding, stacks_of_program
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
-from monarch._mesh.inspection.stack_records import ProcessStacks, StacksByAgent, ThreadStack
+from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, StacksByAgent, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
 from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.wait_graph import section
+from monarch._text import one_line
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 from monarch.admin.programs import Program
 
-__all__ = ["Finding", "StacksQuery", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
+__all__ = [
+    "Finding",
+    "StacksQuery",
+    "as_plain",
+    "asking",
+    "examine",
+    "page",
+    "selected",
+    "stacks_of",
+    "summaries",
+    "what_is_wrong",
+]
 
 
 def asking(program: Program) -> stacks_of_program.AskProgram:
@@ -84,9 +97,24 @@ def selected(found: Stacks, ranks: Collection[int], mesh: str | None) -> Stacks:
     return Stacks(chosen.processes, silent)
 
 
+def what_is_wrong(program: Program, found: Stacks, seconds: float) -> list[str]:
+    """Returns what the doctor finds, a line each, where an endpoint has run for long or a process has told nothing. A client
+    that does not answer is named with its stacks."""
+    if any(name_of(process.address) == CLIENT and process.how != HOW_ITSELF for process in found.processes):
+        return []
+    told = all(process.how == HOW_ITSELF for process in found.processes) and not found.silent
+    lasting = [stack.seconds for process in found.processes for stack in process.threads]
+    return doctor.titles(asking(program), seconds, max(lasting, default=0.0) if told else diagnosis.LONG)
+
+
 def summaries(found: Stacks) -> list[str]:
     """Returns, for each mesh, one line that says where its ranks are."""
     return [folding.summary(section) for section in folding.fold(found.processes)]
+
+
+def page(program: Program, wrong: Sequence[str], found: Stacks) -> str:
+    """Returns the page for people. Pure."""
+    return "\n".join([f"{program.pid}: {one_line(program.command)}", *section("what is wrong", wrong), "", str(found)])
 
 
 def examine(program: Program, seconds: float, apart: float) -> Diagnosis:

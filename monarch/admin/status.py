@@ -1,4 +1,5 @@
-"""The state of a running program or of a job's hosts, on a page: processes, what runs longest, who waits, what failed."""
+"""The state of a running program or of a job's hosts, on a page: what is wrong, processes, what runs longest, who waits, what
+failed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stacks_of_program import AskProgram
-from monarch._mesh.inspection.wait_graph import WaitGraph
+from monarch._mesh.inspection.wait_graph import WaitGraph, section
 from monarch._text import counted, duration, one_line, size
 from monarch._wire.address import agent_at
 from monarch.admin.programs import Program
@@ -79,7 +80,8 @@ def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> St
     addresses = [*waits.replies, *waits.silent] if agents is None else agents
     hosts, unreachable = doctor.usage_of_hosts(ask, addresses, seconds)
     failures = doctor.failures_of(ask, seconds, list(waits.replies))
-    return StatusReport(None, hosts, unreachable, doctor.wait_graph_of(waits), failures)
+    graph = doctor.explained(doctor.wait_graph_of(waits), ask, seconds)
+    return StatusReport(None, hosts, unreachable, graph, failures)
 
 
 def page(status: StatusReport, now: float | None = None) -> str:
@@ -92,6 +94,7 @@ def page(status: StatusReport, now: float | None = None) -> str:
     hosts = len(status.hosts) + len(status.unreachable)
     places = {host: f"{place}  " for host, place in status.places.items()}
     lines = [f"{title}, {counted(hosts, 'host')}, {counted(count, 'process')}"]
+    lines += section("what is wrong", status.waits.findings)
     running: dict[str, list[RunningHandler]] = {}
     for handler in status.waits.handlers:
         running.setdefault(handler.address, []).append(handler)

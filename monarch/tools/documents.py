@@ -177,7 +177,8 @@ class ContextList(Document, frozen=True, kw_only=True, tag="monarch.context/1"):
 class StatusFound(Document, frozen=True, kw_only=True, tag="monarch.status/1"):
     """The state of a program, or of a job's hosts. `program`: None for a job, which `job` names; `places`: what the job calls
     each host, by its address. `unreachable`, `silent`: hosts and processes that did not answer, and why. `endpoints` run now,
-    longest first; `waits` are for answers; `failures` were not handled by a restart."""
+    longest first; `waits` are for answers; `failures` were not handled by a restart. `findings`: what the doctor finds wrong, a
+    line each, where something has taken 5 s."""
 
     program: ProgramFound | None
     job: str | None
@@ -188,6 +189,7 @@ class StatusFound(Document, frozen=True, kw_only=True, tag="monarch.status/1"):
     waits: list[WaitEdge]
     silent: dict[str, str]
     failures: list[FailureNote]
+    findings: list[str] = []
 
 
 class ProgramList(Document, frozen=True, kw_only=True, tag="monarch.status.programs/1"):
@@ -240,12 +242,14 @@ class ProcessShown(msgspec.Struct, frozen=True):
 
 
 class StacksFound(Document, frozen=True, kw_only=True, tag="monarch.stacks/1"):
-    """The stacks of processes; `silent`: why those of others could not be had; `summary`: a line a mesh. With --watch, one
-    such line every two seconds."""
+    """The stacks of processes; `silent`: why those of others could not be had; `summary`: a line a mesh;
+    `findings`: what the doctor finds wrong, a line each, where an endpoint has run for 5 s. With --watch, one such line every
+    two seconds."""
 
     processes: list[ProcessShown]
     silent: dict[str, str]
     summary: list[str]
+    findings: list[str] = []
 
 
 class Examined(Document, frozen=True, kw_only=True, tag="monarch.doctor/1"):

@@ -100,18 +100,28 @@ def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:
     """
     seconds = check_timeout(timeout)
     asked, virtual = ask_graph(seconds), open_proc().loop.virtual
-    return in_thread(lambda: asked.get() if virtual else _explained(asked.get(), seconds), "monarch-waits")
+    return in_thread(lambda: asked.get() if virtual else _with_findings(asked.get(), seconds), "monarch-waits")
 
 
-def _explained(graph: WaitGraph, seconds: float) -> WaitGraph:
+def _with_findings(graph: WaitGraph, seconds: float) -> WaitGraph:
     from monarch._mesh.inspection import mesh_stacks
 
+    return explained(graph, mesh_stacks.ask_program, seconds)
+
+
+def explained(graph: WaitGraph, ask: AskProgram, seconds: float) -> WaitGraph:
+    """Returns the graph with what is wrong, where somebody waits or an endpoint runs for long."""
     lasting = [edge.seconds for edge in graph.edges] + [handler.seconds for handler in graph.handlers]
-    if max(lasting, default=0.0) < diagnosis.LONG:
-        return graph
+    return msgspec.structs.replace(graph, findings=titles(ask, seconds, max(lasting, default=0.0)))
+
+
+def titles(ask: AskProgram, seconds: float, lasting: float) -> list[str]:
+    """Returns what is wrong, a line each, beside a look that has shown something that lasts so many seconds. Blocks for over a
+    second, but not at all when nothing lasts for long."""
+    if lasting < diagnosis.LONG:
+        return []
     try:
-        findings = [finding.title for finding in examine(mesh_stacks.ask_program, seconds).findings]
-    except Exception as exc:  # the program ends: what it has told is of use without
+        return [finding.title for finding in examine(ask, seconds).findings]
+    except Exception as exc:  # the program ends, or its client is stuck: what it has told is of use without
         logger.debug("what is wrong could not be found out: %r", exc)
-        findings = []
-    return msgspec.structs.replace(graph, findings=findings)
+        return []

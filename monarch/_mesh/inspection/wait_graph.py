@@ -55,15 +55,16 @@ class WaitGraph(msgspec.Struct, frozen=True):
     findings: list[str] = []
 
     def __str__(self) -> str:
-        lines = _section("what is wrong", self.findings) + _section("waits", self.edges)
-        lines += _section("endpoints that run", self.handlers)
-        lines += _section("processes that did not answer", (f"{a}: {why}" for a, why in self.silent.items()))
+        lines = section("what is wrong", self.findings) + section("waits", self.edges)
+        lines += section("endpoints that run", self.handlers)
+        lines += section("processes that did not answer", (f"{a}: {why}" for a, why in self.silent.items()))
         if self.left_out:
             lines.append(f"({self.left_out} more waits and endpoints are left out)")
         return "\n".join(lines) or "no endpoint runs, and nobody waits for one"
 
 
-def _section(title: str, items: Iterable[object]) -> list[str]:
+def section(title: str, items: Iterable[object]) -> list[str]:
+    """Returns the lines of a part of a page; none of an empty one."""
     lines = [one_line(f"  {item}") for item in items]
     return [f"{title}: {len(lines)}", *lines] if lines else []
 

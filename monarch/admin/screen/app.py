@@ -41,6 +41,7 @@ _NARROW, _LOW = 40, 8  # columns and rows below which nothing is shown
 _BESIDE = 100  # columns from which the details are beside the tree; below it they are under it
 _LABEL = 17  # columns of the names of details
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PARTS = "#head, #error, #splash, #main, #tree, #side, #details, #filter, #keys"  # all that is drawn
 _SPINS = 0.1  # seconds
 
 
@@ -245,11 +246,12 @@ class MeshAdmin(App[None]):
             message.show()
 
     def _stands(self) -> bool:
-        """False while the screen is taken down: its widgets go first, and what had come before is still handled."""
-        return bool(self.query("#main"))
+        """False while the screen is taken down: its widgets go first, one by one, and what had come before is still handled."""
+        return len(self.query(_PARTS)) == _PARTS.count("#")
 
     def on_tree_view_selected(self) -> None:
-        self._selected()
+        if self._stands():
+            self._selected()
 
     # --- drawing
 

@@ -6,7 +6,6 @@ import argparse
 import time
 
 from monarch._linux import terminal
-from monarch._text import one_line
 from monarch.tools import json_output
 from monarch.tools.durations import wait
 
@@ -15,7 +14,8 @@ LINE = "where every rank of a running program is: Python stacks, the same ones s
 TEXT = """\
 Shows the Python stacks of the processes of a program of yours that runs on this machine, its processes on other hosts
 included, also while it is stuck. Nothing has to be prepared, and nothing is stopped for it. Ranks that are at the same place
-are shown together. Threads in which only the runtime is are left out.
+are shown together. Threads in which only the runtime is are left out. Where an endpoint has run for 5 s, what `monarch doctor` finds
+wrong comes first: that takes a second more.
 
 A process whose native code holds the interpreter lock is made to write its stacks by a signal (setting stack_signal). A
 process that is stopped is named.
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from monarch.admin.programs import choose
-    from monarch.admin.stacks import StacksQuery, as_plain, selected, stacks_of, summaries
+    from monarch.admin.stacks import StacksQuery, as_plain, page, selected, stacks_of, summaries, what_is_wrong
     from monarch.config import settings
 
     program = choose(options.pid)
@@ -56,17 +56,20 @@ def run(options: argparse.Namespace) -> int:
     wanted = StacksQuery(None, options.timeout, options.all_threads, options.locals, options.native, pyspy=pyspy)
     ranks = {rank for some in options.ranks for rank in some}
     while True:
-        found = selected(stacks_of(program, wanted), ranks, options.mesh)
+        everything = stacks_of(program, wanted)
+        wrong = what_is_wrong(program, everything, options.timeout)
+        found = selected(everything, ranks, options.mesh)
         if options.json:
             import msgspec
 
             from monarch.tools.documents import StacksFound
 
-            json_output.show(msgspec.convert({**as_plain(found), "summary": summaries(found)}, StacksFound))
+            told = {**as_plain(found), "summary": summaries(found), "findings": wrong}
+            json_output.show(msgspec.convert(told, StacksFound))
         else:
             if options.watch:
                 terminal.erase_all()
-            terminal.show(f"{program.pid}: {one_line(program.command)}\n\n{found}")
+            terminal.show(page(program, wrong, found))
         if not options.watch:
             return 0
         time.sleep(_AGAIN)

@@ -21,7 +21,8 @@ NAME = "status"
 LINE = "what a running program or job is doing: hosts, processes, endpoints, who waits for whom"
 TEXT = """\
 Shows a program of yours that runs on this machine: its hosts, their processes with state and memory, which endpoints run
-there and for how long, who waits for whom, what has failed. Of several programs it lists all; --pid chooses one.
+there and for how long, who waits for whom, what has failed; first of all what `monarch doctor` finds wrong, where something
+has taken 5 s. Of several programs it lists all; --pid chooses one.
 
 Where a job of this folder runs, it shows that: its hosts, and what all programs have started there. It asks the agents
 of the hosts, and starts nothing. Without a program or job that runs it says how to get one, and ends with 1.
@@ -95,6 +96,7 @@ def _shown(status: StatusReport, as_json: bool) -> int:
             waits=status.waits.edges,
             silent=status.waits.silent,
             failures=list(status.failures),
+            findings=status.waits.findings,
         )
     )
 

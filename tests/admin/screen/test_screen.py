@@ -313,11 +313,12 @@ def test_a_program_that_ends_leaves_its_last_tree_and_the_reason() -> None:
     run(test, asked=asked, refresh=0.1)
 
 
-def test_what_comes_while_the_screen_is_taken_down_is_dropped() -> None:
+@pytest.mark.parametrize("gone", ["#main", "#tree", "#details"])
+def test_what_comes_while_the_screen_is_taken_down_is_dropped(gone: str) -> None:
     async def test(screen: Driven) -> None:
         await screen.loaded()
         app = screen.app
-        await app.query("#main").remove()
+        await app.query(gone).remove()
         app.post_message(app.Came(None, "too late"))
         app.post_message(app.Done(lambda: pytest.fail("it was shown")))
         await screen.until(lambda: app.error == "too late")
