@@ -19,11 +19,11 @@ import pytest
 
 from monarch._linux import companion, private_files
 from monarch._linux.companion import Companion, CompanionFailed
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, stopped
 
 pytestmark = pytest.mark.procs
 MODULE = "tests._linux.helper_program"
-TIMEOUT = 60
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from monarch._linux import local_socket
 from monarch._linux.local_socket import PeerClosedError, TornMessageError
+from tests.support.patience import TIMEOUT
 from tests.support.users import as_stranger, needs_root
 
 LIMIT = 1 << 20
-TIMEOUT = 60
 
 
 @pytest.fixture

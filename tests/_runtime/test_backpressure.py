@@ -12,8 +12,8 @@ from monarch._errors import BackpressureTimeout
 from monarch._runtime.backpressure import Backpressure
 from monarch._wire.message import Pause
 from monarch.config import settings
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 AGENT, M0, M1 = "unix:/h/agent", "unix:/h/m.0", "unix:/h/m.1"
 
 

@@ -13,8 +13,7 @@ import pytest
 from monarch._runtime.completions import Completions, as_completed
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.returns_future import returns_future
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 def slots(count: int) -> tuple[list[Slot], list[Future[Any]]]:

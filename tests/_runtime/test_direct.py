@@ -27,8 +27,8 @@ from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure
 from tests.support.loops import RunningLoop, in_loop, loop_of_the_test
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 A, B, C = "tcp://10.0.0.1:1/a.0", "tcp://10.0.0.2:1/b.0", "tcp://10.0.0.3:1/c.0"
 
 

@@ -17,9 +17,8 @@ import pytest
 
 from monarch._runtime import future as module
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, done_future, make_future
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
-
-TIMEOUT = 20.0
 
 
 class Observed(Slot):

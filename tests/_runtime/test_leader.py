@@ -25,8 +25,8 @@ from monarch._wire.frame import Frame, encode_small
 from monarch._wire.message import VALUE, Answer
 from monarch._wire.transport.stream import StreamConnection
 from tests.support.interrupts import Interrupted, Steps, each_step
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 LONG = 1.0  # seconds that the I/O thread stands aside in these tests: who waits is sure to lead meanwhile
 
 

@@ -12,8 +12,7 @@ import monarch.actor.config
 from monarch._runtime import log_thread
 from monarch._runtime.loop import Loop
 from monarch._wire import logs
-
-TIMEOUT = 20
+from tests.support.patience import TIMEOUT
 
 
 class Handler(logging.Handler):

@@ -10,9 +10,8 @@ import pytest
 
 from monarch._runtime import loop as module
 from monarch._runtime.loop import Loop
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
-
-TIMEOUT = 20.0
 
 
 class Clock:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from monarch._runtime.mailbox import Mailbox
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
-
-TIMEOUT = 20.0
 
 
 @pytest.fixture

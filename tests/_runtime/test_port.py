@@ -20,8 +20,8 @@ from monarch._runtime.remote_errors import RemoteError, encode_error
 from monarch._runtime.replies import Gather, OneReply, Ports, Target
 from monarch._wire import codec, message
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 Raw = tuple[int, int, Any, Sequence[Any]]
 
 

@@ -39,8 +39,7 @@ from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.unix import UnixTransport
 from monarch.config import settings
 from tests.support.loops import in_loop
-
-TIMEOUT = 20.0
+from tests.support.patience import TIMEOUT
 
 
 class Behaviour:

@@ -16,8 +16,7 @@ from monarch._wire import codec
 from monarch._wire.message import ERROR
 from monarch.actor import Actor, Channel, Port, endpoint, this_host
 from monarch.testing import InProcessCluster
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class OfTwo(Exception):

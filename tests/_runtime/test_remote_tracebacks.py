@@ -14,10 +14,10 @@ from monarch._runtime.remote_errors import formatted
 from monarch.actor import Actor, ActorError, endpoint, this_proc
 from monarch.config import configured
 from monarch.testing import InProcessCluster
+from tests.support.patience import TIMEOUT
 
 OURS = f"{monarch.__path__[0]}/_runtime/somewhere.py"
 NOTE = "of monarch itself folded away: setting show_internal_frames]"
-TIMEOUT = 30
 
 
 def raised(*files: str) -> BaseException:

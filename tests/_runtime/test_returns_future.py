@@ -9,9 +9,9 @@ import pytest
 
 from monarch._runtime.future import Future
 from monarch._runtime.returns_future import returns_future
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
 
-TIMEOUT = 20.0
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 

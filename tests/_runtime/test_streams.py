@@ -22,8 +22,8 @@ from monarch._wire.host_address import parse
 from monarch._wire.message import AskDirect, Bye, LinkHello, MayDial
 from monarch._wire.transport.tcp import Accepted, TcpListener
 from tests.support.loops import RunningLoop
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 SECRET = "a long and random text"
 
 

@@ -19,8 +19,8 @@ from monarch._wire.transport.handshake import DEADLINE, Handshake
 from monarch.testing.clock import VirtualClock
 from tests.support.examples import examples
 from tests.support.loops import RunningLoop
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
 
 

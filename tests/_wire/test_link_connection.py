@@ -22,8 +22,8 @@ from monarch.config import configure
 from monarch.testing import VirtualClock
 from monarch.testing.network import InprocTransport, Network
 from tests.support.loops import in_loop, running
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 20.0
 A, B = "inproc:net/a", "inproc:net/b"
 HEAD = message.encode(HostEnded("tcp://gone:1", "it ended"))
 

@@ -19,9 +19,9 @@ from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from tests.support.interrupts import Steps
 from tests.support.loops import in_loop, loop_of_the_test
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
 
-TIMEOUT = 20.0
 LIMIT = 1 << 20
 
 

@@ -31,9 +31,9 @@ from monarch._wire.transport.tcp import Accepted, TcpListener, dial
 from monarch.config import settings
 from monarch.testing.clock import VirtualClock
 from tests.support.loops import RunningLoop
+from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
 
-TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
 HAS_IPV6 = socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and bool(Path("/proc/net/if_inet6").read_text())
 needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")

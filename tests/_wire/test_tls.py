@@ -34,8 +34,8 @@ from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.tcp import Accepted, TcpListener, dial
 from monarch._wire.transport.tls import TlsSocket
 from tests.support.loops import RunningLoop
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30.0
 SECRET = Secret("a long and random text")
 
 

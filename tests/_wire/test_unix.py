@@ -15,9 +15,7 @@ from monarch._wire.frame import Frame
 from monarch._wire.transport import unix
 from monarch._wire.transport.unix import UnixTransport
 from tests.support.loops import loop_of_the_test
-
-TIMEOUT = 20.0
-
+from tests.support.patience import TIMEOUT
 
 loop = pytest.fixture(loop_of_the_test, name="loop")
 

@@ -8,8 +8,7 @@ from monarch._mesh.inspection import survey
 from monarch.actor import Actor, endpoint, this_host
 from monarch.admin.program_tree import ProgramTree, assemble
 from monarch.testing import InProcessCluster
-
-TIMEOUT = 60.0
+from tests.support.patience import TIMEOUT
 
 
 class Worker(Actor):

@@ -19,11 +19,11 @@ from monarch.dashboard.routes.admin_routes import routes
 from monarch.telemetry.query_process import End
 from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 from tests.support import trees
+from tests.support.patience import TIMEOUT
 from tests.support.trees import HOST, FakeProgram
 
 WORKER = trees.actor("w", 0, "mesh-0<uid>")
 PROC = f"mesh-0<uid>@{HOST}"
-TIMEOUT = 60.0
 
 
 def program() -> FakeProgram:

@@ -20,10 +20,10 @@ from monarch.admin.programs import Program, choose
 from monarch.config import configured
 from monarch.debugger.visit import STREAM, Visit
 from tests.support.hosts import Hosts
+from tests.support.patience import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("program.py")
-TIMEOUT = 60
 
 
 class Talk:

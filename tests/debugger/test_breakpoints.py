@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.debugger.program import STOPS_AT_THE_CALL
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
-TIMEOUT = 60
 pytestmark = full
 ACTOR = """
 import sys, threading

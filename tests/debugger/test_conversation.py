@@ -13,9 +13,9 @@ import msgspec
 
 from monarch.debugger.visit import STREAM, Visit
 from tests.debugger.program import FIRST_STOP, STOPS_AT_THE_CALL
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
-TIMEOUT = 60
 PDB = "(Pdb) "
 
 

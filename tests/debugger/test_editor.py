@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from monarch.debugger import editor_rank
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytest.importorskip("debugpy")
-TIMEOUT = 60
 pytestmark = full
 SOURCE = Path(__file__).with_name("program.py")
 LINE = next(number for number, line in enumerate(SOURCE.read_text().splitlines(), 1) if "an editor stops here" in line)

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from monarch.debugger import editor_port
 from monarch.debugger.editor_port import MOST, EditorRequests, greeting
+from tests.support.patience import TIMEOUT
 from tests.support.users import as_stranger, needs_root
-
-TIMEOUT = 60
 
 
 def request(command: str = "initialize", **more: object) -> bytes:

@@ -12,9 +12,8 @@ from monarch._linux import loopback_peer
 from monarch.debugger import listener
 from monarch.debugger.conversation import LINE, Conversation
 from monarch.debugger.listener import DebuggerListener
+from tests.support.patience import TIMEOUT
 from tests.support.users import as_stranger, needs_root
-
-TIMEOUT = 60
 
 
 class Visits:

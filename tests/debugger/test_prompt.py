@@ -17,10 +17,10 @@ import pytest
 
 from monarch.debugger import prompt
 from monarch.debugger.prompt import completions, split_prompt
+from tests.support.patience import TIMEOUT
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
 
-TIMEOUT = 60
 NAMES = [("worker", 0), ("worker", 12), ("other", 1)]
 
 

@@ -14,8 +14,8 @@ from monarch.debugger.conversation import LINE, Conversation
 from monarch.debugger.debug_sessions import DebugSession, DebugSessionInfo, Sessions
 from monarch.debugger.prompt_commands import Selection
 from tests.support.hostile import NAME
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 60
 RANKS = 3
 
 

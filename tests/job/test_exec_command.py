@@ -14,12 +14,12 @@ import pytest
 from monarch.actor import HostMesh, SupervisionError, get_active_proc_meshes, this_host
 from monarch.job.commands.run_command import exec_command
 from tests.support.hosts import Hosts
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 60
 
 
 def run(*args: object, **options: object) -> int:

@@ -39,11 +39,11 @@ from monarch.job.names import LOGGER
 from tests.support.faults import Faults
 from tests.support.hosts import ROOT
 from tests.support.mounts import contents, make_source
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
-TIMEOUT = 60
 pytestmark = pytest.mark.usefixtures("folder")
 
 # --- what is to be mounted

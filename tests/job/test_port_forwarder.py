@@ -18,12 +18,12 @@ import pytest
 from monarch.actor import ActorError, Point, this_host, this_proc
 from monarch.job.commands.port_forwarder import PortForwarder
 from tests.support.hosts import Hosts
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 from tests.support.users import as_stranger, needs_root
 from tests.support.web import served
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 60
 ANY = "127.0.0.1:0"
 
 

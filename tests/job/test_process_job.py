@@ -16,12 +16,12 @@ from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError,
 from monarch.job import LocalJob, ProcessJob, SchedulerError, job_load
 from monarch.job import detached_sessions as own
 from monarch.job.detached_sessions import DetachedSession
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("folder")]
-TIMEOUT = 60
 
 
 class Where(Actor):

@@ -18,6 +18,7 @@ from monarch.job.commands import terminal_actor
 from monarch.job.commands.interactive_shell import shell
 from monarch.job.commands.terminal_actor import ShellLaunch, TerminalActor
 from tests.support.hosts import Hosts
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.procs,
     pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid (util-linux) gives the program its terminal"),
 ]
-TIMEOUT = 60
 HUNG_UP = {129, 137}  # which of them, with a machine that is slow
 PROMPT = r"[$#] $"  # the machine has its own
 

@@ -12,9 +12,9 @@ from monarch.actor.lowlevel import Secret
 from monarch.job.torchrun import meeting, meeting_sockets
 from monarch.job.torchrun.meeting import OWN, Joining, Meeting, MeetingPlace, Message, PassedSignal, RunEnded
 from monarch.job.torchrun.meeting_sockets import Door, MeetingLine, NotOursError, dial
+from tests.support.patience import TIMEOUT
 
 PLACE = MeetingPlace(host="node1", port=29500)
-TIMEOUT = 60
 SECRET = Secret("of the test")
 
 

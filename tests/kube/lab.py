@@ -26,8 +26,8 @@ from typing import Any
 
 from tests.kube.api_server import APPS, CORE, OPERATOR, ApiServer, Object, Store
 from tests.support.hosts import MORTAL, ROOT
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 60
 NAMESPACE = "research"
 IMAGE = "registry.local/train:1"
 POD_INDEX = "apps.kubernetes.io/pod-index"

@@ -12,9 +12,8 @@ import pytest
 
 from monarch.job.kubernetes import gateway
 from monarch.job.kubernetes.gateway import ForwardTarget, Gateway
+from tests.support.patience import TIMEOUT
 from tests.support.users import needs_root, stranger_says
-
-TIMEOUT = 60
 
 
 class Echo:

@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 from monarch.actor import Actor, HostMesh, current_rank, endpoint
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Node(Actor):

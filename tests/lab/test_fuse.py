@@ -26,6 +26,7 @@ from monarch.remotemount.remotemount import MountHandler, remotemount
 from tests.support.faults import Faults
 from tests.support.hosts import LOOP, Hosts, Worker
 from tests.support.mounts import clear, contents, make_source, mounts_below, wait_until_nothing_is_mounted
+from tests.support.patience import TIMEOUT
 from tests.support.processes import descendants
 from tests.support.resources import open_files
 from tests.support.scripts import Scripts
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.procs,
     pytest.mark.skipif(bool(fuse_process.obstacle()), reason=f"FUSE: {fuse_process.obstacle()}"),
 ]
-TIMEOUT = 60
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from tests.lab import keeper
 from tests.lab.site import until
 from tests.lab.slurm import SlurmLab
 from tests.lab.ssh import SshLab
+from tests.support.patience import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 60
 
 
 def test_a_block_in_the_hosts_file_is_put_in_once_and_taken_out_again() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from monarch.actor import HostMesh, ProcMesh, this_host
+from tests.support.patience import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 30
 
 
 # --- Meshes that tests share. Nobody stops or breaks these.

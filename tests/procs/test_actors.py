@@ -19,11 +19,11 @@ from monarch.actor import (
     endpoint,
     get_or_spawn_controller,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.threads import where
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Cell(Actor):

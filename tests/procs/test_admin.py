@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from monarch.admin.references import encoded
+from tests.support.patience import TIMEOUT
 from tests.support.scripts import Scripts
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 60.0
 
 PROGRAM = """
     import os, sys, time

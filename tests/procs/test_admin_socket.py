@@ -19,10 +19,9 @@ from monarch._linux import local_socket
 from monarch._mesh.inspection import admin_socket
 from monarch._mesh.inspection.wait_graph import Report
 from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
+from tests.support.patience import TIMEOUT
 from tests.support.processes import descendants, stopped
 from tests.support.tiers import full
-
-TIMEOUT = 60.0
 
 PROGRAM = """
     import sys, time

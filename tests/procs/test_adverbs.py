@@ -21,9 +21,9 @@ from monarch.actor import (
     endpoint,
     send,
 )
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Worker(Actor):

@@ -13,10 +13,10 @@ import pytest
 
 from monarch.actor import Actor, ActorError, HostMesh, ProcMesh, default_bootstrap_cmd, endpoint, this_host
 from monarch.config import configured
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Thing(Actor):

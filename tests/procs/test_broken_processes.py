@@ -12,11 +12,11 @@ import pytest
 from monarch._runtime.context import here
 from monarch._runtime.internal_errors import LOOP_ENDED
 from monarch.actor import SupervisionError, endpoint
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.scripts import Scripts
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Breaking(Pid):

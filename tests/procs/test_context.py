@@ -13,11 +13,11 @@ from monarch.actor import (
     endpoint,
     this_host,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import AsyncPid
 from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Self(AsyncPid):

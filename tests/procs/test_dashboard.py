@@ -19,9 +19,8 @@ from monarch.admin.programs import Program, program_at
 from monarch.dashboard.pages.api import Unavailable
 from monarch.dashboard.pages.live_program import LiveProgram
 from tests.support import json_lines
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
-
-TIMEOUT = 60.0
 
 PROGRAM = """
     import os, sys, time

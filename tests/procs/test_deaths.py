@@ -28,11 +28,11 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configured
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import AsyncPid, Told
 from tests.support.tiers import every_nth, first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 GRACE = 2  # seconds in which everything must be gone; part of the contract
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.hosts import Hosts
+from tests.support.patience import TIMEOUT
 from tests.support.scripts import ROOT, Scripts
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 PATIENT = {"HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "1h"}  # until then nothing waits for a process that cannot come
 root = pytest.mark.skipif(os.getuid() != 0, reason="namespaces are made by root")
 

@@ -17,11 +17,11 @@ from monarch.actor import (
     SupervisionError,
     endpoint,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import AsyncPid
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 SOON = 5  # well below the ten seconds that looking now and then for dead processes would need
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 HEADING = "Unhandled monarch error on the root actor"
 SAME = "\nThe same failure on rank(s) "
 ERROR = "monarch._errors.UnhandledFaultError: "

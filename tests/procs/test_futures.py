@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, ProcMesh, endpoint
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Answerer(Actor):

@@ -15,12 +15,12 @@ import pytest
 from monarch._runtime.context import root
 from monarch.actor import Actor, endpoint
 from tests.support.interrupts import interrupted_calls
+from tests.support.patience import TIMEOUT
 from tests.support.resources import open_files
 from tests.support.tiers import first_of, full
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "procs" / "interrupted.py"
-TIMEOUT = 20
 
 # Between making a socket and entering its `with` Python can only leave it to the collector, which says so.
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::ResourceWarning")]

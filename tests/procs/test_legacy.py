@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, Extent, ProcMesh, current_rank, endpoint, local_proc_mesh, proc_mesh
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Old(Actor):

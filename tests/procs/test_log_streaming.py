@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 ACTOR = """
     import asyncio, os, sys, warnings

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from monarch.actor import ProcMesh
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 ACTOR = """
     import asyncio, logging, sys

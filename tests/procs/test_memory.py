@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from monarch.actor import endpoint, this_host
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.resources import resident
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, full]
 
-TIMEOUT = 60
 A_PROCESS = 100 * 1024  # bytes, so that noise does not count; a connection has a decoder with 256 KiB
 
 

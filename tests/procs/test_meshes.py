@@ -25,11 +25,11 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.config import configured
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Probe(Pid):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
@@ -22,7 +23,6 @@ run_sync = pytest.importorskip("jupyter_core.utils").run_sync
 
 pytestmark = pytest.mark.procs
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 30
 
 SET_UP = """
     import os, signal, sys, threading

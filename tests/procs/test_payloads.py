@@ -12,13 +12,13 @@ import pytest
 from monarch._runtime.context import home
 from monarch._runtime.proc import Proc
 from monarch.actor import ProcMesh, SupervisionError, endpoint
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 np = pytest.importorskip("numpy")
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 60
 MIB = 1 << 20
 
 

@@ -10,8 +10,8 @@ import numpy
 import pytest
 
 from monarch.actor import Accumulator, Actor, ActorError, HostMesh, current_rank, endpoint, hosts_from_config
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 pytestmark = pytest.mark.procs
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, descendants
 from tests.support.terminal import Terminal
 from tests.support.tiers import first_of
@@ -19,7 +20,6 @@ pytestmark = [
     pytest.mark.procs,
     pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid (util-linux) gives the program its terminal"),
 ]
-TIMEOUT = 60
 ROOT = Path(__file__).resolve().parents[2]
 
 CLASS = """\

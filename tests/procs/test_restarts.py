@@ -24,11 +24,11 @@ from monarch.actor import (
     default_bootstrap_cmd,
     endpoint,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Node(Pid):

@@ -23,10 +23,10 @@ from monarch.actor import (
     current_rank,
     endpoint,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 @dataclasses.dataclass

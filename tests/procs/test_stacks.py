@@ -17,12 +17,12 @@ import pytest
 
 from monarch._mesh.inspection.stack_records import HOW_NATIVE, HOW_SIGNAL
 from monarch.actor import Actor, Diagnosis, Stacks, current_rank, diagnose, endpoint
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.processes import kill, stopped
 from tests.support.scripts import ROOT
 from tests.support.tiers import first_of, full
 
-TIMEOUT = 60
 SOON = 0.5  # seconds for a process that is not going to answer
 
 

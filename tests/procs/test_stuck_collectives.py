@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from monarch._mesh.inspection import collectives, survey
 from monarch.actor import Actor, endpoint, setup_torch_distributed
+from monarch.admin import stacks, status
+from monarch.admin.programs import program_at
+from monarch.admin.screen import diagnostics, header
+from monarch.admin.screen.sources import SocketSource
+from monarch.admin.screen.words import Words
+from monarch.dashboard.pages.api import PageData
+from monarch.dashboard.pages.latest_findings import LatestFindings
+from monarch.dashboard.pages.live_program import LiveProgram
+from monarch.telemetry.store import Store
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, full]
-TIMEOUT = 60
 
 ASTRAY = """
     import json, os, sys, threading
@@ -47,6 +57,7 @@ ASTRAY = """
                 except TimeoutError as error:
                     text = str(error)
             print(found, flush=True)
+            input()  # others look
             os._exit(0)
         while "log" not in sys.argv:
             findings = [f for f in diagnose(60).get().findings if f.kind == "collective"]
@@ -77,9 +88,38 @@ def test_the_rank_that_has_not_entered_an_all_reduce(scripts: Any) -> None:
     assert (mesh, ranks, count) == ("astray", [2], 1)
 
 
-def test_the_error_of_a_long_wait_and_the_wait_graph_say_the_same_as_the_doctor(scripts: Any) -> None:
-    found = scripts.start(ASTRAY, "error").stdout.readline()
-    assert found == "ranks 0-1 wait in all_reduce #2 of group default_pg; rank 2 has not entered it\n"
+def test_every_tool_says_the_same_sentence_of_a_hung_program(scripts: Any) -> None:
+    """The error of a wait and the wait graph, as the program has them; then what looks at it from outside."""
+    running = scripts.start(ASTRAY, "error")
+    said = running.stdout.readline().strip()
+    assert said == "ranks 0-1 wait in all_reduce #2 of group default_pg; rank 2 has not entered it"
+    [pid] = scripts.runtime.rglob("pid")
+    program, store = program_at(str(pid.parent)), Store()
+    assert program is not None and program.pid == running.pid
+    source, live = SocketSource(program), LiveProgram(program, store)
+
+    def overview() -> str:
+        data = PageData(store, live, findings=LatestFindings(live.findings, aside=lambda look: look()))
+        return str([concern["text"] for concern in data.summary()["concerns"]])
+
+    def of_stacks() -> str:
+        found = stacks.stacks_of(program, stacks.StacksQuery(None, TIMEOUT))
+        return stacks.page(program, stacks.what_is_wrong(program, found, TIMEOUT), found)
+
+    tools = {
+        "monarch doctor": lambda: str(stacks.examine(program, TIMEOUT, 0.1)),
+        "monarch status": lambda: status.page(status.status_of(program, TIMEOUT)),
+        "monarch stacks": of_stacks,
+        "monarch tui, above its tree": lambda: header.wrong("", source.doctor().findings, Words("en")),
+        "monarch tui, d": lambda: str(diagnostics.run(source, time.monotonic).json()),
+        "the dashboard's overview": overview,
+    }
+    try:
+        for tool, look in tools.items():
+            while said not in (shown := look()):  # a process that is slow to answer is found first
+                assert running.poll() is None, f"{tool} says:\n{shown}"
+    finally:
+        store.close()
 
 
 def test_the_log_of_a_long_endpoint_names_the_straggler(scripts: Any) -> None:

@@ -30,11 +30,11 @@ from monarch.actor import (
     this_host,
 )
 from monarch.config import configured
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Node(Pid):

@@ -10,10 +10,10 @@ import pytest
 import monarch
 from monarch._mesh.start.threads import VARIABLES, processors, share
 from monarch.actor import Actor, HostMesh, endpoint, this_host
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 60
 
 
 class Rank(Actor):

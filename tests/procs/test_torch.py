@@ -23,12 +23,12 @@ from monarch.actor import (
 )
 from monarch.spmd import setup_torch_elastic_env, torch_device_mesh
 from tests.support.devices import every_device
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.tiers import full
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
-TIMEOUT = 60
 
 
 class Rank(Pid):

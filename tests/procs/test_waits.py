@@ -25,10 +25,9 @@ from monarch.actor import (
     endpoint,
     wait_graph,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.process_actors import AsyncPid, Pid
 from tests.support.tiers import full
-
-TIMEOUT = 30
 
 
 class Plain(Pid):

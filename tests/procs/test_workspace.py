@@ -22,10 +22,10 @@ from monarch._mesh.workspace.receiver import NewPath, Problem, Receiver, Root
 from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.sync import sync_hosts, sync_workspace
 from monarch.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint, get_active_proc_meshes
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 
 
 class Workspace:

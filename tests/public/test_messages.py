@@ -18,9 +18,8 @@ import monarch
 from monarch._mesh.actors import receivers
 from monarch.actor import Actor, Channel, concurrent_endpoint, endpoint, get_or_spawn_controller, this_host, wait_graph
 from monarch.testing import InProcessCluster, Local
+from tests.support.patience import TIMEOUT
 from tests.support.scripts import Scripts
-
-TIMEOUT = 30
 
 
 class Counter(Actor):

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.scripts import ROOT
-
-TIMEOUT = 60
 
 
 @contextmanager

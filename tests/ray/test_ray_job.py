@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, kill
 
 pytestmark = pytest.mark.ray
 
-TIMEOUT = 60
 
 PROGRAM = """
     import json, os, sys, threading

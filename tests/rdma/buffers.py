@@ -8,8 +8,7 @@ from typing import Any
 import monarch
 from monarch.actor import Actor, endpoint
 from monarch.rdma import RDMAAction, RDMABuffer, paths
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 def call(endpoint: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,8 +12,7 @@ from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
 from tests.rdma.buffers import use_path
 from tests.support.devices import skip_without_gpu
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Side(Actor):

@@ -12,10 +12,10 @@ from tests.rdma.buffers import Owner, Reader
 from tests.rdma.ibverbs_sides import gone, loop, make, sides, tls
 from tests.support.faults import Faults
 from tests.support.hosts import hosts_in
+from tests.support.patience import TIMEOUT
 from tests.support.processes import stopped
 
 __all__ = ["gone", "loop", "make", "sides", "tls"]  # fixtures for tests of RDMA devices
-TIMEOUT = 30
 
 
 @pytest.fixture(autouse=True)

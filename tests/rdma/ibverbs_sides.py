@@ -24,8 +24,8 @@ from monarch.rdma.local_memory import memory_of
 from monarch.rdma.registry import RegisteredBuffer, Registry
 from monarch.rdma.transfer import Transfer
 from tests.rdma.ibverbs_fake import FakeBinding, FakeDevice, nic_tree
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 MIB = 1 << 20
 HERE, THERE = ("here_0", "here_1"), ("there_0", "there_1")
 

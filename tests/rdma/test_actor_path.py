@@ -11,8 +11,8 @@ import monarch
 from monarch.rdma import RDMABuffer, RDMATimeoutError, paths
 from monarch.rdma.backends import through_actors
 from tests.rdma.buffers import call
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 MIB = 1 << 20
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]

@@ -15,11 +15,11 @@ from monarch.tools.certs import make_certificates
 from tests.rdma.between_hosts import MIB, copies, drops, moves, read, sides, write
 from tests.rdma.buffers import call
 from tests.support.hosts import hosts_in
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill, stopped
 from tests.support.tiers import first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
-TIMEOUT = 30
 PATHS = ["tcp", pytest.param("ibverbs", marks=copies), pytest.param("nixl", marks=copies)]
 IMITATED = PATHS[1:]
 

@@ -13,8 +13,7 @@ from monarch.rdma.buffer_handle import BufferHandle, Owner
 from monarch.rdma.copying import CHUNK, INLINE
 from monarch.rdma.local_memory import memory_of
 from monarch.rdma.transfer import Transfer, check_timeout
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class Watched:

@@ -16,8 +16,7 @@ from monarch._linux.procfs import start_of
 from monarch.rdma import deaths as module
 from monarch.rdma.buffer_handle import Owner, this_host
 from monarch.rdma.deaths import Deaths
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Program:

@@ -20,8 +20,7 @@ from monarch.rdma.lending import NotLentError
 from monarch.rdma.local_memory import memory_of
 from tests._devices.fake import FakeCard, plain
 from tests._devices.nowhere import NOWHERE
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from monarch.rdma.layout import Block, block
 from tests._devices.fake import plain
 from tests._devices.queued import QueuedCard
 from tests.rdma.buffers import use_path
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = [
@@ -23,7 +24,6 @@ pytestmark = [
     pytest.mark.usefixtures("torch_preloaded"),
     pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning"),
 ]
-TIMEOUT = 60
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 from tests.support.processes import kill
 from tests.support.tiers import full
 
-TIMEOUT = 30
 MIB = 1 << 20
 
 

@@ -17,12 +17,12 @@ from monarch.rdma.buffer import _restore
 from monarch.rdma.buffer_handle import Owner
 from monarch.rdma.registry import registry
 from tests.rdma.buffers import call
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 MIB = 1 << 20
 
 

@@ -19,9 +19,9 @@ from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
 from monarch.rdma.backends import owner_view, process_vm
 from monarch.rdma.buffer import _restore
 from tests.rdma.buffers import Owner, call
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 MIB = 1 << 20
 
 

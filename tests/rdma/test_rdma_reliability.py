@@ -37,12 +37,12 @@ from tests.rdma.buffers import Owner as PlainOwner
 from tests.rdma.buffers import Reader as PlainReader
 from tests.rdma.buffers import call
 from tests.support.pairs import pairs
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
 from tests.support.tiers import first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
-TIMEOUT = 30
 MIB = 1 << 20
 SIZE = 13 * MIB
 PATHS = ["process_vm", "segment", "tcp", "actor"]

@@ -23,11 +23,11 @@ from monarch.rdma import (
     StateDictMismatchError,
     reading,
 )
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
-TIMEOUT = 60
 LONG = 120  # for processes that import much of torch
 FULL = {"w": torch.arange(60.0).reshape(10, 6), "b": torch.arange(7), "same": torch.tensor(3.0)}
 

@@ -21,11 +21,11 @@ from monarch.rdma import (
 )
 from monarch.rdma.backends import owner_view
 from tests.rdma.buffers import call
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
-TIMEOUT = 30
 MIB = 1 << 20
 
 

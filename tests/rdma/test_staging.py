@@ -15,9 +15,9 @@ from monarch.rdma.backends.tcp.protocol import view_of
 from monarch.rdma.local_memory import memory_of
 from monarch.rdma.transfer import Transfer
 from tests._devices.fake import FakeCard
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 MIB = 1 << 20
 
 

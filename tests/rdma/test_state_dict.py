@@ -34,11 +34,11 @@ from monarch.rdma import (
     entries,
 )
 from monarch.rdma.registry import registry
+from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.tiers import first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
-TIMEOUT = 60
 ROOT = Path(__file__).resolve().parents[2]
 
 

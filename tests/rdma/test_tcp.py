@@ -61,8 +61,8 @@ from monarch.rdma.registry import RegisteredBuffer, registry
 from monarch.rdma.transfer import Transfer
 from tests.rdma.between_hosts import Side, moves
 from tests.rdma.buffers import call
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 MIB = 1 << 20
 
 

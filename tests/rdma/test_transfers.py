@@ -29,9 +29,9 @@ from monarch.rdma import (
     is_rdma_available,
 )
 from tests.rdma.buffers import call
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
-TIMEOUT = 30
 MIB = 1 << 20
 PATHS = ["local", "process_vm", "actor"]
 

@@ -21,8 +21,7 @@ from monarch.actor import (
     this_host,
 )
 from monarch.testing import Local
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 Action = Local[Callable[..., Any]]
 

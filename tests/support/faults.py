@@ -11,8 +11,7 @@ import pytest
 from monarch._mesh import plugins
 from monarch._mesh.failures import main_thread
 from monarch._mesh.process import client as process_client
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class Faults:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from monarch.actor import HostMesh, attach_to_workers
+from tests.support.patience import TIMEOUT
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 30
 TRUST = "trust_all_connections"
 
 LOOP = """

@@ -16,11 +16,11 @@ from typing import Any
 
 import monarch
 from monarch._runtime import leader
+from tests.support.patience import TIMEOUT
 
 _CODE = str(Path(monarch.__file__).parent)
 _SIGNAL = signal.SIGUSR2
 _TOOL = 4  # of sys.monitoring; debuggers, coverage and profilers have others
-TIMEOUT = 20
 _raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a signal came: it does so at its next step
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from monarch._runtime.loop import Loop
 from monarch.testing.clock import VirtualClock
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from monarch.job import DEFAULT_JOB_PATH, job_load
 from monarch.remotemount.file_tree import BLOCK
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 60
 LARGE = BLOCK + 12345
 
 

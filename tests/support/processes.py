@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class Watch:

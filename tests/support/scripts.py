@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
+
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 30
 
 
 class Scripts:

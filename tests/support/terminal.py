@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Terminal:

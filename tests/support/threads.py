@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 def start(fn: Callable[..., Any], *args: Any) -> threading.Thread:

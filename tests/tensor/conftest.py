@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import ProcMesh, this_host
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 @pytest.fixture(scope="module", autouse=True)

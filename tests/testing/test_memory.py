@@ -17,10 +17,10 @@ from monarch._mesh.agent import roster
 from monarch._runtime import actor_table, forks, processes
 from monarch.actor import Actor, ActorError, endpoint, this_host
 from monarch.testing import InProcessCluster, VirtualClock, simulated
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
 pytestmark = [full, pytest.mark.usefixtures("no_leaks")]
-TIMEOUT = 60
 MOST = 100  # bytes that one spawn or call may leave behind
 
 

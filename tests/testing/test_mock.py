@@ -10,8 +10,7 @@ import pytest
 
 from monarch.actor import Actor, endpoint, get_or_spawn_controller, this_host, this_proc
 from monarch.testing import InProcessCluster, Local, patch_actor
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class Database(Actor):

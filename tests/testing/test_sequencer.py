@@ -8,9 +8,8 @@ import pytest
 
 from monarch.actor import Actor, endpoint, this_host
 from monarch.testing import InProcessCluster, Local, SequenceBroken, Sequencer
+from tests.support.patience import TIMEOUT
 from tests.support.threads import together
-
-TIMEOUT = 30
 
 
 def test_blocks_of_threads_run_in_the_order_of_their_numbers() -> None:

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from monarch.tools.dashboard_server import main
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
-TIMEOUT = 60.0
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated_dashboard.py"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
-TIMEOUT = 60
 pytestmark = full
 PROGRAM = """
 import logging, sys

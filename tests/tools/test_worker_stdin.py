@@ -19,10 +19,10 @@ from monarch.actor import attach_to_workers
 from monarch.job.worker_launch import WorkerLaunch
 from monarch.tools import cli
 from monarch.tools.worker_stdin import Orders, read_orders
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.procs
 
-TIMEOUT = 60
 SECRET = "5ec3e7" * 11
 
 

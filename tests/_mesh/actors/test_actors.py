@@ -27,10 +27,10 @@ from monarch.actor import (
     get_or_spawn_controller,
 )
 from monarch.testing import InProcessCluster
+from tests.support.patience import TIMEOUT
 from tests.support.threads import where
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from monarch.actor import (
     send,
 )
 from monarch.testing import InProcessCluster
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-TIMEOUT = 30
 
 
 class Worker(Actor):

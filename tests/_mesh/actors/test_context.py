@@ -19,9 +19,9 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.testing import InProcessCluster
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from monarch._runtime.context import root
 from monarch.actor import Actor, Channel, endpoint, send, this_host
 from monarch.testing import InProcessCluster
 from tests.support.interrupts import interrupted_calls
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of
-
-TIMEOUT = 10
 
 
 class Book(Actor):

@@ -10,9 +10,9 @@ import pytest
 
 from monarch.actor import Actor, Channel, Port, ProcMesh, SupervisionError, current_rank, endpoint, send
 from monarch.testing import InProcessCluster
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
 class Sender(Actor):

@@ -17,7 +17,6 @@ from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import LinkHello
 from tests.support.loops import RunningLoop
 
-TIMEOUT = 20.0
 SECRET = Credentials(b"a long and random text")
 
 

@@ -19,9 +19,8 @@ from monarch.actor import Actor, ActorAddr, ActorError, ActorMesh, concurrent_en
 from monarch.config import configured
 from monarch.testing import InProcessCluster, Local
 from tests.support.actors import Gate
+from tests.support.patience import TIMEOUT
 from tests.support.threads import together
-
-TIMEOUT = 60.0
 
 
 class Worker(Actor):

@@ -19,12 +19,12 @@ import pytest
 from monarch._mesh.inspection import fault_dump, fault_signal
 from monarch._mesh.inspection.fault_signal import FILE, CannotSignal, Signalled, ask_by_signal, read_note, status_of
 from monarch._mesh.inspection.stack_records import ThreadStack
+from tests.support.patience import TIMEOUT
 from tests.support.processes import stopped
 from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.procs
 
-TIMEOUT = 60
 SWITCHES = "voluntary_ctxt_switches"
 BEGIN = """
 import os, select, sys, threading, time

@@ -13,8 +13,7 @@ from monarch._mesh.inspection.questions import AT_ONCE, Answering, Question
 from monarch._wire import message
 from monarch._wire.frame import Frame
 from monarch._wire.message import FAILED, VALUE, Answer, Ask
-
-TIMEOUT = 60.0
+from tests.support.patience import TIMEOUT
 
 
 class Asked:

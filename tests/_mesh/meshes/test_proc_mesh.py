@@ -26,9 +26,9 @@ from monarch.actor import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch.testing import InProcessCluster, Local
+from tests.support.patience import TIMEOUT
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
-TIMEOUT = 30
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from monarch._mesh.start import transports
 from monarch._runtime import log_thread
 from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, context, current_rank, endpoint
 from monarch.testing import InProcessCluster
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Counter(Actor):

@@ -12,8 +12,7 @@ from monarch._mesh.meshes import specs
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.testing import InProcessCluster
 from tests.support.actors import Local
-
-TIMEOUT = 30
+from tests.support.patience import TIMEOUT
 
 
 class Named(Actor):

@@ -14,8 +14,7 @@ from monarch._mesh.output.left_out import SOURCES, LeftOut, shown_size
 from monarch._mesh.output.printer import KEPT, Printer
 from monarch._runtime.loop import Loop
 from monarch._wire.message import Output
-
-TIMEOUT = 20
+from tests.support.patience import TIMEOUT
 
 
 def test_a_note_says_how_much_of_whose_output_is_missing() -> None:

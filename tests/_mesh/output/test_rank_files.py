@@ -11,8 +11,7 @@ import pytest
 from monarch._linux import private_files
 from monarch._mesh.output import rank_files
 from monarch._mesh.output.rank_files import RankFile, RankFiles, folder_of, path_of
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 def test_a_file_and_the_one_before(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 from monarch._mesh.process.process_watch import _ProcessWatch, watch_processes
 from monarch.actor import Actor, RestartPolicy, endpoint, this_host
 from monarch.testing import InProcessCluster, VirtualClock
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 class Worker(Actor):

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from monarch.actor import Actor, endpoint, this_host
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
-
-TIMEOUT = 60
 
 # The intermediate closes its end of the gate and lives on until the proc has looked many times (ten seconds' worth of looks,
 # of which none is slept).

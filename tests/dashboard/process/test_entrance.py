@@ -20,10 +20,10 @@ import pytest
 from monarch.dashboard.process import connection_limits, http_entrance
 from monarch.dashboard.process.connection_limits import Phase
 from monarch.dashboard.process.http_server import HttpServer, Site
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 from tests.support.users import needs_root, stranger_says
 
-TIMEOUT = 60
 LARGE = 64 << 20
 
 

@@ -15,12 +15,12 @@ from monarch.tensor import inspect
 from monarch.tensor.controller import absent_devices
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.recording.recorder import CommandRecorder, CommandWatcher
+from tests.support.patience import TIMEOUT
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 from tests.tensor.elsewhere import elsewhere
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this process has what it should not have")
-TIMEOUT = 60
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import reductions
 from tests.tensor.failing import fail_on
 
-TIMEOUT = 30
 RANKS = [(host, gpu) for host in range(2) for gpu in range(2)]
 
 

@@ -19,7 +19,6 @@ from tests.support.devices import every_device, skip_with_fewer_gpus
 from tests.tensor.failing import fail_on
 
 pytestmark = every_device
-TIMEOUT = 30
 
 
 @pytest.fixture

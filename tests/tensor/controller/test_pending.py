@@ -15,8 +15,6 @@ from monarch.tensor.controller.pending import STREAM
 from monarch.tensor.controller.taint import unconfirmed
 from monarch.tensor.remote.remote_function import remote
 
-TIMEOUT = 60
-
 
 @pytest.fixture
 def mine(mesh: Any) -> Any:

@@ -17,9 +17,9 @@ from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import current
 from monarch.tensor.worker.events import Events
 from tests.support.devices import every_device, skip_with_fewer_gpus
+from tests.support.patience import TIMEOUT
 
 pytestmark = [every_device, pytest.mark.usefixtures("device")]
-TIMEOUT = 30
 
 
 @remote(propagate=lambda tensor, name: torch.empty_like(tensor))

@@ -22,10 +22,10 @@ from monarch.actor import ProcMesh, this_host
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.remote.checkpoint import _tell
 from monarch.tensor.worker import checkpoint as worker
+from tests.support.patience import TIMEOUT
 from tests.support.users import STRANGER, as_stranger, needs_root
 from tests.tensor.loopback import loopback
 
-TIMEOUT = 60
 WHOLE = torch.arange(48.0).reshape(6, 8)
 BIAS = torch.arange(5)
 PLAIN = {"net": {"w": WHOLE, "b": BIAS}, "step": 7, "names": ["a", 2]}

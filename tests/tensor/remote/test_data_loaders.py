@@ -13,9 +13,8 @@ import torch
 import monarch
 import monarch.tensor as mt
 from monarch.tensor.worker import batches
+from tests.support.patience import TIMEOUT
 from tests.tensor.loopback import loopback
-
-TIMEOUT = 60
 
 
 def rows(rank: int, size: int, count: int = 3, batch: int = 2) -> Iterator[Any]:

@@ -14,8 +14,8 @@ from monarch.mesh_controller import spawn_tensor_engine
 from monarch.tensor import RemoteException, Stream, inspect
 from monarch.tensor.remote.remote_function import call_on_shard_and_fetch, remote
 from monarch.tensor.worker import current
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 HELPERS = "monarch.worker._testing_function"
 
 bogus = remote(f"{HELPERS}.do_bogus_tensor_work", propagate=lambda x, y, fail_rank=None: x)

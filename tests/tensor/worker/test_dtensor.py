@@ -14,8 +14,8 @@ from monarch.tensor import RemoteException, inspect
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker.dtensor import to_dtensor
 from monarch.tensor.worker.worker_mesh import WorkerMesh
+from tests.support.patience import TIMEOUT
 
-TIMEOUT = 30
 RANKS = [(row, column) for row in range(2) for column in range(2)]
 
 

@@ -17,9 +17,8 @@ from monarch.tensor.controller.taint import Taints, merge, unconfirmed
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import current, stream_group
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import first_of, full
-
-TIMEOUT = 30
 
 
 @pytest.fixture

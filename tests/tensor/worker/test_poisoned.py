@@ -15,9 +15,8 @@ from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import poisoned
 from monarch.tensor.worker.executor import Executor
 from monarch.tensor.worker.process_groups import ProcessGroups, TrackedBackend, UnfinishedWorks
+from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
-
-TIMEOUT = 60
 
 ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
 

@@ -18,8 +18,7 @@ from monarch.tensor.worker import process_groups
 from monarch.tensor.worker.process_groups import ProcessGroups
 from monarch.tensor.worker.reductions import ReductionPlan
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
-
-TIMEOUT = 60
+from tests.support.patience import TIMEOUT
 
 
 @pytest.fixture

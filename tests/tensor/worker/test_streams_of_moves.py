@@ -10,9 +10,9 @@ import torch
 
 from monarch.tensor.worker.events import AliasTensor
 from monarch.tensor.worker.moves import AdoptTensors, MoveConnections, route
+from tests.support.patience import TIMEOUT
 from tests.tensor.worker.fake_streams import Device, Group, Network
 
-TIMEOUT = 60
 WHERE = torch.device("cuda", 0)
 
 

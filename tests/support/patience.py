@@ -1,0 +1,5 @@
+"""The limit of waits for what certainly comes, if nothing is broken."""
+
+from __future__ import annotations
+
+TIMEOUT = 300  # seconds: on a machine with much else to do a process may get no turn for a minute
