@@ -109,7 +109,8 @@ def main() -> None:
             running.pid,
             dict(zip(["the exception after a timeout", "`wait_graph()`"], said.split("\0"), strict=False)),
         )
-        texts["`monarch doctor`"] = monarch("doctor", "--pid", str(pid))
+        for verb in ("doctor", "status", "stacks"):
+            texts[f"`monarch {verb}`"] = monarch(verb, "--pid", str(pid))
         texts["`monarch tui` (120 columns, 40 rows)"] = on_terminal(pid)
         texts["the dashboard's first page"] = in_browser(pid)
     finally:
