@@ -1,5 +1,5 @@
-"""A client whose handler of signals raises every few hundred microseconds, so many times, while it calls an actor; each call has
-to end.
+"""A client whose handler of signals raises, so many times, every few hundred microseconds while it calls an actor; each call
+has to end.
 
     python tests/procs/interrupted.py --times 20000
 
