@@ -6,7 +6,8 @@
 # network and the configuration of pip, with the folders that this names. Root is needed. Ends with the status of the first
 # command that fails, and leaves nothing behind: mounts and processes are in namespaces of their own, the root is removed.
 #
-# PACKAGES: what is installed besides Debian's smallest system. MIRROR: another server than debootstrap's own.
+# PACKAGES: what is installed besides Debian's smallest system. MIRROR: another server than debootstrap's own. APT: options of
+# apt-get, such as `-o Acquire::Check-Valid-Until=false` for a mirror that stands still.
 # TMPDIR: where the root is made; with PyTorch it takes up to 10 GB.
 set -euo pipefail
 
@@ -59,7 +60,7 @@ inside() {
 
     say "installing $PACKAGES"
     # shellcheck disable=SC2086
-    in_root sh -c "apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $PACKAGES" \
+    in_root sh -c "apt-get ${APT:-} -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $PACKAGES" \
         >"$root.log" 2>&1 || { tail -20 "$root.log" >&2; exit 1; }
 
     # After that: certificates that are lent must not be written by a package.
