@@ -29,7 +29,7 @@ from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint
 from monarch.actor.lowlevel import importable, start_thread
 from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
-from monarch.job.commands.standard_input import take
+from monarch.job.commands.standard_input import InputPipe, take
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -62,6 +62,7 @@ class CommandActor(Actor):
     def __init__(self) -> None:
         self._pieces: asyncio.Queue[OutputPiece | CommandEnded] = asyncio.Queue(_PIECES)
         self._child: subprocess.Popen[bytes] | None = None
+        self._input: InputPipe | None = None  # of a command on another machine than its client
         self._grace = 0.0
         self._stopped = asyncio.Event()
 
@@ -98,6 +99,16 @@ class CommandActor(Actor):
         if self._child is not None:
             self._child.send_signal(number)  # nothing, once it has ended
 
+    @endpoint
+    async def lacks_input(self) -> bool:
+        """Whether the client's standard input has to be sent: the command could not take it."""
+        return self._input is not None
+
+    @concurrent_endpoint
+    async def give_input(self, data: bytes) -> bool:
+        """Takes what the client has read, b"" at the end; waits while the command does not read. Whether it may read more."""
+        return self._input is not None and await asyncio.to_thread(self._input.put, data)
+
     async def __cleanup__(self, exc: Exception | None) -> None:
         child = self._child
         if child is None or child.returncode is not None:
@@ -114,6 +125,9 @@ class CommandActor(Actor):
         words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
         report = _Report(command.report_variable)
         given = take(command.stdin) if command.stdin else None
+        if command.stdin and given is None:
+            self._input = InputPipe()
+            given = self._input.reading
         with _script(command) as (beginning, script), _closed_here(given):
             self._child = child = subprocess.Popen(
                 [*beginning, *words],
@@ -129,6 +143,8 @@ class CommandActor(Actor):
         def wait() -> CommandEnded:
             code = child.wait()
             at = time.time()
+            if self._input is not None:
+                self._input.end()
             try:
                 self._loop.call_soon_threadsafe(self._stopped.set)
             except RuntimeError:  # the actor has stopped

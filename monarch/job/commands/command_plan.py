@@ -32,7 +32,7 @@ class RankCommand(msgspec.Struct, frozen=True):
     have told at its end. `path_first`: a folder before all others on PATH. A first word PYTHON is the interpreter of
     the process. `script`: what bash is to run, with `words` as its name and arguments; None without one. `passing`: a folder
     above the files of its output that is removed with the run of its host; "" without one. `stdin`: the name of a door at
-    which a command on the client's machine gets the client's standard input; "" for none."""
+    which a command on the client's machine gets the client's standard input, which is sent to one elsewhere; "" for none."""
 
     words: list[str]
     env: dict[str, str]

@@ -28,7 +28,7 @@ from monarch.job.commands.command_actor import CommandActor, CommandEnded
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
-from monarch.job.commands.standard_input import InputDoor
+from monarch.job.commands.standard_input import InputDoor, sent_to
 from monarch.job.torchrun import failures, numa_binding, rank_plan
 from monarch.job.torchrun.arguments import TorchrunOptions
 from monarch.job.torchrun.event_log import EventLog
@@ -323,8 +323,9 @@ class _TorchrunAttempt:
                 else:
                     self._read(rank)
             self._events.started(self._names, self._pids, self._attempt)
-            while self._reads:
-                self._next()
+            with sent_to(self._ranks[0]) if self._commands[0].stdin else nullcontext():
+                while self._reads:
+                    self._next()
         if self._asked:
             return 128 + self._asked
         if self._failures:
