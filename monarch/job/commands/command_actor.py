@@ -101,7 +101,7 @@ class CommandActor(Actor):
 
     @endpoint
     async def lacks_input(self) -> bool:
-        """Whether the client's standard input has to be sent: the command could not take it."""
+        """Returns whether the client's standard input has to be sent: the command could not take it."""
         return self._input is not None
 
     @concurrent_endpoint
