@@ -225,7 +225,7 @@ def json_lines_of(capsys: pytest.CaptureFixture[str]) -> list[Any]:
         (["dashboard", "--json"], 66, "not_found", "no program of yours"),
         (["tui", "--json", "--once"], 66, "not_found", "no program of yours"),
         (["debug", "--json", "list"], 66, "not_found", "no program of yours"),
-        (["query", "--json", "SELECT 1"], 1, "failed", "no active job was found in this context"),
+        (["query", "--json", "SELECT 1"], 66, "not_found", "no active job was found in this context"),
         (["replay", "--json", "none.monarchrec"], 66, "not_found", "No such file"),
         (["exec", "--json", "--nonsense", "true"], 2, "usage", "unrecognized arguments: --nonsense"),
         (["stat", "--json"], 2, "usage", "did you mean 'status'?"),

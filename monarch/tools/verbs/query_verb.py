@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from monarch._errors import NotFoundError
 from monarch._linux import terminal
 from monarch.tools import json_output
 from monarch.tools.durations import duration
@@ -122,7 +123,7 @@ def client_of(pid: int | None) -> QueryEngineClient:
     programs = running_programs()
     found = {program.pid: client for program in programs if (client := recorded_by(program.folder)) is not None}
     if not found:
-        raise ValueError(
+        raise NotFoundError(
             "no active job was found in this context; run 'monarch apply' first. (Programs that call "
             "monarch.telemetry.start() can be asked as well: none runs on this machine.)"
         )
