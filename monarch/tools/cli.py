@@ -33,6 +33,16 @@ from monarch.tools.verbs import shell_verb
 
 shell_on_job = shell_verb.shell_on_job
 
+
+def __getattr__(name: str) -> Any:
+    """Finds `load_current_job` here as well; importing it loads what most verbs do without."""
+    if name == "load_current_job":
+        from monarch.job import load_current_job
+
+        return load_current_job
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
 

@@ -33,6 +33,18 @@ def test_names_are_the_public_objects(module: str) -> None:
         made.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "private"),
+    [
+        ("monarch.mesh_controller", "Instance", "monarch._src.actor.actor_mesh"),
+        ("monarch.tools.cli", "load_current_job", "monarch._src.tools.commands"),
+        ("monarch.tools.cli", "shell_on_job", "monarch._src.tools.commands"),
+    ],
+)
+def test_public_modules_have_what_is_looked_for_there(module: str, name: str, private: str) -> None:
+    assert getattr(importlib.import_module(module), name) is getattr(importlib.import_module(private), name)
+
+
 @pytest.mark.parametrize(("module", "name"), REFUSED)
 def test_what_is_not_there_says_what_takes_its_place(module: str, name: str) -> None:
     importlib.import_module("monarch._src")
