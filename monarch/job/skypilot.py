@@ -113,8 +113,9 @@ class SkyPilotJob(ScheduledJob):
             secrets=secret,
             workdir=self._workdir,
             num_nodes=self._size,
-            file_mounts=self._file_mounts or None,
         )
+        if self._file_mounts:
+            task.set_file_mounts(self._file_mounts)
         resources = self._resources
         if isinstance(resources, Mapping):
             resources = sky.Resources(**resources)
@@ -154,8 +155,8 @@ class SkyPilotJob(ScheduledJob):
         if not clusters:
             return Ended(f"cluster {self._cluster} is gone: SkyPilot or somebody has taken it down")
         state = _name(_field(clusters[0], "status"))
-        if state == "INIT":
-            return Waiting(f"cluster {self._cluster} is in state INIT")
+        if state in _COMING:
+            return Waiting(f"cluster {self._cluster} is in state {state}")
         if state != "UP":
             return Ended(f"cluster {self._cluster} is in state {state}")
         jobs = sky.get(sky.job_status(self._cluster, None if self._sky_job is None else [self._sky_job]))

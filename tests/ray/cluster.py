@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ray.cluster_utils import Cluster
@@ -11,6 +12,7 @@ CPUS = 2
 
 
 def main() -> None:
+    os.makedirs("/tmp/ray", exist_ok=True)  # older ones write there, whatever temp_dir says
     arguments = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
     head = {**arguments, "include_dashboard": False, "temp_dir": sys.argv[1]}
     cluster = Cluster(initialize_head=True, head_node_args=head)

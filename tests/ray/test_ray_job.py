@@ -32,7 +32,8 @@ PROGRAM = """
 
     def pids(job):
         job = job._holder
-        return ray.get([job._handle(actor).pids.remote() for actor in job._actors()])
+        handles = [job._handle(actor) for actor in job._actors()]
+        return ray.get([handle.pids.remote() for handle in handles])
 
     def say(*what):
         print(json.dumps(what), flush=True)

@@ -1,4 +1,5 @@
-"""A module that stands in for `sky`: what SkyPilotJob calls of it, with the signatures and answers of SkyPilot 0.14.
+"""A module that stands in for `sky`: what SkyPilotJob calls of it, with the signatures and answers that
+SkyPilot 0.10 and 0.14 have in common.
 
 Calls return request ids, `get` their results. Nodes are processes of this machine, each with a loopback address of its own: a
 worker that would listen at all addresses of its node listens at that one.
@@ -54,13 +55,17 @@ class Task:
         secrets: dict[str, str] | None = None,
         workdir: str | None = None,
         num_nodes: int | None = None,
-        file_mounts: dict[str, str] | None = None,
     ) -> None:
         self.name, self.setup, self.run = name, setup, run
         self.envs, self.secrets = envs or {}, secrets or {}
         self.num_nodes = num_nodes or 1
-        self.workdir, self.file_mounts = workdir, file_mounts
+        self.workdir = workdir
+        self.file_mounts: dict[str, str] | None = None
         self.resources: Resources | None = None
+
+    def set_file_mounts(self, file_mounts: dict[str, str] | None) -> Task:
+        self.file_mounts = file_mounts
+        return self
 
     def set_resources(self, resources: Resources) -> Task:
         self.resources = resources

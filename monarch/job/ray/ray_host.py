@@ -92,7 +92,8 @@ class RayHost:
             time.sleep(_LOOK)  # nobody tells an actor of the end of others
         me = ray.get_runtime_context().current_actor
         sweeper = ray.remote(Sweeper).options(num_cpus=0, lifetime="detached", name=f"sweep-{self._job}")
-        sweeper.remote().sweep.remote(me, self._job)
+        sweeping = sweeper.remote()  # older Rays lose an actor of which no handle is kept
+        sweeping.sweep.remote(me, self._job)
 
 
 class Sweeper:
