@@ -111,5 +111,5 @@ AnyCommand = SetPlacement | Run | Define | Forget | DefineMesh | DefineStream | 
 
 Batch = list[int | AnyCommand]
 
-encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder(enc_hook=float).encode  # of the kinds of floats that a recorder knows more of
 decode = msgspec.msgpack.Decoder(Batch).decode

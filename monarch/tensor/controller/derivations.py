@@ -6,13 +6,13 @@ is read.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from monarch.tensor.controller.known_numbers import NumberNode, next_order
 from monarch.tensor.controller.records import TensorStorage
 from monarch.tensor.signature import flatten
 
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
     from monarch.tensor.metadata import Meta
     from monarch.tensor.signature import Args, Kwargs
 
-_numbers = itertools.count()
+
+class KnownState:
+    """Values from outside of a recorded run that may change with each replay: `value` in the run, in all of `storages`."""
+
+    __slots__ = ("storages", "value")
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+        self.storages: list[TensorStorage] = []
 
 
 class KnownPart(NamedTuple):
     """The tensor of metadata `meta` in `source`: memory from outside of a recorded run, what was derived in it, or values
     that the run makes each time."""
 
-    source: TensorStorage | Derivation | torch.Tensor
+    source: TensorStorage | KnownState | Derivation | torch.Tensor
     meta: Meta
 
     def value(self, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -42,22 +50,27 @@ class KnownPart(NamedTuple):
 
 class Derivation:
     """One result of an operation in a recorded run (`run`) of which an input came from outside: leaf number `leaf`, in the
-    layout of `meta`. `parts`: the inputs, which stand in `args` and `kwargs` too. `number`: later ones have higher ones."""
+    layout of `meta`; with `target` what became of that input, which the operation changed in place. `parts`: the inputs,
+    which stand in `args` and `kwargs` too, by id. `order`: later ones have higher ones. `evolves`: it comes of KnownStates and
+    constants alone."""
 
-    __slots__ = ("_args", "_kwargs", "_leaf", "_meta", "_op", "number", "parts", "run")
+    __slots__ = ("_args", "_kwargs", "_leaf", "_meta", "_op", "_target", "evolves", "order", "parts", "run")
 
     def __init__(
         self,
         run: object,
         op: OpOverload,
-        parts: Mapping[int, KnownPart],
+        parts: Mapping[int, KnownPart | NumberNode],
         args: Args,
         kwargs: Kwargs,
         leaf: int,
         meta: Meta,
+        target: KnownPart | None = None,
     ) -> None:
         self.run = run
-        self.number = next(_numbers)
+        self.order = next_order()
+        self.evolves = False
+        self._target = target
         self.parts = tuple(parts.values())
         self._op = op
         self._args = replaced(args, parts)
@@ -65,11 +78,21 @@ class Derivation:
         self._leaf = leaf
         self._meta = meta
 
-    def value(self, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What it does, with its parts in their places."""
+        return self._op, self._leaf, self._meta, self._target, self._args, self._kwargs
+
+    def again(self, known: Mapping[int, Any]) -> torch.Tensor:
         """Computes it of what `known` has."""
-        values = {id(part): part.value(known) for part in self.parts}
+        values = {id(part): part.value(known) if isinstance(part, KnownPart) else known[id(part)] for part in self.parts}
+        if self._target is not None:
+            values[id(self._target)] = values[id(self._target)].clone()
         kwargs = {name: replaced(value, values) for name, value in self._kwargs.items()}
-        return laid_out(flatten(self._op(*replaced(self._args, values), **kwargs))[self._leaf], self._meta)
+        result = self._op(*replaced(self._args, values), **kwargs)
+        if self._target is not None:
+            return values[id(self._target)]  # type: ignore[no-any-return]
+        return laid_out(flatten(result)[self._leaf], self._meta)
 
 
 def replaced(value: Any, sent: Mapping[int, Any]) -> Any:
@@ -119,11 +142,12 @@ class KnownReads:
         while left:
             source = left.pop()
             for part in source.parts if isinstance(source, Derivation) else ():
-                if id(part.source) not in sources:
+                if isinstance(part, KnownPart) and id(part.source) not in sources:
                     sources[id(part.source)] = part.source
                     left.append(part.source)
         steps = [source for source in sources.values() if isinstance(source, Derivation)]
-        self._steps = sorted(steps, key=lambda step: step.number)
+        self._steps = sorted(steps, key=lambda step: step.order)
+        self.evolves = any(isinstance(source, KnownState) for source in sources.values())
         self._given = [
             (places.get(key), storage, None if storage.known is None else storage.known.clone())
             for key, storage in sources.items()
@@ -148,18 +172,18 @@ class KnownReads:
             if now is None or then is None or now.dtype is not then.dtype:
                 return False
             known[id(storage)] = now
-            same = same and _same_bits(now, then)
+            same = same and same_bits(now, then)
         if same:
             return True
         try:
             for step in self._steps:
-                known[id(step)] = step.value(known)
-            return all(_same_bits(part.value(known), read) for part, read in self._reads)
+                known[id(step)] = step.again(known)
+            return all(same_bits(part.value(known), read) for part, read in self._reads)
         except RuntimeError:  # an operation refuses these values, or there is less memory
             return False
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if a program cannot tell them apart, as it can 0.0 and -0.0."""
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False

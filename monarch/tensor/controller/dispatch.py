@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from monarch.tensor.controller.derivations import replaced
 from monarch.tensor.controller.dynamic_shapes import by_indices, computed, decided, indexes
 from monarch.tensor.controller.fetched import run_here, was_fetched
 from monarch.tensor.controller.handles import MadeInInference, layout, make
+from monarch.tensor.controller.known_numbers import KnownNumber, RecordedFloat, in_commands
 from monarch.tensor.controller.known_values import is_known, kept, know, known_scalar, known_values
 from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.records import (
@@ -96,15 +97,21 @@ class KnownCall:
 class _KnownOp:
     """A torch operation: which of its arguments are numbers that leave metadata alone, and special handling."""
 
-    __slots__ = ("names", "op", "places", "random", "special")
+    __slots__ = ("lists", "names", "op", "places", "random", "special")
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op
         self.places, self.names = free_numbers(op)
+        self.lists = free_lists(op)
         self.special: Callable[..., object] | None = _special.get(op_name(op))
         name = op._schema.name
         random = torch.Tag.nondeterministic_seeded in op.tags
         self.random = random or not name.startswith("aten::") or "empty" in name  # or else of unknown contents
+
+
+    def free(self, where: int | str) -> bool:
+        """True if a number in the argument of that position or name travels with the command."""
+        return where in self.places or where in self.names or where in self.lists
 
 
 # Operations whose numbers say how many elements there are.
@@ -133,6 +140,14 @@ def free_numbers(op: OpOverload) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(places), frozenset(names)
 
 
+def free_lists(op: OpOverload) -> frozenset[int]:
+    """Returns the positions of the arguments of `op` that have a number for each of several tensors."""
+    if not op._schema.name.startswith("aten::_foreach_"):
+        return frozenset()
+    return frozenset(at for at, one in enumerate(op._schema.arguments) if str(one.type) in _LISTS)
+
+
+_LISTS = frozenset({"List[number]", "List[float]"})
 _ops: dict[int, _KnownOp] = {}  # by the operation's id: an OpOverload hashes in Python
 
 
@@ -164,16 +179,24 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         if kind is Tensor:
             key.append(arg._record.meta)
             inputs.append(arg)
-        elif index in places and (kind is float or (kind is int and -_INT < arg < _INT)):
+        elif index in places and (kind is float or (kind is int and -_INT < arg < _INT) or kind is RecordedFloat):
             key.append(kind)
             numbers.append(arg)
         elif kind is list or kind is tuple:
-            key.append(_nested(arg, inputs))
+            if index in op.lists and _free(arg):
+                key.append((kind, *map(type, arg)))
+                numbers.extend(arg)
+            elif index in op.lists and not _NUMBERS.isdisjoint(map(type, arg)):
+                return operate(func, *in_commands(op.free, args, kwargs), mesh)
+            else:
+                key.append(_nested(arg, inputs))
         elif kind is int or kind is bool:
             key.append((kind, arg))
         else:
             if isinstance(arg, torch.Tensor):
                 inputs.append(arg)
+            elif kind in _NUMBERS:
+                return operate(func, *in_commands(op.free, args, kwargs), mesh)
             key.append(_plain(kind, arg))
     if kwargs:
         for name, value in kwargs.items():
@@ -182,7 +205,9 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
             if kind is Tensor:
                 key.append(value._record.meta)
                 inputs.append(value)
-            elif name in op.names and (kind is float or (kind is int and -_INT < value < _INT)):
+            elif name in op.names and (
+                kind is float or (kind is int and -_INT < value < _INT) or kind is RecordedFloat
+            ):
                 key.append(kind)
                 numbers.append(value)
             elif kind is list or kind is tuple:
@@ -190,6 +215,8 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
             else:
                 if isinstance(value, torch.Tensor):
                     inputs.append(value)
+                elif kind in _NUMBERS:
+                    return operate(func, *in_commands(op.free, args, kwargs), mesh)
                 key.append(_plain(kind, value))
     if (default := _default_dtype()) is not _float32:
         key.append(default)
@@ -277,6 +304,17 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
 
 
 _INT = 1 << 62
+_NUMBERS = frozenset({torch.SymFloat, KnownNumber})
+
+
+def _free(values: Sequence[Any]) -> bool:
+    """True if all numbers of a list, one for each of several tensors, can travel with the command."""
+    return all(
+        type(value) is float or type(value) is RecordedFloat or (type(value) is int and -_INT < value < _INT)
+        for value in values
+    )
+
+
 _float32 = torch.float32
 _default_dtype = torch.get_default_dtype
 
@@ -315,22 +353,23 @@ def template(args: Args, kwargs: Kwargs, op: _KnownOp | None) -> tuple[list[obje
     count = itertools.count()
     places = op.places if op is not None else ()
     names = op.names if op is not None else ()
-    held = [_hole(arg, index in places, tensors, count) for index, arg in enumerate(args)]
+    lists = op.lists if op is not None else ()
+    held = [_hole(arg, index in places, tensors, count, index in lists) for index, arg in enumerate(args)]
     named = {name: _hole(value, name in names, tensors, count) for name, value in kwargs.items()}
     return held, named, tensors
 
 
 # A function of the module, as every recursive one is that sees tensors: a closure that names itself is garbage that only the
 # collector finds, and would keep them until then.
-def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int]) -> object:
+def _hole(value: Any, free: bool, tensors: list[Tensor], count: Iterator[int], each: bool = False) -> object:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorHole(len(tensors) - 1)
-    if free and (kind is float or (kind is int and -_INT < value < _INT)):
+    if free and (kind is float or (kind is int and -_INT < value < _INT) or kind is RecordedFloat):
         return NumberHole(next(count))
     if kind in (list, tuple):
-        return kind(_hole(item, False, tensors, count) for item in value)
+        return kind(_hole(item, each and _free(value), tensors, count) for item in value)
     return value
 
 
@@ -507,6 +546,7 @@ def _with_locals(func: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tens
 
 
 _copy = torch.ops.aten.copy_.default
+_full = torch.ops.aten.full.default
 
 
 # --- operations that are not what they seem ------------------------------------------------------------------
@@ -524,6 +564,10 @@ def _lift(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None)
         return NotImplemented
     if mesh is None:
         return func(*args, **kwargs)
+    if recorders and (here := recorder()) is not None and here.evolving is not None:
+        number = here.evolving.made_of(args[0])
+        if number is not None:
+            return operate(_full, ([], number), {"dtype": args[0].dtype, "device": args[0].device}, mesh)
     return constant(mesh.place(_streams.stream), args[0], listed=True)
 
 

@@ -12,11 +12,14 @@ from monarch.tensor.controller import misuse
 from monarch.tensor.controller.agreement import agreed, may_wait
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.derivations import Derivation, laid_out, part_of, replaced, seen_as
+from monarch.tensor.controller.known_numbers import recorded_floats
 from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, TensorStorage, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.signature import flatten
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._ops import OpOverload
 
     from monarch.tensor.controller.dispatch import _KnownOp
@@ -81,23 +84,50 @@ def know(
             storage = inputs[index]._record.storage
             storage.known, storage.flags = None, storage.flags & ~KNOWN
         return
-    run = run_recorded()
-    ours = run is None or all(tensor._record.storage.origin is run for tensor in inputs)
-    for index in outcome.mutates:
-        storage = inputs[index]._record.storage
-        storage.origin = run if ours else None
+    here = recorder() if recorders else None
+    run = None if here is None else here.run
+    numbers = recorded_floats((args, kwargs)) if run is not None else {}
+    ours = run is None or (not numbers and all(tensor._record.storage.origin is run for tensor in inputs))
+    parts: dict[int, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
         if not ours:
-            recorder().overwrites_known(storage)
+            parts = {**{id(t): part_of(t._record, values[id(t)], run) for t in inputs}, **numbers}
+        _change(op.op, args, kwargs, inputs, outcome.mutates, run, parts, here)
+        if outcome.mutates:
+            values = {id(tensor): value_of(tensor._record) for tensor in inputs}
     with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad():
-        parts = {} if ours else {id(t): part_of(t._record, values[id(t)], run) for t in inputs}
         result = op.op(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
     for number, (leaf, value) in enumerate(zip(outcome.leaves, flatten(result), strict=True)):
         if leaf.meta is not None and leaf.same < 0:
             record = made.pop(0)._record
             origin = run
-            if parts:
-                origin = Derivation(run, op.op, parts, args, kwargs, number, record.meta)
+            if not ours:
+                evolving = here.evolving
+                if evolving is None:
+                    origin = Derivation(run, op.op, parts, args, kwargs, number, record.meta)
+                else:
+                    origin = evolving.derive(op.op, parts, args, kwargs, number, record.meta)
             hold(record.storage, record.meta, value, origin)
+
+
+def _change(
+    op: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], mutates: Sequence[int], run: object,
+    parts: dict[int, Any], here: Any,
+) -> None:  # fmt: skip
+    """Notes that known tensors are about to change in place, and gives them values of their own: others may have the same."""
+    if not mutates:
+        return
+    storages = [inputs[index]._record.storage for index in mutates]
+    if parts and here.evolving is not None and here.evolving.change(op, args, kwargs, inputs, mutates, parts):
+        pass
+    else:
+        for storage in storages:
+            storage.origin = None if parts else run
+            if parts:
+                here.overwrites_known(storage)
+    for storage in storages:
+        if storage.known is not None:
+            storage.known = storage.known.clone()
 
 
 def value_of(record: TensorRecord) -> torch.Tensor | None:
@@ -138,6 +168,11 @@ def known_scalar(tensor: Tensor) -> Any:
     """The number of a tensor of one element that is known here, as `known_values`."""
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+    record = tensor._record
+    if recorders and record.storage.known is not None and (here := recorder()) is not None and here.evolving is not None:
+        value = value_of(record)
+        if value is not None and record.storage.origin is not here.run and (number := here.evolving.read(record, value)):
+            return number
     value = known_values(tensor, "item()")
     with _disable_current_modes():
         return value.item()

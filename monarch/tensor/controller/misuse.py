@@ -114,10 +114,16 @@ class LocalOperandsError(RuntimeError):
 
 def asked_by(file: str) -> bool:
     """True if the code that called torch, or this package, is in the file `file`, or in the folder, which ends in a slash."""
+    frame = asking_frame()
+    return frame is not None and frame.f_code.co_filename.startswith(file)
+
+
+def asking_frame() -> FrameType | None:
+    """Returns the frame of the code that called torch, or this package."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(file)
+    return frame  # type: ignore[no-any-return]
 
 
 def no_value(what: str) -> Exception:

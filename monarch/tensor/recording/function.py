@@ -165,9 +165,10 @@ class _Variant(Replay):
                 return False
         except AttributeError:  # a parameter is gone
             return False
-        return (
-            self.trace.same_tensors() and self.guards.holds() and self.trace.rates.known() and self.same_read(tensors)
-        )
+        trace = self.trace
+        if not (trace.same_tensors() and self.guards.holds() and trace.rates.known() and self.same_read(tensors)):
+            return False
+        return trace.evolution is None or trace.evolution.now() is not None
 
     def same_read(self, tensors: Sequence[Tensor]) -> bool:
         """True if the function would read the same of these arguments, and of tensors that are the program's own."""
@@ -179,16 +180,21 @@ class _Variant(Replay):
     def learn(self, other: _Variant, changes: list[Change]) -> bool:
         """Takes learning rates as inputs if they are all that `other`, a recording made before `changes`, differs by.
         Then it serves for that one too."""
-        rates = self.trace.rates
-        places = {id(group): at for at, group in enumerate(rates.mappings)}
-        if not changes or any(change.key != "lr" or id(change.where) not in places for change in changes):
+        rates, ours, theirs = self.trace.rates, self.trace.evolution, other.trace.evolution
+        if not changes or any(change.key != "lr" for change in changes):
+            return False
+        if (ours is None) is not (theirs is None) or (ours is not None and theirs is not None and not ours.alike(theirs)):
             return False
         sources = confirmed(other.trace.recording.steps, self.trace.recording.steps)
-        if not sources:
+        if sources is None:
+            return False
+        taken = [rates.mappings[source] for source in frozenset().union(*sources.values())]
+        taken += ours.groups if ours is not None else []
+        if any(all(change.where is not group for group in taken) for change in changes):
             return False
         rates.confirm(sources)
-        for source in frozenset().union(*sources.values()):
-            self.guards.release(rates.mappings[source], "lr")
+        for group in taken:
+            self.guards.release(group, "lr")
         return True
 
     def call(self, arguments: Arguments) -> PyTree:
@@ -364,7 +370,8 @@ class Function:
         places = {id(storage): at for at, (_, storage) in enumerate(arguments.before)}
         with no_modes():
             reads = noted.known_reads(places)
-        trace = RecordedTrace(self._label, noted, run.formals, run.made, True, kind.groups)
+            evolution = noted.evolution(places)
+        trace = RecordedTrace(self._label, noted, run.formals, run.made, True, kind.groups, evolution)
         captures = trace.recording.captures
         if reads and any(
             id(own) in places and reads.depends_on(own) for own in map(noted.storages.__getitem__, captures)

@@ -11,23 +11,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch.tensor.controller.known_numbers import RecordedFloat
 from monarch.tensor.worker.recorded import RecordedRate
 
 if TYPE_CHECKING:
+    from monarch.tensor.controller.known_numbers import NumberNode
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.signature import Scalar
 
 
 def marked(
     numbers: Sequence[tuple[Scalar, ...]], passed_on: Sequence[bool], rates: Sequence[object]
-) -> list[tuple[Scalar, ...]]:
+) -> tuple[list[tuple[Scalar, ...]], dict[int, NumberNode]]:
     """`numbers` of operations, with a Rate for each that may be one of `rates`: those equal to one, or to its negative,
-    where `passed_on` says that an optimizer issued the operation."""
+    where `passed_on` says that an optimizer issued the operation. And for each that is computed; the nodes of these, by slot."""
     values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]
-    slots: dict[float, int] = {}
+    slots: dict[object, int] = {}
+    nodes: dict[int, NumberNode] = {}
 
-    def mark(number: Scalar) -> Scalar:
-        if type(number) is not float:
+    def mark(number: Scalar, passed: bool) -> Scalar:
+        if type(number) is RecordedFloat:
+            slot = slots.setdefault(id(number.node), len(slots))
+            nodes[slot] = number.node
+            return RecordedRate.of(number, slot, False, frozenset())
+        if type(number) is not float or not passed:
             return number
         for negative, value in ((False, number), (True, -number)):
             sources = frozenset(at for at, rate in enumerate(values) if rate == value)
@@ -35,7 +42,10 @@ def marked(
                 return RecordedRate.of(number, slots.setdefault(value, len(slots)), negative, sources)
         return number
 
-    return [tuple(map(mark, given)) if passed else given for given, passed in zip(numbers, passed_on, strict=True)]
+    found = [
+        tuple(mark(number, passed) for number in given) for given, passed in zip(numbers, passed_on, strict=True)
+    ]
+    return found, nodes
 
 
 def confirmed(old: Sequence[StepForm], new: Sequence[StepForm]) -> dict[int, frozenset[int]] | None:
@@ -49,6 +59,10 @@ def confirmed(old: Sequence[StepForm], new: Sequence[StepForm]) -> dict[int, fro
         if one._replace(numbers=()) != other._replace(numbers=()) or len(one.numbers) != len(other.numbers):
             return None
         for before, now in zip(one.numbers, other.numbers, strict=True):
+            if type(now) is RecordedRate and not now.sources:  # it is computed
+                if type(before) is not RecordedRate or before.sources or before.slot != now.slot:
+                    return None
+                continue
             if before == now and repr(before) == repr(now):
                 if type(now) is RecordedRate:
                     constant.add(now.slot)
@@ -76,9 +90,12 @@ class Rates:
     """The numbers of a recording that come with each call. `mappings`: where the program has its learning rates, under
     "lr"; `values`: what each slot was at the recording."""
 
-    __slots__ = ("mappings", "sources", "values")
+    __slots__ = ("computed", "mappings", "sources", "values")
 
-    def __init__(self, mappings: Sequence[dict[str, Any]], steps: Sequence[StepForm]) -> None:
+    def __init__(
+        self, mappings: Sequence[dict[str, Any]], steps: Sequence[StepForm], computed: Mapping[int, NumberNode]
+    ) -> None:
+        self.computed = {slot: id(node) for slot, node in computed.items()}
         self.mappings = list(mappings)
         marks = {mark.slot: mark for step in steps for mark in step.numbers if type(mark) is RecordedRate}
         self.values = [-marks[slot] if marks[slot].negative else float(marks[slot]) for slot in range(len(marks))]
@@ -96,11 +113,11 @@ class Rates:
                 return False
         return True
 
-    def numbers(self) -> tuple[float, ...]:
-        """Returns the numbers of a call now."""
-        if not self.sources:
-            return tuple(self.values)
-        return tuple(
-            self.mappings[next(iter(self.sources[slot]))]["lr"] if slot in self.sources else value
-            for slot, value in enumerate(self.values)
-        )
+    def numbers(self, known: Mapping[int, Any]) -> tuple[float, ...]:
+        """Returns the numbers of a call now; `known` has those that are computed."""
+        values = list(self.values)
+        for slot, sources in self.sources.items():
+            values[slot] = self.mappings[next(iter(sources))]["lr"]
+        for slot, node in self.computed.items():
+            values[slot] = known[node]
+        return tuple(values)

@@ -22,7 +22,8 @@ from monarch.tensor.controller.issued import IssuedCommand
 from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, TensorStorage, share
 from monarch.tensor.controller.stream import MAIN, get_active_stream
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.frames import PACKAGE, TORCH, internal
+from monarch.tensor.frames import PACKAGE, internal
+from monarch.tensor.recording.evolving import OPTIMIZERS
 from monarch.tensor.recording.rates import Rates, marked
 from monarch.tensor.recording.recorder import CommandRecorder, assemble
 
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.metadata import Meta
+    from monarch.tensor.recording.evolving import Evolution
     from monarch.tensor.recording.recorder import RecordingSegment
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
 _meta = operator.attrgetter("meta")
 _requires_grad = operator.attrgetter("requires_grad")
-_OPTIMIZERS = TORCH + "optim/"
+_USABLE = frozenset({0, KNOWN})
+_NOTHING: dict[int, Any] = {}
 _ARGUMENT, _THERE, _NEW = range(3)  # where the memory of a result is
 
 
@@ -51,11 +54,11 @@ class RecordedTrace:
 
     def __init__(
         self, label: str, recorder: CommandRecorder, formals: Sequence[Tensor], results: Sequence[Tensor], keep: bool,
-        groups: Sequence[dict[str, Any]] = (),
+        groups: Sequence[dict[str, Any]] = (), evolution: Evolution | None = None,
     ) -> None:  # fmt: skip
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
         stores anew what else it made that lives. `groups`: of optimizers, with learning rates that may turn out to be
-        inputs (`rates`). Raises Unrecordable."""
+        inputs (`rates`). `evolution`: of scalars that it changes. Raises Unrecordable."""
         self._segments: list[tuple[StreamPlacement, int, list[tuple[int, int]], int, bool]] = []
         recorder.finish()
         if recorder.problem:
@@ -66,12 +69,14 @@ class RecordedTrace:
         returned = list(dict.fromkeys(tensor._record.ref for tensor in results))
         kept = _living(recorder, {*returned, *places}) if keep else []
         lines, passed_on = _issued_at(recorder.notes)
-        numbers = marked([noted.numbers for noted in recorder.notes], passed_on, [group["lr"] for group in groups])
+        given = [noted.numbers for noted in recorder.notes]
+        numbers, computed = marked(given, passed_on, [group["lr"] for group in groups])
         self.recording = assemble(
             recorder.notes, places, returned, [record.ref for record in kept],
             {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, lines, numbers,
         )  # fmt: skip
-        self.rates = Rates(groups, self.recording.steps)
+        self.rates = Rates(groups, self.recording.steps, computed)
+        self.evolution = evolution
         self._gone: list[object] = []
         self._captured: list[tuple[weakref.ref[TensorRecord], weakref.ref[Tensor]]] = []
         # Records, their metadata; tensors, whether they require grad.
@@ -95,8 +100,10 @@ class RecordedTrace:
         self._captures_written = tuple(tensors.values())
         self._formals_written = tuple(sorted(self.recording.written[0]))
         self._tainted = False
+        lasting = evolution.changed if evolution is not None else frozenset()
         for storage in self._written:
-            storage.known, storage.flags = None, storage.flags & ~KNOWN
+            if id(storage) not in lasting:
+                storage.known, storage.flags = None, storage.flags & ~KNOWN
 
     def _adopt_captures(self, recorder: CommandRecorder) -> dict[int, TensorStorage]:
         """Takes over the tensors that were there before the recording; returns their storages by id."""
@@ -207,13 +214,15 @@ class RecordedTrace:
         for record in given:
             flags |= record.storage.flags
             taint = merge(taint, record.storage.taint)
-        if flags & ~KNOWN or any(map(_flags, self._storages)):
+        if flags & ~KNOWN or not _USABLE.issuperset(map(_flags, self._storages)):
             self._check(tensors)
         for other in set(map(_taint, self._storages)):
             taint = merge(taint, other)
         idents: list[int] = []
         issued: dict[int, Taint] = {}
-        numbers = self.rates.numbers()
+        known = self.evolution.now() if self.evolution is not None else _NOTHING
+        assert known is not None  # or else it does not fit
+        numbers = self.rates.numbers(known)
         for number, (place, signature, takes, gives, between) in enumerate(self._segments):
             refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
             ident = self.engine.run(place, signature, refs, numbers, gives)
@@ -226,6 +235,8 @@ class RecordedTrace:
         for dead, segment, position in self._passing:
             dead.append(idents[segment] + position)
         self._write(tensors, given, taint)
+        if self.evolution is not None:
+            self.evolution.advance(known)
         return results
 
     def _made(self, given: list[TensorRecord], idents: list[int], taint: Taint | None) -> list[Tensor]:
@@ -326,7 +337,7 @@ def _issued_at(notes: Sequence[IssuedCommand]) -> tuple[list[str], list[bool]]:
         own = next((frame for frame in stack if not internal(frame["filename"])), None)
         lines.append(f"{own['filename']}:{own['line']} in {own['name']}" if own is not None else "")
         outer = next((frame["filename"] for frame in stack if not frame["filename"].startswith(PACKAGE)), "")
-        passed_on.append(outer.startswith(_OPTIMIZERS))
+        passed_on.append(outer.startswith(OPTIMIZERS))
     return lines, passed_on
 
 

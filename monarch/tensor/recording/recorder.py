@@ -12,22 +12,27 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
 from monarch.tensor.controller import records
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.derivations import KnownPart, KnownReads
 from monarch.tensor.controller.issued import IssuedCommand
+from monarch.tensor.recording.evolving import EvolvingValues
 from monarch.tensor.recording.rates import StepForm
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import RecordedSegment, RecordedStep
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.hooks import RemovableHandle
 
     from monarch.tensor.controller.pending import PendingReduce
     from monarch.tensor.controller.stream_placement import StreamPlacement
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.metadata import Meta
-    from monarch.tensor.signature import Scalar, WorkerCall
+    from monarch.tensor.recording.evolving import Evolution
+    from monarch.tensor.signature import Args, Kwargs, Scalar, WorkerCall
 
 HELD = 1 << 16  # commands that are noted in one go, at most
 
@@ -41,6 +46,7 @@ class CommandWatcher:
 
     keeps_back = False
     replays = False  # whether what is issued meanwhile will be issued again
+    evolving: EvolvingValues | None = None  # of what is issued again
 
     def __init__(self) -> None:
         self._thread = 0
@@ -125,6 +131,31 @@ class CommandRecorder(CommandWatcher):
         self._reads: dict[tuple[int, Meta], tuple[KnownPart, torch.Tensor]] = {}
         self.read_with = ""
         self._overwritten: list[records.TensorStorage] = []
+        self.evolving = None if hold else EvolvingValues(self.run)
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Any:
+        if self.evolving is not None:
+            self._hooks = [
+                register_optimizer_step_pre_hook(self._step_begins),
+                register_optimizer_step_post_hook(self._step_ends),
+            ]
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        for hook in self._hooks:
+            hook.remove()
+        if self.evolving is not None:
+            self.evolving.return_rates()
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Args, kwargs: Kwargs) -> None:
+        if self.evolving is not None and records.recorder() is self:
+            self.evolving.lend_rates(optimizer, args[1:], kwargs)
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Args, kwargs: Kwargs) -> None:
+        if self.evolving is not None and records.recorder() is self:
+            self.evolving.return_rates()
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -183,12 +214,21 @@ class CommandRecorder(CommandWatcher):
             return None
         met = [(record, self.storages[ref]) for ref, (record, _, _) in self.met.items() if ref not in self.made]
         reads = KnownReads(list(self._reads.values()), places, met)
-        if any(map(reads.depends_on, self._overwritten)):
+        if reads.evolves or any(map(reads.depends_on, self._overwritten)):
             self.refuse(
                 f"it reads a number with {self.read_with}, which would stay as it is now: keep such numbers in tensors "
                 f"(of optimizers: Adam(..., fused=True) or capturable=True)"
             )
         return reads
+
+    def evolution(self, places: Mapping[int, int]) -> Evolution | None:
+        """Returns what becomes of scalars with each replay; None where nothing does, or nobody knows of it."""
+        if self.evolving is None:
+            return None
+        found, problem = self.evolving.finish(places, self._overwritten)
+        if problem:
+            self.refuse(problem)
+        return found
 
     def asking(self, call: WorkerCall) -> None:
         if not getattr(call, "describes", False):
