@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 class KnownState:
-    """Values from outside of a recorded run that may change with each replay: `value` in the run, in all of `storages`."""
+    """Values from outside of a recorded run that may change with each replay: the same in all of `storages`, of this shape
+    and dtype."""
 
-    __slots__ = ("storages", "value")
+    __slots__ = ("dtype", "shape", "storages")
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value = value
+        self.dtype = value.dtype
+        self.shape = value.shape
         self.storages: list[TensorStorage] = []
 
 
@@ -51,8 +53,8 @@ class KnownPart(NamedTuple):
 class Derivation:
     """One result of an operation in a recorded run (`run`) of which an input came from outside: leaf number `leaf`, in the
     layout of `meta`; with `target` what became of that input, which the operation changed in place. `parts`: the inputs,
-    which stand in `args` and `kwargs` too, by id. `order`: later ones have higher ones. `evolves`: it comes of KnownStates and
-    constants alone."""
+    which stand in `args` and `kwargs` too, by id. `order`: later ones have higher ones. `evolves`: it comes of
+    KnownStates and constants alone."""
 
     __slots__ = ("_args", "_kwargs", "_leaf", "_meta", "_op", "_target", "evolves", "order", "parts", "run")
 
@@ -85,13 +87,15 @@ class Derivation:
 
     def again(self, known: Mapping[int, Any]) -> torch.Tensor:
         """Computes it of what `known` has."""
-        values = {id(part): part.value(known) if isinstance(part, KnownPart) else known[id(part)] for part in self.parts}
+        values = {
+            id(part): part.value(known) if isinstance(part, KnownPart) else known[id(part)] for part in self.parts
+        }
         if self._target is not None:
             values[id(self._target)] = values[id(self._target)].clone()
         kwargs = {name: replaced(value, values) for name, value in self._kwargs.items()}
         result = self._op(*replaced(self._args, values), **kwargs)
         if self._target is not None:
-            return values[id(self._target)]  # type: ignore[no-any-return]
+            return values[id(self._target)]
         return laid_out(flatten(result)[self._leaf], self._meta)
 
 

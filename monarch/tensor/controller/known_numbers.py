@@ -26,8 +26,8 @@ def next_order() -> int:
 
 
 class NumberNode:
-    """A number or a flag: `operation` on `operands`, which are nodes, constants, or the tensor that it was read of. `value`: in
-    the run that is recorded. `keeper`: makes nodes, and is told of values that are taken."""
+    """A number or a flag: `operation` on `operands`, which are nodes, constants, or the tensor that it was read of. `value`:
+    in the run that is recorded. `keeper`: makes nodes, and is told of values that are taken."""
 
     __slots__ = ("keeper", "operands", "operation", "order", "value")
 
@@ -184,7 +184,9 @@ for _name in ("lt", "le", "eq", "ne", "gt", "ge"):
     setattr(KnownNumber, f"__{_name}__", _forward(getattr(operator, _name)))
 
 
-def in_commands(free: Callable[[int | str], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def in_commands(
+    free: Callable[[int | str], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of an operation with RecordedFloats for the numbers of this kind where `free` says, by place or
     name, that numbers travel with the command; elsewhere with what is taken of them."""
     given = tuple(_in_command(arg, free(at)) for at, arg in enumerate(args))

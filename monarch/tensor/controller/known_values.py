@@ -93,7 +93,7 @@ def know(
         if not ours:
             parts = {**{id(t): part_of(t._record, values[id(t)], run) for t in inputs}, **numbers}
         _change(op.op, args, kwargs, inputs, outcome.mutates, run, parts, here)
-        if outcome.mutates:
+        if outcome.mutates:  # of the memory that changes
             values = {id(tensor): value_of(tensor._record) for tensor in inputs}
     with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad():
         result = op.op(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
@@ -102,7 +102,7 @@ def know(
             record = made.pop(0)._record
             origin = run
             if not ours:
-                evolving = here.evolving
+                evolving = recorder().evolving
                 if evolving is None:
                     origin = Derivation(run, op.op, parts, args, kwargs, number, record.meta)
                 else:
@@ -126,7 +126,7 @@ def _change(
             if parts:
                 here.overwrites_known(storage)
     for storage in storages:
-        if storage.known is not None:
+        if storage.known is not None and (run is not None or hasattr(storage.known, "in_several")):
             storage.known = storage.known.clone()
 
 
@@ -169,9 +169,18 @@ def known_scalar(tensor: Tensor) -> Any:
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     record = tensor._record
-    if recorders and record.storage.known is not None and (here := recorder()) is not None and here.evolving is not None:
+    if (
+        recorders
+        and record.storage.known is not None
+        and (here := recorder()) is not None
+        and here.evolving is not None
+    ):
         value = value_of(record)
-        if value is not None and record.storage.origin is not here.run and (number := here.evolving.read(record, value)):
+        if (
+            value is not None
+            and record.storage.origin is not here.run
+            and (number := here.evolving.read(record, value))
+        ):
             return number
     value = known_values(tensor, "item()")
     with _disable_current_modes():

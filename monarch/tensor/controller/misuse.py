@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from monarch.tensor.frames import PACKAGE, TORCH, internal
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.signature import Kwargs
 
@@ -120,10 +122,10 @@ def asked_by(file: str) -> bool:
 
 def asking_frame() -> FrameType | None:
     """Returns the frame of the code that called torch, or this package."""
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    return frame  # type: ignore[no-any-return]
+    return frame
 
 
 def no_value(what: str) -> Exception:

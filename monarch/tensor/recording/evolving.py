@@ -1,8 +1,8 @@
 """Scalars that a recorded function changes by themselves and constants, and what is computed of them: the step counts of
 optimizers, and their bias corrections.
 
-A recording has these as programs of a few lines. Before a replay they are run, with what the scalars are now: their numbers go
-along with the command, and the scalars are then what the replay makes of them. A thousand counts that are the same and
+A recording has these as programs of a few lines. Before a replay they are run, with what the scalars are now: their numbers
+go along with the command, and the scalars are then what the replay makes of them. A thousand counts that are the same and
 change alike are one.
 """
 
@@ -141,7 +141,7 @@ class EvolvingValues:
         """Gives an optimizer of torch's, which is about to make a step, its learning rates as KnownNumbers. Where it calls
         back into the program, or hands them to a fused operation, they stay what they are."""
         step = getattr(type(optimizer), "step", None)
-        if args or kwargs or not getattr(step, "__module__", "").startswith("torch.optim."):
+        if args or kwargs or not (getattr(step, "__module__", None) or "").startswith("torch.optim."):
             return
         for group in optimizer.param_groups:
             if type(group.get("lr")) is float and not group.get("fused"):
@@ -203,15 +203,13 @@ class EvolvingValues:
         elif not self._state_of.keys().isdisjoint(arguments):
             problem = "an optimizer's step count is an argument of it: let the optimizer have its own"
         elif any(id(node) in changing and type(node.value) is float for node in self._taken.values()):
-            problem = (
-                "its optimizer computes with a step count in a way that cannot be followed: use fused=True or capturable=True"
-            )
+            problem = "its optimizer computes with a step count in a way that cannot be followed: use fused=True"
         return evolution, problem
 
 
 class Evolution:
-    """The program that computes them anew. `states`: what it begins with; `steps` in order; `taken`: numbers and flags by which
-    the function went; `updates`: what the scalars are afterwards."""
+    """The program that computes them anew. `states`: what it begins with; `steps` in order; `taken`: numbers and flags by
+    which the function went; `updates`: what the scalars are afterwards."""
 
     def __init__(
         self,
@@ -268,20 +266,18 @@ class Evolution:
 
     def now(self) -> dict[int, Any] | None:
         """Returns all values for a call now, by id; None where the recording is not true for them."""
-        with no_modes(), torch.no_grad():
+        with no_modes(), torch._C._DisableAutocast(), torch.no_grad():
             return self._now()
 
     def _now(self) -> dict[int, Any] | None:
         known: dict[int, Any] = {}
         for state in self._states:
             first = state.storages[0].known
-            if first is None or first.dtype is not state.value.dtype or first.shape != state.value.shape:
+            if first is None or first.dtype is not state.dtype or first.shape != state.shape:
                 return None
             for storage in state.storages:
-                if storage.known is not first:
-                    if storage.known is None or not same_bits(storage.known, first):
-                        return None
-                    storage.known = first
+                if storage.known is not first and (storage.known is None or not same_bits(storage.known, first)):
+                    return None
             known[id(state)] = first
         try:
             for step in self._steps:
@@ -298,6 +294,7 @@ class Evolution:
         """Gives the scalars the values that a replay gives them."""
         for derivation, storages in self._updates:
             value = known[id(derivation)]
+            value.in_several = True  # a change in place makes a copy first
             for storage in storages:
                 storage.known = value
 

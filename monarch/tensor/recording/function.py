@@ -183,7 +183,9 @@ class _Variant(Replay):
         rates, ours, theirs = self.trace.rates, self.trace.evolution, other.trace.evolution
         if not changes or any(change.key != "lr" for change in changes):
             return False
-        if (ours is None) is not (theirs is None) or (ours is not None and theirs is not None and not ours.alike(theirs)):
+        if (ours is None) is not (theirs is None) or (
+            ours is not None and theirs is not None and not ours.alike(theirs)
+        ):
             return False
         sources = confirmed(other.trace.recording.steps, self.trace.recording.steps)
         if sources is None:
@@ -342,7 +344,7 @@ class Function:
 
     def _keep(self, kind: _CallKind, variant: _Variant, earlier: list[tuple[_Variant, list[Change]]]) -> None:
         for other, changes in earlier:
-            if variant.learn(other, changes):
+            if not self._observed.names("lr") and variant.learn(other, changes):
                 kind.variants.remove(other)
                 other.trace.forget()
         kind.variants.insert(0, variant)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from monarch.tensor.frames import TORCH
 from monarch.tensor.recording import outside
 from monarch.tensor.recording.reads import arguments_of
 
@@ -77,6 +78,10 @@ class ObservedCalls:
             elif not lasting or number in self._again:
                 found.append((code, name, value))
         return found
+
+    def names(self, key: str) -> bool:
+        """True if a function that is not torch's has this string in it."""
+        return any(key in code.co_consts for code in self.codes if not code.co_filename.startswith(TORCH))
 
     def watching(self, generators: outside.Generators | None = None) -> _Watching:
         """A block whose calls, in this thread, are observed. `generators`: it may draw from them."""

@@ -24,7 +24,8 @@ def marked(
     numbers: Sequence[tuple[Scalar, ...]], passed_on: Sequence[bool], rates: Sequence[object]
 ) -> tuple[list[tuple[Scalar, ...]], dict[int, NumberNode]]:
     """`numbers` of operations, with a Rate for each that may be one of `rates`: those equal to one, or to its negative,
-    where `passed_on` says that an optimizer issued the operation. And for each that is computed; the nodes of these, by slot."""
+    where `passed_on` says that an optimizer issued the operation. And for each that is computed; the nodes of these, by
+    slot."""
     values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]
     slots: dict[object, int] = {}
     nodes: dict[int, NumberNode] = {}
@@ -42,9 +43,7 @@ def marked(
                 return RecordedRate.of(number, slots.setdefault(value, len(slots)), negative, sources)
         return number
 
-    found = [
-        tuple(mark(number, passed) for number in given) for given, passed in zip(numbers, passed_on, strict=True)
-    ]
+    found = [tuple(mark(number, passed) for number in given) for given, passed in zip(numbers, passed_on, strict=True)]
     return found, nodes
 
 
