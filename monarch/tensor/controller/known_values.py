@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import propagation
 from monarch.tensor.controller import misuse
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from monarch.tensor.signature import Args, Kwargs
 
 
+# What is computed here is not looked at by the active mesh. A fifth of what `_disable_current_modes` costs.
+here_alone = torch._C._DisableTorchDispatch
 NBYTES = 1 << 15  # of a tensor with dimensions whose values are known here, at most
 _SEQUENCES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
 
@@ -44,7 +45,7 @@ def kept(meta: Meta, op: OpOverload | None = None) -> bool:
 def hold(storage: TensorStorage, meta: Meta, value: torch.Tensor, origin: object) -> None:
     """Keeps the values of a tensor, in the layout that it has on the workers, and what they came from."""
     if meta.shape:
-        with _disable_current_modes(), torch.no_grad():
+        with here_alone(), torch.no_grad():
             value = laid_out(value, meta)
     storage.known, storage.origin, storage.flags = value, origin, storage.flags | KNOWN
 
@@ -89,13 +90,12 @@ def know(
     numbers = recorded_floats((args, kwargs)) if run is not None else {}
     ours = run is None or (not numbers and all(tensor._record.storage.origin is run for tensor in inputs))
     parts: dict[int, Any] = {}
-    with _disable_current_modes(), torch.no_grad():
+    with here_alone(), torch.no_grad():
         if not ours:
             parts = {**{id(t): part_of(t._record, values[id(t)], run) for t in inputs}, **numbers}
-        _change(op.op, args, kwargs, inputs, outcome.mutates, run, parts, here)
-        if outcome.mutates:  # of the memory that changes
+        if _change(op.op, args, kwargs, inputs, outcome.mutates, run, parts, here):
             values = {id(tensor): value_of(tensor._record) for tensor in inputs}
-    with _disable_current_modes(), torch._C._DisableAutocast(), torch.no_grad():
+    with here_alone(), torch._C._DisableAutocast(), torch.no_grad():
         result = op.op(*replaced(args, values), **{name: replaced(value, values) for name, value in kwargs.items()})
     for number, (leaf, value) in enumerate(zip(outcome.leaves, flatten(result), strict=True)):
         if leaf.meta is not None and leaf.same < 0:
@@ -113,10 +113,10 @@ def know(
 def _change(
     op: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], mutates: Sequence[int], run: object,
     parts: dict[int, Any], here: Any,
-) -> None:  # fmt: skip
-    """Notes that known tensors are about to change in place, and gives them values of their own: others may have the same."""
+) -> bool:  # fmt: skip
+    """Notes that known tensors are about to change in place. True if that gave them values of their own: others had the same."""
     if not mutates:
-        return
+        return False
     storages = [inputs[index]._record.storage for index in mutates]
     if parts and here.evolving is not None and here.evolving.change(op, args, kwargs, inputs, mutates, parts):
         pass
@@ -125,9 +125,11 @@ def _change(
             storage.origin = None if parts else run
             if parts:
                 here.overwrites_known(storage)
-    for storage in storages:
-        if storage.known is not None and (run is not None or hasattr(storage.known, "in_several")):
+    shared = [storage for storage in storages if run is not None or hasattr(storage.known, "in_several")]
+    for storage in shared:
+        if storage.known is not None:
             storage.known = storage.known.clone()
+    return bool(shared)
 
 
 def value_of(record: TensorRecord) -> torch.Tensor | None:
@@ -135,9 +137,11 @@ def value_of(record: TensorRecord) -> torch.Tensor | None:
     known, meta = record.storage.known, record.meta
     if known is None or meta.dtype is not known.dtype or meta.deferred:
         return None
+    if known.shape == meta.shape and not meta.offset and known.stride() == meta.stride:
+        return known
     if meta.shape.numel() * known.itemsize > NBYTES:  # it was expanded
         return None
-    with _disable_current_modes(), torch.no_grad():
+    with here_alone(), torch.no_grad():
         return seen_as(known, meta)
 
 
@@ -159,7 +163,7 @@ def known_values(tensor: Tensor, what: str) -> torch.Tensor:
             return agreed(tensor, what)
         raise misuse.no_value(what)
     if recorders and (here := recorder()) is not None and record.storage.origin is not here.run:
-        with _disable_current_modes(), torch.no_grad():
+        with here_alone(), torch.no_grad():
             here.known(what, part_of(record, value, here.run), value.clone())
     return value
 
@@ -183,5 +187,5 @@ def known_scalar(tensor: Tensor) -> Any:
         ):
             return number
     value = known_values(tensor, "item()")
-    with _disable_current_modes():
+    with here_alone():
         return value.item()

@@ -41,6 +41,7 @@ class EvolvingValues:
         self._made: dict[Hashable, Derivation | NumberNode] = {}
         self._taken: dict[int, NumberNode] = {}
         self._changed: dict[int, TensorStorage] = {}
+        self._lost: dict[int, TensorStorage] = {}
         self._asked: tuple[NumberNode, bool, object] | None = None
         self._rates: list[RateNode] = []  # whose groups have them in place of numbers now
 
@@ -57,14 +58,14 @@ class EvolvingValues:
         if not each and len(changed) > 1:
             return False
         parts = dict(parts)
-        for at in changed:
-            record = inputs[at]._record
-            if not _whole(record):
-                return False
-            if isinstance(parts[id(inputs[at])].source, TensorStorage):
-                parts[id(inputs[at])] = KnownPart(self._state(record.storage), record.meta)
-        if not all(map(_evolves, parts.values())):
+        states = [inputs[at] for at in changed if isinstance(parts[id(inputs[at])].source, TensorStorage)]
+        there = set(map(id, states))
+        if not all(self._followed(inputs[at]._record) for at in changed):
             return False
+        if not all(key in there or _evolves(part) for key, part in parts.items()):
+            return False
+        for tensor in states:
+            parts[id(tensor)] = KnownPart(self._state(tensor._record.storage), tensor._record.meta)
         for at in changed:
             own, named = (_element(args, at), _element_named(kwargs, at)) if each else (args, kwargs)
             used = {key: part for key, part in parts.items() if key in _ids((own, named))} if each else parts
@@ -84,7 +85,7 @@ class EvolvingValues:
 
     def read(self, record: TensorRecord, value: torch.Tensor) -> KnownNumber | None:
         """Returns what an optimizer of torch's that reads a number has of it; None for others, and what does not evolve."""
-        if not value.dtype.is_floating_point or not misuse.asked_by(OPTIMIZERS) or not _whole(record):
+        if not value.dtype.is_floating_point or not misuse.asked_by(OPTIMIZERS) or not self._followed(record):
             return None
         origin = record.storage.origin
         if isinstance(origin, Derivation) and origin.run is self._run:
@@ -159,6 +160,22 @@ class EvolvingValues:
                 node.group["lr"] = node.value
         self._rates.clear()
 
+    def lose(self, storage: TensorStorage) -> None:
+        """Notes that a known tensor changes in a way that cannot be followed."""
+        self._lost[id(storage)] = storage
+
+    def _followed(self, record: TensorRecord) -> bool:
+        """True if a known tensor is all that is in its memory, and that is the program's own."""
+        known, meta, storage = record.storage.known, record.meta, record.storage
+        return (
+            known is not None
+            and storage.borrows is None
+            and id(storage) not in self._lost
+            and known.shape == meta.shape
+            and not meta.offset
+            and known.stride() == meta.stride
+        )
+
     def _state(self, storage: TensorStorage) -> KnownState:
         state = self._state_of.get(id(storage))
         if state is None:
@@ -183,9 +200,9 @@ class EvolvingValues:
 
     # --- what comes of it
 
-    def finish(self, arguments: Iterable[int], lost: Iterable[TensorStorage]) -> tuple[Evolution | None, str]:
+    def finish(self, arguments: Iterable[int]) -> tuple[Evolution | None, str]:
         """Returns what replays need, None where that is nothing; and why they would not be true, "" if they are.
-        `arguments`: ids of the memory of the function's arguments; `lost`: what was changed in ways that are not followed."""
+        `arguments`: ids of the memory of the function's arguments."""
         if not self._made:
             return None, ""
         steps = sorted(self._made.values(), key=lambda step: step.order)
@@ -198,7 +215,7 @@ class EvolvingValues:
         evolution = Evolution(list(self._states.values()), steps, list(self._taken.values()), list(updates.values()))
         changing = evolution.changing()
         problem = ""
-        if not self._state_of.keys().isdisjoint(map(id, lost)):
+        if not self._state_of.keys().isdisjoint(self._lost):
             problem = "a number that it reads is changed in place, in a way that cannot be followed"
         elif not self._state_of.keys().isdisjoint(arguments):
             problem = "an optimizer's step count is an argument of it: let the optimizer have its own"
@@ -297,18 +314,6 @@ class Evolution:
             value.in_several = True  # a change in place makes a copy first
             for storage in storages:
                 storage.known = value
-
-
-def _whole(record: TensorRecord) -> bool:
-    """True if a known tensor is all that is in its memory, and that is the program's own."""
-    known, meta = record.storage.known, record.meta
-    return (
-        known is not None
-        and record.storage.borrows is None
-        and known.shape == meta.shape
-        and not meta.offset
-        and known.stride() == meta.stride
-    )
 
 
 def _evolves(part: Any) -> bool:

@@ -207,6 +207,8 @@ class CommandRecorder(CommandWatcher):
 
     def overwrites_known(self, storage: records.TensorStorage) -> None:
         self._overwritten.append(storage)
+        if self.evolving is not None:
+            self.evolving.lose(storage)
 
     def known_reads(self, places: Mapping[int, int]) -> KnownReads | None:
         """Returns what was read of values from outside; None when nothing was. `places`: of the arguments' memory."""
@@ -225,7 +227,7 @@ class CommandRecorder(CommandWatcher):
         """Returns what becomes of scalars with each replay; None where nothing does, or nobody knows of it."""
         if self.evolving is None:
             return None
-        found, problem = self.evolving.finish(places, self._overwritten)
+        found, problem = self.evolving.finish(places)
         if problem:
             self.refuse(problem)
         return found
