@@ -17,7 +17,8 @@ from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import _active as _activations
 from monarch.tensor.controller.dispatch import _INT, KnownCall
 from monarch.tensor.controller.handles import MadeInInference
-from monarch.tensor.controller.records import TensorRecord, TensorStorage, recorders
+from monarch.tensor.controller.known_values import change_known
+from monarch.tensor.controller.records import KNOWN, TensorRecord, TensorStorage, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
 
@@ -47,6 +48,8 @@ OPERATIONS = {
     "tanh": _aten.tanh.default,
     "zero_": _aten.zero_.default,
 }
+# Of these `method(tensor, tensor, number)` or `method(tensor, tensor, tensor, value=number)`: optimizers are made of them.
+SEVERAL = {"lerp_": _aten.lerp_.Scalar, "addcmul_": _aten.addcmul_.default, "addcdiv_": _aten.addcdiv_.default}
 
 _AUTOCASTS = [key for key in torch._C.DispatchKey.__members__ if key.startswith("Autocast")]
 _autocast = torch._C._is_any_autocast_enabled
@@ -66,9 +69,10 @@ _NOTHING: Any = object()
 
 
 def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
-    """The method `name` of OPERATIONS for Tensor, the class of distributed tensors."""
+    """The method `name` of OPERATIONS or SEVERAL for Tensor, the class of distributed tensors."""
     plain: Callable[..., Any] = getattr(torch.Tensor, name)
-    known = dispatch.known_op(OPERATIONS[name])
+    several = name in SEVERAL
+    known = dispatch.known_op(SEVERAL[name] if several else OPERATIONS[name])
     in_place = known.op._schema.is_mutable
     casts = any(torch._C._dispatch_has_kernel_for_dispatch_key(known.op.name(), key) for key in _AUTOCASTS)
 
@@ -76,9 +80,8 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
         kind = type(other)
         if not (
             _function_modes()  # first: such a mode would see the attributes read
-            or (_grad() and (self.requires_grad or (kind is Tensor and other.requires_grad)))
-            or more
-            or named
+            or (_grad() and (several or self.requires_grad or (kind is Tensor and other.requires_grad)))
+            or (bool(more or named) is not several)
             or recorders
             or _modes() != _activations.modes
             or _transforms() is not None
@@ -91,10 +94,15 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
             record = self._record
             place, storage = record.place, record.storage
             taint, usable = storage.taint, not storage.flags and place.stream is _streams.stream
+            counts = not usable and storage.flags == KNOWN and place.stream is _streams.stream and in_place
             inputs: Any = (record.ref,)
             numbers: Any = ()
             key: Any
-            if kind is Tensor:
+            if several:
+                usable = usable and len(more) == 1 and kind is Tensor and len(named) <= ("value" in named)
+                found = (other, *more, *named.values())
+                key, inputs, numbers, taint, usable = _parts(known, record, found, named, Tensor, usable)
+            elif kind is Tensor:
                 second = other._record
                 key = (known, record.meta, second.meta)
                 inputs = (record.ref, second.ref)
@@ -105,11 +113,11 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
             elif other is _NOTHING:
                 key = (known, record.meta)
             else:
-                usable = usable and (kind is float or (kind is int and -_INT < other < _INT))
+                usable = (usable or counts) and (kind is float or (kind is int and -_INT < other < _INT))
                 key = (known, record.meta, kind)
                 numbers = (other,)
             if alpha is not _NOTHING:
-                usable = usable and type(alpha) in (int, float) and -_INT < alpha < _INT
+                usable = usable and not counts and type(alpha) in (int, float) and -_INT < alpha < _INT
                 key += ("alpha", type(alpha))
                 numbers += (alpha,)
             engine = place.engine
@@ -127,6 +135,8 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
                 engine.run(place, entry.signature, inputs, numbers, 0, _gather(True, False, False))
                 _count_change((self,))  # autograd's: what it has saved must not have changed
                 storage.taint = taint
+                if counts:
+                    change_known(known.op, record, numbers[0])
                 return self
         if other is not _NOTHING and alpha is _NOTHING and not more and not named:
             result = plain(self, other)
@@ -141,3 +151,29 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
     method.__qualname__ = f"Tensor.{name}"
     method.__doc__ = plain.__doc__
     return method
+
+
+def _parts(
+    known: Any, record: TensorRecord, given: tuple[Any, ...], named: dict[str, Any], Tensor: type[Tensor], usable: bool
+) -> tuple[Any, Any, Any, Any, bool]:
+    """Returns the key of a known call on that tensor and what is `given`, of which what is `named` are the last; its inputs
+    and numbers; its taint; and whether it is `usable` as it is."""
+    key: list[Any] = [known, record.meta]
+    inputs, numbers, taint = [record.ref], [], record.storage.taint
+    names = iter(named)
+    for at, value in enumerate(given):
+        kind = type(value)
+        if at >= len(given) - len(named):
+            key.append(next(names))
+        if kind is Tensor:
+            other = value._record
+            key.append(other.meta)
+            inputs.append(other.ref)
+            usable = usable and other.place is record.place and not other.storage.flags
+            if other.storage.taint is not taint:
+                taint = merge(taint, other.storage.taint)
+        else:
+            key.append(kind)
+            numbers.append(value)
+            usable = usable and (kind is float or (kind is int and -_INT < value < _INT))
+    return tuple(key), inputs, numbers, taint, usable

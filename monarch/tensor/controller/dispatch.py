@@ -186,7 +186,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
                 key.append((kind, *map(type, arg)))
                 numbers.extend(arg)
             elif index in op.lists and not _NUMBERS.isdisjoint(map(type, arg)):
-                return operate(func, *in_commands(op.free, args, kwargs), mesh=mesh)
+                return operate(func, *in_commands(op.free, args, kwargs), mesh)
             else:
                 key.append(_nested(arg, inputs))
         elif kind is int or kind is bool:
@@ -195,7 +195,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
             if isinstance(arg, torch.Tensor):
                 inputs.append(arg)
             elif kind in _NUMBERS:
-                return operate(func, *in_commands(op.free, args, kwargs), mesh=mesh)
+                return operate(func, *in_commands(op.free, args, kwargs), mesh)
             key.append(_plain(kind, arg))
     if kwargs:
         for name, value in kwargs.items():
@@ -215,7 +215,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
                 if isinstance(value, torch.Tensor):
                     inputs.append(value)
                 elif kind in _NUMBERS:
-                    return operate(func, *in_commands(op.free, args, kwargs), mesh=mesh)
+                    return operate(func, *in_commands(op.free, args, kwargs), mesh)
                 key.append(_plain(kind, value))
     if (default := _default_dtype()) is not _float32:
         key.append(default)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.dispatch import _KnownOp
     from monarch.tensor.controller.tensor import Tensor
     from monarch.tensor.metadata import Meta
-    from monarch.tensor.signature import Args, Kwargs
+    from monarch.tensor.signature import Args, Kwargs, Scalar
 
 
 # What is computed here is not looked at by the active mesh. A fifth of what `_disable_current_modes` costs.
@@ -114,7 +114,8 @@ def _change(
     op: OpOverload, args: Args, kwargs: Kwargs, inputs: list[Tensor], mutates: Sequence[int], run: object,
     parts: dict[int, Any], here: Any,
 ) -> bool:  # fmt: skip
-    """Notes that known tensors are about to change in place. True if that gave them values of their own: others had the same."""
+    """Notes that known tensors are about to change in place. True if that gave them values of their own, as
+    others had the same."""
     if not mutates:
         return False
     storages = [inputs[index]._record.storage for index in mutates]
@@ -130,6 +131,20 @@ def _change(
         if storage.known is not None:
             storage.known = storage.known.clone()
     return bool(shared)
+
+
+def change_known(op: OpOverload, record: TensorRecord, number: Scalar) -> None:
+    """Changes what is known of a tensor by an operation in place with a number, outside of any recording."""
+    storage = record.storage
+    if hasattr(storage.known, "in_several"):
+        storage.known = None if storage.known is None else storage.known.clone()
+    value = value_of(record)
+    if value is None:
+        storage.known, storage.flags = None, storage.flags & ~KNOWN
+        return
+    storage.origin = None
+    with here_alone(), torch.no_grad():
+        op(value, number)
 
 
 def value_of(record: TensorRecord) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from monarch.tensor.controller.activation import in_this_thread, no_modes
 from monarch.tensor.controller.agreement import answers_of
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.constants import on_device_of, replica
-from monarch.tensor.controller.direct import OPERATIONS, direct
+from monarch.tensor.controller.direct import OPERATIONS, SEVERAL, direct
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.records import DROPPED, KNOWN, TensorRecord, tensors_of
 from monarch.tensor.controller.stream import get_active_stream
@@ -428,7 +428,7 @@ for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(Tensor, _name, _explained(_name))
 Tensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
 
-for _name in OPERATIONS:
+for _name in (*OPERATIONS, *SEVERAL):
     setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import monarch
 from monarch.tensor.controller import dispatch
-from monarch.tensor.controller.direct import OPERATIONS
+from monarch.tensor.controller.direct import OPERATIONS, SEVERAL
 
 
 class Seen(TorchDispatchMode):
@@ -96,6 +96,48 @@ def test_a_known_call_goes_straight_to_the_mesh(loop: Any, issued: list[Any], na
         values = monarch.inspect(got)
         with monarch.no_mesh.activate():
             torch.testing.assert_close(values, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("named", [{}, {"value": -0.5}, {"value": 2}], ids=str)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_optimizers_are_made_of_goes_straight_to_the_mesh(
+    loop: Any, issued: list[Any], name: str, named: dict[str, Any]
+) -> None:
+    def done(straight: bool) -> list[Any]:
+        tensor, other = torch.full((3, 3), 4.0), torch.full((3, 3), 1.5)
+        rest, kwargs = ((0.25,), {}) if name == "lerp_" else ((other + 1,), named)
+        found = []
+        for count in range(3):
+            issued.clear()
+            with torch.no_grad():
+                assert getattr(tensor, name)(other, *rest, **kwargs) is tensor
+            assert not straight or not count or issued == []
+            found.append(tensor.clone())
+        with pytest.raises(TypeError, match="argument"), torch.no_grad():
+            getattr(tensor, name)(other, *rest, **kwargs, another=1)
+        issued.clear()
+        weight = torch.ones(3, 3, requires_grad=True)
+        getattr(tensor, name)(weight, *rest, **kwargs).sum().backward()  # torch records the derivative
+        assert SEVERAL[name] in issued or not straight
+        return [*found, weight.grad]
+
+    with monarch.no_mesh.activate():
+        wanted = done(False)
+    values = monarch.inspect(done(True))
+    with monarch.no_mesh.activate():
+        torch.testing.assert_close(values, wanted, rtol=0, atol=0)
+
+
+def test_a_count_that_is_known_goes_straight_to_the_mesh_and_stays_known(loop: Any, issued: list[Any]) -> None:
+    count, whole = torch.tensor(0.0), torch.arange(4)
+    for _ in range(3):
+        issued.clear()
+        count += 1
+        count.mul_(2)
+        whole[1:].add_(1)
+    assert count.item() == 14.0 == monarch.inspect(count).item()
+    assert whole.tolist() == [0, 4, 5, 6] == monarch.inspect(whole).tolist()
+    assert not {torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor} & set(issued)
 
 
 def test_autocast_has_its_say(loop: Any, issued: list[Any]) -> None:
