@@ -1,12 +1,12 @@
 """The order of imports. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too; the latter may
 close a ring of files within one folder, and only there.
 
-    _text < _errors < _linux < _devices < config < _shape < _wire < _runtime < _mesh < actor
+    _text < _errors < _linux < _devices < config < _shape < _wire < _http < _runtime < _mesh < actor
         < optional packages < SEEING < job < tools
 
 The trunk, from _text to actor, imports only from its left. An optional package uses the public API, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._devices and its own files, and what everybody may: monarch._text,
-monarch._errors and monarch._linux; job also the optional
+monarch._errors, monarch._linux and monarch._http; job also the optional
 packages, tools also job, `__main__` also tools. SEEING are the rooms that look into a program that runs: each may import the
 trunk and those of them to its left. FACES are public paths of what monarch.tensor has, and import it and other
 faces, nothing else; OTHER_FACES those of other packages. monarch.testing is the trunk's own test-kit and
@@ -34,8 +34,8 @@ from monarch._mesh.inspection import admin_socket
 
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
-TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
-PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "actor")
+TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_http", "_runtime", "_mesh", "actor")
+PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "_http", "actor")
 LATE = ("job", "tools", "__main__")
 SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard")
 FACES = ("builtins", "checkpoint", "memory", "profiler", "random", "simulator", "timer")

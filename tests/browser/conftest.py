@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from examples.simulated_dashboard import Simulation
+from monarch._http.server import HttpServer, Site
 from monarch.dashboard.pages.api import PageData
-from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from examples.simulated_dashboard import Simulation
+from monarch._http.server import HttpServer, Site
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.icicle import RankStack
 from monarch.dashboard.pages.live_data import LiveStacks
-from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
 from tests.support.web import served

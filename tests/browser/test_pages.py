@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from monarch._http.server import HttpServer, Site
 from monarch.dashboard.pages.api import PageData
-from monarch.dashboard.process.http_server import HttpServer, Site
 from monarch.dashboard.routes.page_routes import routes_of
 
 PAGES = {

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from monarch.dashboard.process.http_server import HttpServer, Site
+from monarch._http.answering import LARGEST_BODY
+from monarch._http.server import HttpServer, Site
 from monarch.dashboard.routes import page_routes
-from monarch.dashboard.routes.answering import LARGEST_BODY
 from monarch.dashboard.routes.page_routes import PAGES, STATIC, routes_of
 from monarch.dashboard.routes.telemetry_routes import query_routes
 from monarch.telemetry import query_places

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._http.server import HttpServer, OpenSite, Site
 from monarch._linux.loopback_peer import is_loopback
 from monarch.admin.programs import Program, ProgramGone, program_at
-from monarch.dashboard.process import http_server, observer_config
+from monarch.dashboard.process import observer_config, sites
 from monarch.dashboard.process.observer_config import ADMIN_PORT, Addresses, ObserverConfig
 from monarch.telemetry import frames
 
@@ -55,9 +56,9 @@ class ObserverState:
         self.ingest: Ingest | None = None
         self._stops: list[Callable[[], object]] = []
         self._config = ObserverConfig()
-        self._servers = http_server.HttpServer()
+        self._servers = HttpServer()
         self._opening = threading.Lock()
-        self._served: dict[str, http_server.OpenSite] = {}
+        self._served: dict[str, OpenSite] = {}
 
     def serve(self, wanted: ObserverConfig, token: str) -> Addresses:
         """Opens what is wanted and not served yet."""
@@ -68,20 +69,20 @@ class ObserverState:
             ]
             config = observer_config.more(self._config, wanted)
             host, port = _place(config.admin_addr)
-            sites: dict[str, Callable[[], http_server.Site]] = {}
+            wanted_sites: dict[str, Callable[[], Site]] = {}
             if config.telemetry or config.dashboard:
                 fresh = self.store is None
                 store = self._keep(config)
-                sites["telemetry"] = lambda: http_server.api_site(store, self.program)
+                wanted_sites["telemetry"] = lambda: sites.api_site(store, self.program)
                 if config.dashboard:
-                    sites["dashboard"] = lambda: http_server.dashboard_site(config, store, self.program, token)
+                    wanted_sites["dashboard"] = lambda: sites.dashboard_site(config, store, self.program, token)
                 if fresh and "admin" in self._served:  # which has telemetry from now on
                     self._served["admin"].routing.use(
-                        http_server.admin_site(config, store, self.program, host, port, token).routes
+                        sites.admin_site(config, store, self.program, host, port, token).routes
                     )
             if config.admin:
-                sites["admin"] = lambda: http_server.admin_site(config, self.store, self.program, host, port, token)
-            for name, site in sites.items():
+                wanted_sites["admin"] = lambda: sites.admin_site(config, self.store, self.program, host, port, token)
+            for name, site in wanted_sites.items():
                 if name not in self._served:
                     notes += self._open(name, site())
             opened = {part: part in self._served for part in observer_config.PARTS}
@@ -89,7 +90,7 @@ class ObserverState:
             urls = {f"{part}_url": self._served[part].url for part in observer_config.PARTS if part in self._served}
             return Addresses(pid=os.getpid(), notes=notes, **urls)
 
-    def _open(self, name: str, site: http_server.Site) -> list[str]:
+    def _open(self, name: str, site: Site) -> list[str]:
         """Opens it. Returns notes for people."""
         try:
             served = self._served[name] = self._servers.serve(site)

@@ -1,4 +1,4 @@
-"""The routes of the admin API, which `monarch.dashboard.process.http_server` serves. See docs/admin.md.
+"""The routes of the admin API, which `monarch._http.server` serves. See docs/admin.md.
 
 Who may ask, ports and TLS are the server's. Questions to the program run on threads; equal ones that come together are asked
 once (`shared_answers`), so any number of readers costs the program a few questions a second.
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._http.answering import AGAIN_LATER, BadRequest, answer, body_of, decoded, on_thread
 from monarch._mesh.inspection import doctor
 from monarch.admin import references
 from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
@@ -22,7 +23,7 @@ from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import BadReference
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
-from monarch.dashboard.routes.answering import AGAIN_LATER, BadRequest, answer, body_of, decoded, on_thread, streamed
+from monarch.dashboard.routes.query_answers import streamed
 from monarch.dashboard.shared_answers import SharedAnswers
 from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 

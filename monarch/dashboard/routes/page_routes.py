@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._http import answering
+from monarch._http.answering import BadRequest
 from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
-from monarch.dashboard.routes import answering
-from monarch.dashboard.routes.answering import BadRequest
+from monarch.dashboard.routes import query_answers
 from monarch.dashboard.routes.request import PageRequest
 from monarch.telemetry.result import QueryRefused
 
@@ -135,15 +136,15 @@ def _sql(api: PageData) -> Callable[..., Any]:
     """Returns the endpoint for what people typed; when they go away, their query is cancelled."""
 
     async def endpoint(request: Any) -> Any:
-        def run(running: answering.Running) -> Any:
+        def run(running: query_answers.Running) -> Any:
             return _answered(lambda ask: api.sql(sql, ask.number("timeout"), _rows(ask), running), ask)
 
         try:
             ask = PageRequest(request, await _body(request))
-            sql = answering.sql_of(ask.body)
+            sql = query_answers.sql_of(ask.body)
         except BadRequest as exc:
             return _error(400, str(exc))
-        return await answering.while_awaited(request, run)
+        return await query_answers.while_awaited(request, run)
 
     return endpoint
 
@@ -164,7 +165,7 @@ def _answered(answer: Callable[[PageRequest], Any], ask: PageRequest) -> Any:
     except TimeoutError as exc:
         return _error(408, str(exc) or "it took longer than it may")
     except QueryRefused as exc:
-        return answering.refused(exc)
+        return query_answers.refused(exc)
     except ValueError as exc:  # bad SQL, or SQL that writes
         return _error(400, str(exc))
     except Exception as exc:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from monarch._http.answering import BadRequest
 from monarch.config.units import parse_duration
 from monarch.dashboard.pages.api import NotFound
-from monarch.dashboard.routes.answering import BadRequest
 
 _MOST_ID = 2**64 - 1
 _LARGEST = 2**63

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch.dashboard.routes.answering import (
-    BadRequest,
-    answer,
-    error,
-    object_of,
-    on_thread,
-    refused,
-    sql_of,
-    streamed,
-)
+from monarch._http.answering import BadRequest, answer, error, object_of, on_thread
+from monarch.dashboard.routes.query_answers import refused, sql_of, streamed
 from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch.dashboard.process import http_server, observer_config
+from monarch._http import server as http_server
+from monarch.dashboard.process import observer_config
 from monarch.dashboard.process.launcher import Observer, ObserverFailed
 from monarch.dashboard.process.observer_config import ObserverConfig
 from monarch.telemetry.client import QueryEngineClient

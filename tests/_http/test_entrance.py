@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.process import connection_limits, http_entrance
-from monarch.dashboard.process.connection_limits import Phase
-from monarch.dashboard.process.http_server import HttpServer, Site
+from monarch._http import connection_limits
+from monarch._http import entrance as http_entrance
+from monarch._http.connection_limits import Phase
+from monarch._http.server import HttpServer, Site
 from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 from tests.support.users import needs_root, stranger_says
@@ -154,7 +155,7 @@ def test_many_who_say_nothing_keep_nobody_out(served: Served) -> None:
 
 
 def test_of_those_who_were_answered_the_longest_idle_gives_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_entrance, "CONNECTIONS", 4)
+    monkeypatch.setattr(served.entrance, "_most", 4)
     kept = []
     for _ in range(5):
         kept.append(served.connect())
@@ -169,7 +170,7 @@ def test_of_those_who_were_answered_the_longest_idle_gives_way(served: Served, m
 
 
 def test_when_all_wait_for_answers_one_more_is_told_so(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_entrance, "CONNECTIONS", 3)
+    monkeypatch.setattr(served.entrance, "_most", 3)
     waiting = []
     for _ in range(3):
         served.began.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.dashboard.process.connection_limits import BODY, HEAD, LAST, LEAST, SLOW, ConnectionLimits, Phase
+from monarch._http.connection_limits import BODY, HEAD, LAST, LEAST, SLOW, ConnectionLimits, Phase
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.process.http_server import COOKIE, LocalGate, TokenGate
+from monarch._http.server import COOKIE, LocalGate, TokenGate
 
 TOKEN = "t" * 32
 

@@ -1,7 +1,7 @@
 """The entrance of connections to an HTTP port: who may, how many, and who has to go for another.
 
 A port of this machine is for this user: the kernel says who has connected before anything is read, and others are told so
-and closed. All are unknown until the gate has let in a request of theirs. Bounds: CONNECTIONS, of these UNKNOWN that are not
+and closed. All are unknown until the gate has let in a request of theirs. Bounds: `most`, of these UNKNOWN that are not
 let in yet, and never more than a share of this process's descriptors. Beyond that one that is unknown gives way (see
 `handshake_slots`), then the one that has been idle for longest; when all wait for answers, the new one is told so.
 """
@@ -14,21 +14,19 @@ import socket
 from operator import itemgetter
 from typing import Any
 
+from monarch._http.connection import HttpConnection, protocol, whole_answer
+from monarch._http.connection_limits import CONNECTIONS, Phase
 from monarch._linux.descriptors import for_unknown
 from monarch._linux.loopback_peer import is_socket_ours
 from monarch._wire.transport.handshake_slots import HandshakeSlots, source_of
 from monarch._wire.transport.socket_errors import OnAccept, on_accept
-from monarch.dashboard.process.connection_limits import Phase
-from monarch.dashboard.process.http_connection import HttpConnection, protocol, whole_answer
 
-CONNECTIONS = 256
 UNKNOWN = 128
 _ACCEPTS_A_TURN = 64
 _PAUSE = 0.5  # seconds without accepting, when this process is out of what a connection needs
 _LOOK = 0.5  # seconds between two looks at the connections
 _TLS = 5.0  # seconds for its handshake
 _STRANGER = whole_answer(403, "this server answers the user who runs the program, and you are another one")
-_FULL = whole_answer(503, f"{CONNECTIONS} connections wait for answers here already: ask again later")
 
 
 class HttpVisitor:
@@ -57,11 +55,15 @@ class HttpVisitor:
 class HttpEntrance:
     """One of a port, on the loop of its server: `config` and `server` are uvicorn's. Open until `close`."""
 
-    def __init__(self, listening: socket.socket, config: Any, server: Any, *, local: bool) -> None:
+    def __init__(
+        self, listening: socket.socket, config: Any, server: Any, *, local: bool, most: int = CONNECTIONS
+    ) -> None:
         self._listening = listening
         self._config = config
         self._server = server
         self._local = local
+        self._most = most
+        self._full = whole_answer(503, f"{most} connections wait for answers here already: ask again later")
         self._loop = asyncio.get_running_loop()
         self._visitors: set[HttpVisitor] = set()
         self._unknown: HandshakeSlots[HttpVisitor] = HandshakeSlots(
@@ -107,8 +109,8 @@ class HttpEntrance:
         if self._local and not is_socket_ours(sock):
             _say_and_close(sock, _STRANGER)
             return
-        if (self._unknown.full or len(self._visitors) >= CONNECTIONS) and not self._give_way():
-            _say_and_close(sock, _FULL)
+        if (self._unknown.full or len(self._visitors) >= self._most) and not self._give_way():
+            _say_and_close(sock, self._full)
             return
         visitor = HttpVisitor(sock)
         self._visitors.add(visitor)

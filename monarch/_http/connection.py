@@ -12,7 +12,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from monarch.dashboard.process.connection_limits import ConnectionLimits, Phase
+from monarch._http.connection_limits import ConnectionLimits, Phase
 
 _UNREADABLE = "this cannot be read: send requests of HTTP/1.1, with a head of at most 16 KiB"
 _PHRASES = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 503: "Service Unavailable"}

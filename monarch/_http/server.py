@@ -1,7 +1,7 @@
-"""The one place where an observer serves HTTP: which routes are on which port, who may ask, and TLS.
+"""The one place where HTTP is served: of a port, who may ask, and TLS.
 
 Before any page or query, each request goes through a gate. A port of this machine takes connections of this user alone (see
-`http_entrance`), and the gate lets in what comes under a name of this machine (so that no page of another site gets in by a
+`entrance`), and the gate lets in what comes under a name of this machine (so that no page of another site gets in by a
 name that it lets point here). From other machines: those who have the token, in the URL once, then in a cookie, or as
 `Authorization: Bearer`.
 """
@@ -19,14 +19,12 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
+from monarch._http.connection_limits import CONNECTIONS
 from monarch._linux.loopback_peer import is_loopback
 from monarch._text import bracketed
-from monarch.dashboard.routes.telemetry_routes import query_routes, upload_routes
 
 if TYPE_CHECKING:
-    from monarch.dashboard.process.http_entrance import HttpEntrance
-    from monarch.dashboard.process.observer_config import ObserverConfig
-    from monarch.telemetry.store import Store
+    from monarch._http.entrance import HttpEntrance
 
 _STARTS = 30.0  # seconds for a server to listen
 _ENDS = 2.0  # and for what is under way to end
@@ -42,6 +40,7 @@ class Site(NamedTuple):
     token: str = ""
     certificate: str = ""
     private_key: str = ""
+    connections: int = CONNECTIONS
 
 
 class OpenSite(NamedTuple):
@@ -93,6 +92,15 @@ class HttpServer:
             raise
         return OpenSite(url_of(site, listening.getsockname()), note, routing)
 
+    def stop_accepting(self) -> None:
+        """Lets nobody in any more; those who are there go on."""
+
+        async def stop() -> None:
+            while self._entrances:
+                self._entrances.pop().close()
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(_ENDS)
+
     def close(self) -> None:
         """Ends all servers. May be called again."""
         if not self._thread.is_alive():
@@ -112,7 +120,7 @@ class HttpServer:
     async def _start(self, site: Site, routing: Routing, listening: socket.socket) -> None:
         import uvicorn
 
-        from monarch.dashboard.process.http_entrance import HttpEntrance
+        from monarch._http.entrance import HttpEntrance
 
         config = uvicorn.Config(
             guarded(routing, site),
@@ -134,7 +142,9 @@ class HttpServer:
                 raise RuntimeError("the HTTP server has ended before it had begun")
             await asyncio.sleep(0.01)
         self._servers.append((server, task))
-        self._entrances.append(HttpEntrance(listening, config, server, local=is_loopback(site.host)))
+        self._entrances.append(
+            HttpEntrance(listening, config, server, local=is_loopback(site.host), most=site.connections)
+        )
 
     async def _stop(self) -> None:
         for entrance in self._entrances:
@@ -182,46 +192,6 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
     scheme = "https" if site.certificate else "http"
     token = "" if is_loopback(site.host) else f"/?token={site.token}"
     return f"{scheme}://{bracketed(host)}:{name[1]}{token}"
-
-
-# --- what is on which port
-
-
-def api_site(store: Store, program: Any) -> Site:
-    """Returns the site for programs of this machine: SQL, what the dashboard shows, and uploads."""
-    return Site([*query_routes(store), *upload_routes(store), *_dashboard(store, program)])
-
-
-def dashboard_site(config: ObserverConfig, store: Store, program: Any, token: str) -> Site:
-    """Returns the site for people: pages, which read."""
-    return Site(
-        _dashboard(store, program),
-        config.dashboard_host,
-        config.dashboard_port,
-        token,
-        *_tls(config, config.dashboard_host),
-    )
-
-
-def admin_site(config: ObserverConfig, store: Store | None, program: Any, host: str, port: int, token: str) -> Site:
-    return Site(_admin(store, program), host, port, token, *_tls(config, host))
-
-
-def _tls(config: ObserverConfig, host: str) -> tuple[str, str]:
-    """Certificates are for what other machines reach."""
-    return ("", "") if is_loopback(host) else (config.certificate, config.private_key)
-
-
-def _dashboard(store: Store, program: Any) -> list[Any]:
-    from monarch.dashboard.routes.page_routes import routes
-
-    return routes(store, program)
-
-
-def _admin(store: Store | None, program: Any) -> list[Any]:
-    from monarch.dashboard.routes.admin_routes import routes
-
-    return routes(program, store)
 
 
 # --- who may ask

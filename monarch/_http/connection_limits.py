@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+CONNECTIONS = 256  # of a port, unless said otherwise
 HEAD = 2.0  # seconds for the head of a request; the first counts from the connection on
 BODY = 30.0  # for its body
 LAST = 2.0  # to take the end of an answer, and to stop sending what is not wanted

@@ -1,4 +1,4 @@
-"""Helpers of all routes: a JSON body with a limit, work on a thread that ends when its asker goes away, errors as JSON."""
+"""Answers to queries: SQL in, rows out in parts, and a query ends when its asker goes away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from monarch._http.answering import AGAIN_LATER, BadRequest, answer, gone, on_thread
 from monarch.telemetry.result import QueryError, QueryRefused
 
 if TYPE_CHECKING:
@@ -16,59 +17,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGEST_BODY = 1 << 20  # bytes
-AGAIN_LATER = {"Cache-Control": "no-store", "Retry-After": "2"}  # seconds; told to who has found no place
 _CANCELS = 0.1  # seconds between two attempts to cancel
 
 # Is given what cancels the work from another thread, which may be called at any time and again.
 Running = Callable[[Callable[[], None]], object]
 
 
-class BadRequest(ValueError):
-    """Answered with 400 and this text."""
-
-
-async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
-    from starlette.concurrency import run_in_threadpool
-
-    given: T = await run_in_threadpool(work, *arguments)
-    return given
-
-
-async def body_of(request: Any, largest: int = LARGEST_BODY) -> bytes:
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > largest:
-            raise BadRequest(f"a request has at most {largest:,} bytes")
-    return bytes(data)
-
-
-async def object_of(request: Any, largest: int = LARGEST_BODY) -> dict[str, Any]:
-    """Returns the JSON object that came. BadRequest for anything else."""
-    found: dict[str, Any] = decoded(await body_of(request, largest), dict[str, Any])
-    return found
-
-
-def decoded(data: bytes, type: Any) -> Any:
-    """Returns the JSON that came. BadRequest for what is none, or something else."""
-    try:
-        return msgspec.json.decode(data, type=type)
-    except RecursionError:
-        raise BadRequest("the JSON of the body is nested too deep") from None
-    except msgspec.ValidationError as exc:
-        raise BadRequest(f"the body is not what is expected: {exc}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as exc:
-        raise BadRequest(f"the body is no JSON: {exc}") from None
-
-
 async def while_awaited(request: Any, work: Callable[[Running], T]) -> T:
     """Returns what `work` gives, on a thread. Cancels it when nobody waits for the answer any more."""
     cancels: list[Callable[[], None]] = []
     running = asyncio.ensure_future(on_thread(work, cancels.append))
-    gone = asyncio.ensure_future(_gone(request))
+    left = asyncio.ensure_future(gone(request))
     try:
-        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, left), return_when=asyncio.FIRST_COMPLETED)
         while not running.done():  # again, for work that has not quite begun
             for cancel in cancels:
                 try:
@@ -78,12 +39,7 @@ async def while_awaited(request: Any, work: Callable[[Running], T]) -> T:
             await asyncio.wait((running,), timeout=_CANCELS)
         return await running
     finally:
-        gone.cancel()
-
-
-async def _gone(request: Any) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        left.cancel()
 
 
 async def streamed(request: Any, store: Store, sql: str, timeout: float | None = None, limit: int | None = None) -> Any:
@@ -128,18 +84,6 @@ def sql_of(body: Mapping[str, Any]) -> str:
     if not isinstance(text, str) or not text.strip():
         raise BadRequest("missing 'sql' in request body")
     return text
-
-
-def answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
-    """Returns `content` as JSON; bytes are JSON already."""
-    from starlette.responses import Response
-
-    body = content if isinstance(content, bytes) else msgspec.json.encode(content, enc_hook=str)
-    return Response(body, status, headers=headers, media_type="application/json")
-
-
-def error(status: int, text: str) -> Any:
-    return answer({"error": text}, status)
 
 
 def refused(exc: QueryRefused) -> Any:
