@@ -40,6 +40,14 @@ class Generator(Actor):
         self.weights = weights
 
     @endpoint
+    def fetch(self, weights: int) -> int:  # in a thread, beside requests
+        return weights
+
+    @endpoint
+    def use(self, weights: int) -> None:
+        self.weights = weights
+
+    @endpoint
     def about(self) -> tuple[int, int]:
         return os.getpid(), self.largest
 
@@ -66,8 +74,8 @@ async def main(replicas: int, requests: int) -> None:
         asking = asyncio.create_task(client(service, requests))
         pid, _largest = await service.options(wait=True, retries=3).about.route()
         os.kill(pid, signal.SIGKILL)
-        for weights in (1, 2):
-            await service.update("load", weights)
+        await service.update("load", 1)  # one replica after another
+        await service.update_in_place("fetch", 2, then="use")  # next to the old ones, without a pause
         versions = await asking
 
         print(f"{versions.total()} answers of {requests} requests, of versions {sorted(versions)}")

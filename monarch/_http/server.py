@@ -14,9 +14,9 @@ import hmac
 import html
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from monarch._http.connection_limits import CONNECTIONS
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _STARTS = 30.0  # seconds for a server to listen
 _ENDS = 2.0  # and for what is under way to end
 _BACKLOG = 128
+
+T = TypeVar("T")
 
 
 class Site(NamedTuple):
@@ -99,7 +101,11 @@ class HttpServer:
             while self._entrances:
                 self._entrances.pop().close()
 
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(_ENDS)
+        self.wait_for(stop())
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the loop of the servers; returns what it gives."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         """Ends all servers. May be called again."""

@@ -18,6 +18,8 @@ from monarch.service.errors import (
     ServiceUnavailableError,
     ServiceUpdateError,
 )
+from monarch.service.http_front import HttpFront, serve_http
+from monarch.service.http_routes import ClientGone, ServiceRoutes
 from monarch.service.routing import (
     ReplicaView,
     RouteRequest,
@@ -33,7 +35,9 @@ from monarch.service.stream import ServiceStream
 
 __all__ = [
     "Autoscale",
+    "ClientGone",
     "HealthCheck",
+    "HttpFront",
     "ReplicaLostError",
     "ReplicaStatus",
     "ReplicaView",
@@ -43,6 +47,7 @@ __all__ = [
     "ServiceEndpoint",
     "ServiceError",
     "ServiceOverloaded",
+    "ServiceRoutes",
     "ServiceSession",
     "ServiceStatus",
     "ServiceStream",
@@ -56,5 +61,6 @@ __all__ = [
     "retried",
     "round_robin",
     "serve",
+    "serve_http",
     "two_choices",
 ]

@@ -48,7 +48,7 @@ class Dispatcher(Fleet):
         self.requests: dict[int, ServiceRequest] = {}  # not answered
         self.backlog: deque[ServiceRequest] = deque()  # by number
         self.taken = 0  # requests that count towards the limit
-        self.counts = Counter(taken=0, refused=0, expired=0, retried=0, died=0)
+        self.counts = Counter(taken=0, refused=0, expired=0, cancelled=0, retried=0, died=0)
         self._close_by = math.inf
         self._ended = False
         self._sessions: OrderedDict[str, tuple[int, int, int]] = OrderedDict()  # replica, generation, moves
@@ -69,9 +69,13 @@ class Dispatcher(Fleet):
         full = self.taken >= self.limit
         replica = None if full else self._choose(request)
         able = any(replica.state in _TAKING for replica in self.replicas.values())
-        if replica is None and (full or able) and not request.wait:
-            self._refuse(request)
-            return
+        if replica is None and (full or able):
+            if not request.wait:
+                self._refuse(request)
+                return
+            if len(self.requests) - self.taken >= self.rules.waiting:
+                self._refuse_to_wait(request)
+                return
         self._admit(request)
         if replica is not None:
             self._put(request, replica, now)
@@ -118,6 +122,17 @@ class Dispatcher(Fleet):
         self._judge(replica, len(errors) == len(call.requests), now)
         self._go_on(replica, now)
         self._autoscale(len(self.requests), now)
+
+    def cancel(self, number: int, now: float) -> None:
+        """Nobody waits for the answer of a request any more."""
+        request = self.requests.get(number)
+        if request is None:
+            return
+        self.counts["cancelled"] += 1
+        self._withdraw(request, ServiceError(f"{self.rules.name}.{request.method}() was cancelled by who made it"))
+        self._drain(now)
+        self._autoscale(len(self.requests), now)
+        self._settle(now)
 
     def end_session(self, session: str) -> None:
         """Nobody makes requests of it any more. Where some are left they keep their order, and it goes with the oldest."""
@@ -189,6 +204,15 @@ class Dispatcher(Fleet):
         )
         self.effects.append(FailRequest(request.number, ServiceOverloaded(text, self._seconds)))
 
+    def _refuse_to_wait(self, request: ServiceRequest) -> None:
+        self.counts["refused"] += 1
+        seconds = self._seconds * self.rules.waiting / max(1, self.limit)
+        text = (
+            f"the service {self.rules.name!r} is full, and {self.rules.waiting} requests wait for a place already: try again "
+            f"in {seconds:.3g} s, or let more wait: serve(waiting=)"
+        )
+        self.effects.append(FailRequest(request.number, ServiceOverloaded(text, seconds)))
+
     def _admit(self, request: ServiceRequest) -> None:
         self.requests[request.number] = request
         if request.deadline != math.inf:
@@ -210,7 +234,11 @@ class Dispatcher(Fleet):
 
     def _expire(self, request: ServiceRequest) -> None:
         self.counts["expired"] += 1
-        self._fail(request, self._too_late(request))
+        self._withdraw(request, self._too_late(request))
+
+    def _withdraw(self, request: ServiceRequest, error: ServiceError) -> None:
+        """Fails a request wherever it is."""
+        self._fail(request, error)
         if request.running:  # what runs cannot be stopped: its answer is dropped
             return
         if request.place >= 0:

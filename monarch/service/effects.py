@@ -49,8 +49,16 @@ class StopReplica(NamedTuple):
     generation: int
 
 
+class PrepareReplica(NamedTuple):
+    """Prepare update `version` beside the requests that it runs; then `prepared`, or `prepare_failed`."""
+
+    replica: int
+    generation: int
+    version: int
+
+
 class UpdateReplica(NamedTuple):
-    """Run update `version`; then `updated`, or `update_failed`."""
+    """Run update `version`, which it may have prepared; then `updated`, or `update_failed`."""
 
     replica: int
     generation: int
@@ -88,6 +96,7 @@ ServiceEffect = (
     | FailRequest
     | StartReplica
     | StopReplica
+    | PrepareReplica
     | UpdateReplica
     | UpdateEnded
     | ProbeReplica

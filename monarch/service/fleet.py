@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import Counter, deque
 
 from monarch._errors import ActorError, SupervisionError
 from monarch.service.effects import (
     Cause,
+    PrepareReplica,
     ProbeReplica,
     ServiceEffect,
     StartReplica,
@@ -37,14 +38,20 @@ class Fleet:
             self.target = min(max(self.target, rules.autoscale.least), rules.autoscale.most)
         self.version = 0  # that new replicas get
         self.closed = False
-        self._latest = 0  # the last version that was asked for
-        self._settled = 0  # the last that every replica got
+        self.settled = 0  # the last version that every replica got
+        self._latest = 0  # the last that was asked for
         self._wanted_updates: deque[int] = deque()
+        self._in_place: set[int] = (
+            set()
+        )  # of those under way and wanted, the ones that replicas prepare beside requests
         self._rolling = False
+        self._preparing = False  # it is one of these, and no replica has it yet
+        self._died_preparing: set[int] = set()
         self._tried: int | None = None  # a replica that died in the update under way, and is started with it once more
         self._low_since = math.inf  # since when fewer replicas are wanted
         self._low_peak = 0
         self._last_cause: Cause = None
+        self._bad_starts: Counter[int] = Counter()  # of a host, since the last good one
 
     # --- what the dispatcher does
 
@@ -80,8 +87,9 @@ class Fleet:
         if replica is None or replica.state != "starting":
             return
         replica.state = "up"
+        del self._bad_starts[replica.host]
         self._schedule_probe(replica, now)
-        if replica.version < self.version:  # an update began meanwhile
+        if replica.version < self._start_version:  # an update began meanwhile
             self._begin_update(replica)
         else:
             self._go_on(replica, now)
@@ -100,6 +108,8 @@ class Fleet:
         if replica is None or replica.state in ("backoff", "lost"):
             return
         was = replica.state
+        self._bad_starts[replica.host] += was == "starting"
+        preparing = self._preparing and replica.asked == self.version != replica.prepared
         self._last_cause = replica.cause = cause
         self.effects.append(StopReplica(number, generation))
         displaced = self._empty(replica, cause)
@@ -108,7 +118,11 @@ class Fleet:
         else:
             self._restart_later(replica, now)
         self._to_backlog(displaced)
-        if self._rolling and was in ("updating", "starting") and (raised or number == self._tried):
+        if preparing and number in self._died_preparing:
+            self._stop_rolling(replica, cause)
+        elif preparing:
+            self._died_preparing.add(number)
+        elif self._rolling and was in ("updating", "starting") and (raised or number == self._tried):
             self._stop_rolling(replica, cause)
             for other in [other for other in self.replicas.values() if other.state == "draining"]:
                 other.state = "up"
@@ -142,19 +156,38 @@ class Fleet:
         """Returns the version that the next update will have."""
         return self._latest + 1
 
-    def update(self, now: float) -> int:
-        """An update is wanted; returns its version. UpdateEnded says when it is done. One begins after the other."""
+    def update(self, now: float, in_place: bool = False) -> int:
+        """An update is wanted; returns its version. UpdateEnded says when it is done. One begins after the other.
+
+        `in_place`: all replicas prepare it beside requests, and when all have, each uses it between two requests.
+        """
         self._latest += 1
+        if in_place:
+            self._in_place.add(self._latest)
         self._wanted_updates.append(self._latest)
         self._roll(now)
         return self._latest
+
+    def prepared(self, number: int, generation: int, version: int, now: float) -> None:
+        """A replica has prepared an update."""
+        replica = self._current(number, generation)
+        if replica is not None and replica.asked == version:
+            replica.prepared = version
+            self._roll(now)
+
+    def prepare_failed(self, number: int, generation: int, version: int, cause: Cause, now: float) -> None:
+        """It raised. No replica has the update, and none gets it."""
+        replica = self._current(number, generation)
+        if replica is not None and self._preparing and replica.asked == self.version == version:
+            self._stop_rolling(replica, cause, replaced=False)
+            self._roll(now)
 
     def updated(self, number: int, generation: int, now: float) -> None:
         """A replica has the version that it was to get."""
         replica = self._current(number, generation)
         if replica is None or replica.state != "updating":
             return
-        if replica.version < self.version:
+        if replica.version < self._start_version:
             self._begin_update(replica)
             return
         replica.state, replica.errors = "up", 0
@@ -213,11 +246,25 @@ class Fleet:
             if other is not replica and other.state not in ("backoff", "lost"):
                 busy[other.host] += 1
         busy[replica.host] += len(replica.failures)  # a host that is gone fails every start
+        for host, bad in self._bad_starts.items():
+            busy[host] += bad
         replica.restarts += replica.generation > 0
-        replica.host = min(range(self.rules.hosts), key=busy.__getitem__)
+        replica.host = min(range(self._usable_hosts()), key=busy.__getitem__)
         replica.generation += 1
-        replica.state, replica.version = "starting", self.version
-        self.effects.append(StartReplica(replica.number, replica.generation, replica.host, self.version))
+        replica.state, replica.version = "starting", self._start_version
+        self.effects.append(StartReplica(replica.number, replica.generation, replica.host, replica.version))
+
+    def _usable_hosts(self) -> int:
+        """Returns how many of the hosts are in use: those that are no spares, and a spare for each where starts fail."""
+        own = usable = self.rules.hosts - self.rules.spares
+        while usable < (wanted := min(self.rules.hosts, own + sum(host < usable for host in +self._bad_starts))):
+            usable = wanted
+        return usable
+
+    @property
+    def _start_version(self) -> int:
+        """Returns the version that replicas are started with."""
+        return self.settled if self._preparing else self.version
 
     def _restart_later(self, replica: Replica, now: float) -> None:
         failures = replica.failures
@@ -288,15 +335,17 @@ class Fleet:
     # --- rolling updates
 
     def _begin_update(self, replica: Replica) -> None:
-        replica.state, replica.version = "updating", self.version
+        replica.state, replica.version = "updating", self._start_version
         replica.blocks.clear()  # what it kept was made with the old weights
-        self.effects.append(UpdateReplica(replica.number, replica.generation, self.version))
+        self.effects.append(UpdateReplica(replica.number, replica.generation, replica.version))
 
     def _roll(self, now: float) -> None:
         """Goes on with the update under way, or begins the next."""
         while self._rolling or self._wanted_updates:
             if not self._rolling:
                 self.version, self._rolling = self._wanted_updates.popleft(), True
+                self._preparing = self.version in self._in_place
+                self._died_preparing.clear()
             if any(replica.state in ("draining", "updating") for replica in self.replicas.values()):
                 return
             tried = None if self._tried is None else self.replicas.get(self._tried)
@@ -305,24 +354,47 @@ class Fleet:
             self._tried = None
             living = [replica for replica in self.replicas.values() if replica.state in LIVING]
             older = [replica for replica in living if replica.version < self.version]
+            if self._preparing:
+                self._ask_to_prepare(older)
+                coming = [self.replicas[number].state for number in self._died_preparing & self.replicas.keys()]
+                if "backoff" in coming or "starting" in coming:  # it is to try once more before anybody uses it
+                    return
+                if not all(replica.prepared == self.version for replica in older):
+                    return
+                self._preparing = False
             if older:
                 older[0].state, older[0].until = "draining", math.inf
-                self._spill(older[0], now)
+                if self.version not in self._in_place:  # else it is back in a moment
+                    self._spill(older[0], now)
                 if not older[0].calls:
                     self._begin_update(older[0])
                 return
-            self._rolling, self._settled = False, self.version
+            self._rolling, self.settled = False, self.version
+            self._in_place.discard(self.version)
             self.effects.append(UpdateEnded(self.version, None))
 
-    def _stop_rolling(self, failed: Replica, cause: Cause) -> None:
+    def _ask_to_prepare(self, replicas: list[Replica]) -> None:
+        for replica in replicas:
+            if replica.asked < self.version:
+                replica.asked = self.version
+                self.effects.append(PrepareReplica(replica.number, replica.generation, self.version))
+
+    def _stop_rolling(self, failed: Replica, cause: Cause, replaced: bool = True) -> None:
         version, self._rolling, self._tried = self.version, False, None
-        self.version = self._settled
+        preparing, self._preparing = self._preparing, False
+        self._in_place.discard(version)
+        self.version = self.settled
         living = [replica for replica in self.replicas.values() if replica.state in LIVING]
         having = ", ".join(str(replica.number) for replica in living if replica.version == version)
+        if preparing:
+            came_of_it = f"No replica has it: all go on with version {self.settled}"
+        else:
+            came_of_it = f"Replicas that have it: {having or 'none'}"
+        if replaced:
+            came_of_it += f"; the one that failed is replaced, with version {self.settled}"
         error = ServiceUpdateError(
             f"update {version} of service {self.rules.name!r} failed at replica {failed.number} and was stopped: "
-            f"{in_short(cause)}. Replicas that have it: {having or 'none'}; the one that failed is replaced, with version "
-            f"{self._settled}",
+            f"{in_short(cause)}. {came_of_it}",
             failed.number,
         )
         self.effects.append(UpdateEnded(version, caused(error, cause)))
@@ -333,7 +405,8 @@ class Fleet:
         for version in [*versions, *self._wanted_updates]:
             text = f"the service {self.rules.name!r} was shut down before update {version} was done"
             self.effects.append(UpdateEnded(version, ServiceUnavailableError(text)))
-        self._rolling = False
+        self._rolling = self._preparing = False
+        self._in_place.clear()
         self._wanted_updates.clear()
 
 

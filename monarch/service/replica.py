@@ -5,6 +5,7 @@ Arguments and results travel sealed, so that the router unpickles neither.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -46,6 +47,9 @@ def kinds_of(cls: type) -> dict[str, EndpointKind]:
 class ServiceReplica(Actor):
     """The endpoints that every replica has beside those of its class."""
 
+    _service_prepared: tuple[int, Any] | None = None  # the update that is not used yet, and what was made for it
+    _service_refused = 0  # the last update that was stopped
+
     @endpoint
     def _service_plain(self, name: str, calls: list[Sealed], batch: bool) -> Any:
         """Runs an endpoint that is `def`."""
@@ -67,6 +71,37 @@ class ServiceReplica(Actor):
         method: Callable[..., Any] = getattr(self, name)
         args, kwargs = _arguments(calls, batch)
         return _sealed(name, await method(*args, **kwargs), len(calls) if batch else 0)
+
+    @concurrent_endpoint
+    async def _service_prepare(self, name: str, call: Sealed, version: int, threaded: bool) -> None:
+        """Runs an endpoint beside requests, one that is `def` in a thread, and keeps what it returns."""
+        args, kwargs = call.open()
+        method: Callable[..., Any] = getattr(self, name)
+        made = await (asyncio.to_thread(method, *args, **kwargs) if threaded else method(*args, **kwargs))
+        if version > self._service_refused:
+            self._service_prepared = version, made
+
+    @concurrent_endpoint
+    async def _service_forget(self, version: int) -> None:
+        """Drops what was prepared for an update that was stopped, also what will be."""
+        self._service_refused = version
+        if self._service_prepared is not None and self._service_prepared[0] <= version:
+            self._service_prepared = None
+
+    @endpoint
+    def _service_use_plain(self, name: str, version: int) -> None:
+        """Gives what was prepared to an endpoint that is `def`."""
+        getattr(self, name)(self._take_prepared(version))
+
+    @endpoint
+    async def _service_use_async(self, name: str, version: int) -> None:
+        """Gives what was prepared to an `async` endpoint."""
+        await getattr(self, name)(self._take_prepared(version))
+
+    def _take_prepared(self, version: int) -> Any:
+        assert self._service_prepared is not None and self._service_prepared[0] == version
+        (_version, made), self._service_prepared = self._service_prepared, None
+        return made
 
     @endpoint
     def _service_makes(self, name: str, call: Sealed, reader: StreamReader) -> int:

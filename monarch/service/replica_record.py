@@ -81,6 +81,8 @@ class Replica:
     served: int = 0
     failed: int = 0
     restarts: int = 0
+    asked: int = 0  # the update that it prepares, or has prepared
+    prepared: int = 0
     latency: DurationHistogram = field(default_factory=DurationHistogram)
 
     @property
@@ -105,5 +107,6 @@ class Replica:
     def forget(self) -> None:
         """Its processes are gone: forgets what they had."""
         self.calls, self.queue, self.errors = {}, deque(), 0
+        self.asked = self.prepared = 0
         self.blocks.clear()
         self.next_probe = self.probe_deadline = self.until = math.inf

@@ -30,6 +30,7 @@ from monarch.service.dispatcher import Dispatcher
 from monarch.service.effects import (
     FailRequest,
     PolicyFailed,
+    PrepareReplica,
     ProbeReplica,
     ReplyWith,
     SendBatch,
@@ -63,6 +64,7 @@ class ServiceCall(NamedTuple):
     max_wait: float
     key: Any
     reader: StreamReader | None = None
+    ticket: str = ""  # by which it may be cancelled
 
 
 class Replied(NamedTuple):
@@ -92,6 +94,13 @@ class _Processes:
     host: HostMesh
     procs: ProcMesh | None = None
     mesh: Any = None
+    prepared: int = 0  # the update that they have beside what they use
+
+
+class _Update(NamedTuple):
+    method: str
+    call: Sealed
+    then: str  # of one in place: the endpoint that takes what `method` returned
 
 
 class ServiceRouter(Actor):
@@ -117,9 +126,10 @@ class ServiceRouter(Actor):
         self._early: list[Callable[[], None]] = []  # what came before the loop was known
         self._numbers = 0
         self._pending: dict[int, _Pending] = {}
+        self._tickets: dict[str, int] = {}
         self._processes: dict[tuple[int, int], _Processes] = {}
         self._answers: list[Replied] = []  # of the call that has just returned
-        self._updates: dict[int, tuple[str, Sealed]] = {}
+        self._updates: dict[int, _Update] = {}
         self._wait_updates: dict[int, Port[Any]] = {}
         self._wait_closed: list[Port[Any]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,10 +160,15 @@ class ServiceRouter(Actor):
         """Makes a request to every replica; answers with a list of what came back, or a Replied that says why not."""
         self._soon(lambda: self._ask_all(port, asked))
 
+    @endpoint
+    def cancel(self, ticket: str) -> None:
+        """Says that nobody waits for the answer of a request any more."""
+        self._soon(lambda: self._decided.cancel(self._tickets.get(ticket, 0), time.monotonic()))
+
     @endpoint(explicit_response_port=True)
-    def update(self, port: Port[Any], method: str, call: Sealed) -> None:
-        """Begins a rolling update; answers with a Replied when it has ended."""
-        self._soon(lambda: self._update(port, method, call))
+    def update(self, port: Port[Any], method: str, call: Sealed, then: str = "") -> None:
+        """Begins an update, one in place with `then`; answers with a Replied when it has ended."""
+        self._soon(lambda: self._update(port, _Update(method, call, then)))
 
     @endpoint
     def scale(self, count: int) -> None:
@@ -200,6 +215,8 @@ class ServiceRouter(Actor):
     ) -> ServiceRequest:
         self._numbers += 1
         self._pending[self._numbers] = _Pending(asked, reply, now)
+        if asked.ticket:
+            self._tickets[asked.ticket] = self._numbers
         request = ServiceRequest(
             self._numbers,
             asked.method,
@@ -242,15 +259,21 @@ class ServiceRouter(Actor):
         now = time.monotonic()
         self._decided.fanout([self._request(asked, taker(replica), now, replica) for replica in replicas], now)
 
-    def _update(self, port: Port[Any], method: str, call: Sealed) -> None:
+    def _take_out(self, number: int) -> _Pending:
+        """Forgets a request that has its answer; returns what was known of it."""
+        found = self._pending.pop(number)
+        self._tickets.pop(found.asked.ticket, None)
+        return found
+
+    def _update(self, port: Port[Any], update: _Update) -> None:
         if self._decided.closed:
             port.send(
                 _failed(ServiceUnavailableError(f"the service {self.rules.name!r} was shut down, and takes no updates"))
             )
             return
         version = self._decided.next_version
-        self._updates[version], self._wait_updates[version] = (method, call), port
-        self._decided.update(time.monotonic())
+        self._updates[version], self._wait_updates[version] = update, port
+        self._decided.update(time.monotonic(), in_place=bool(update.then))
 
     # --- what the dispatcher wants
 
@@ -284,25 +307,31 @@ class ServiceRouter(Actor):
                 self._task(self._send(effect, calls))
             case ReplyWith():
                 replied = self._answers[effect.place]
-                found = self._pending.pop(effect.request)
+                found = self._take_out(effect.request)
                 left, seconds = self._outstanding(effect.replica), time.monotonic() - found.arrived
                 self._measures.answered(effect.replica, seconds, effect.version, left)
                 found.reply(replied._replace(version=effect.version, replica=effect.replica, moves=effect.moves))
             case FailRequest():
                 self._measures.not_answered(type(effect.error).__name__)
-                self._pending.pop(effect.request).reply(_failed(effect.error))
+                self._take_out(effect.request).reply(_failed(effect.error))
             case StartReplica():
                 host = self._hosts.slice(hosts=effect.host)
                 processes = self._processes[effect.replica, effect.generation] = _Processes(host)
                 self._task(self._start(effect, processes))
             case StopReplica():
                 self._stop(effect.replica, effect.generation)
+            case PrepareReplica():
+                self._task(self._prepare_replica(effect))
             case UpdateReplica():
                 self._task(self._update_replica(effect))
             case UpdateEnded():
                 port = self._wait_updates.pop(effect.version)
                 port.send(Replied(True, None, effect.version) if effect.error is None else _failed(effect.error))
-                for version in [version for version in self._updates if version < self._decided.version]:
+                if effect.error is not None and self._updates[effect.version].then:
+                    for processes in self._processes.values():
+                        if processes.mesh is not None:
+                            processes.mesh._service_forget.broadcast(effect.version)
+                for version in [version for version in self._updates if version < self._decided.settled]:
                     del self._updates[version]
             case ProbeReplica():
                 self._task(self._probe(effect))
@@ -402,6 +431,21 @@ class ServiceRouter(Actor):
             self._decided.started(*key, time.monotonic())
         self._act()
 
+    async def _prepare_replica(self, effect: PrepareReplica) -> None:
+        key = effect.replica, effect.generation
+        processes = self._processes.get(key)
+        if processes is None:  # it was let go in the same moment
+            return
+        try:
+            await self._prepare(processes, effect.version)
+        except SupervisionError as exc:
+            self._decided.lost(*key, exc, time.monotonic())
+        except Exception as exc:
+            self._decided.prepare_failed(*key, effect.version, exc, time.monotonic())
+        else:
+            self._decided.prepared(*key, effect.version, time.monotonic())
+        self._act()
+
     async def _update_replica(self, effect: UpdateReplica) -> None:
         key = effect.replica, effect.generation
         try:
@@ -415,8 +459,21 @@ class ServiceRouter(Actor):
         self._act()
 
     async def _run_update(self, processes: _Processes, version: int) -> None:
-        method, call = self._updates[version]
-        await getattr(processes.mesh, f"_service_{self._kinds[method]}").call(method, [call], False)
+        update = self._updates[version]
+        if not update.then:
+            kind = self._kinds[update.method]
+            await getattr(processes.mesh, f"_service_{kind}").call(update.method, [update.call], False)
+            return
+        if processes.prepared != version:
+            await self._prepare(processes, version)
+        kind = "plain" if self._kinds[update.then] == "plain" else "async"
+        await getattr(processes.mesh, f"_service_use_{kind}").call(update.then, version)
+
+    async def _prepare(self, processes: _Processes, version: int) -> None:
+        update = self._updates[version]
+        threaded = self._kinds[update.method] == "plain"
+        await processes.mesh._service_prepare.call(update.method, update.call, version, threaded)
+        processes.prepared = version
 
     def _stop(self, replica: int, generation: int) -> None:
         processes = self._processes.pop((replica, generation), None)

@@ -68,13 +68,20 @@ class ServiceRules:
     health: HealthCheck | None = None
     health_beside: bool = False  # whether the check is answered beside requests
     hosts: int = 1
+    spares: int = 0  # of them, the last ones: for replicas of hosts where none can be started
+    waiting: int = 10_000  # requests that wait for a place, when the service is full
 
     def __post_init__(self) -> None:
         least = {"replicas": 0, "concurrency": 1, "queue": 0, "restarts": 0, "breaker": 0, "within": 0, "backoff": 0}
-        for field, bound in {**least, "pause": 0, "limit": 1}.items():
+        for field, bound in {**least, "pause": 0, "limit": 1, "waiting": 0, "spares": 0}.items():
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not value >= bound):
                 raise ValueError(f"service {self.name!r}: {field} is {bound} or more, got {value!r}")
+        if self.spares >= self.hosts:
+            raise ValueError(
+                f"service {self.name!r}: {self.spares} of its hosts are to be spares, and it has {self.hosts}: leave one "
+                "or more for its replicas"
+            )
 
     def backoff_of(self, failures: int) -> float:
         """Returns the seconds to wait before the restart that follows so many failures (1 or more) in the window."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -145,12 +145,36 @@ class Service:
         one with the version before, those that have the new one keep it. A replica that dies meanwhile is started with the
         new version before the update goes on; when it dies in that too, the update stops as well.
         """
+        self._check_updates("update", method, args, kwargs)
+        future = self._router.update.call_one(method, Sealed((args, kwargs)))
+        return follow(future, _version)
+
+    def update_in_place(self, prepare: str, *args: Any, then: str, **kwargs: Any) -> Future[int]:
+        """Updates without a pause: every replica runs endpoint `prepare` with these arguments beside its requests, which
+        makes the new weights next to the old ones and returns them; when all have, each replica gives what it made to
+        endpoint `then`, between two requests. The Future gives the new version.
+
+            service.update_in_place("fetch", handle, then="use")
+
+        A `prepare` that is `def` runs in a thread, one that is `async` on the actor's loop: it must not change what requests
+        use. No request sees two versions; answers carry theirs. What `prepare` returns stays in its process.
+
+        When `prepare` raises anywhere, or a replica dies twice in it, the update stops with ServiceUpdateError and no replica
+        has it. `then` is to do no more than exchange; when it raises, that is as in `update`. Later replicas run both.
+        """
+        self._check_updates("update_in_place", prepare, args, kwargs)
+        self._check_updates("update_in_place", then, (None,), {})
+        future = self._router.update.call_one(prepare, Sealed((args, kwargs)), then)
+        return follow(future, _version)
+
+    def _check_updates(self, caller: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kinds = kinds_of(self._class)
         if kinds.get(method) not in ("plain", "async", "beside"):
             found = ", ".join(sorted(name for name, kind in kinds.items() if kind in ("plain", "async", "beside")))
-            raise ValueError(f"update calls an endpoint of {self._class.__qualname__}, one of {found}; got {method!r}")
-        future = self._router.update.call_one(method, Sealed((args, kwargs)))
-        return follow(future, _version)
+            raise ValueError(
+                f"{caller} calls an endpoint of {self._class.__qualname__}, one of {found}; got {method!r}"
+            )
+        getattr(self, method)._check(args, kwargs)
 
     def scale(self, replicas: int) -> Future[None]:
         """Says how many replicas are wanted: more are started; those that go first finish what they have, and what waits for
@@ -268,6 +292,30 @@ class ServiceEndpoint:
             lambda replied: ServiceAnswer(self._convert(replied), replied.version, replied.replica),
         )
 
+    def cancellable(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, ServiceAnswer[Any]]:
+        """Does the same as `answer`, as a coroutine whose cancellation gives the request up: what has not begun never does,
+        the answer of what runs is dropped.
+
+            async with asyncio.timeout(2):
+                answer = await service.generate.cancellable(prompt)
+        """
+        self._callable("cancellable")
+        asked = self._asked(args, kwargs)._replace(ticket=uuid.uuid4().hex)
+
+        async def ask() -> ServiceAnswer[Any]:
+            try:
+                replied: Replied = await self._service._router.ask.call_one(asked)
+            except BaseException as exc:
+                if not isinstance(exc, Exception):
+                    self._cancel(asked)
+                raise
+            return ServiceAnswer(self._convert(replied), replied.version, replied.replica)
+
+        return ask()
+
+    def _cancel(self, asked: ServiceCall) -> None:
+        self._service._router.cancel.broadcast(asked.ticket)
+
     def fanout(self, *args: Any, **kwargs: Any) -> Future[list[Any]]:
         """Runs at every replica that is up; the Future gives the list of what they returned, in their order. Raises what the
         first of them raised; ServiceOverloaded, and none has run, when one has no room.
@@ -296,9 +344,9 @@ class ServiceEndpoint:
         port.return_undeliverable = False
         options = self._service._options
         reader = StreamReader(port, options.window, own_process())
-        asked = self._asked(args, kwargs)._replace(reader=reader, max_batch=0)
+        asked = self._asked(args, kwargs)._replace(reader=reader, max_batch=0, ticket=uuid.uuid4().hex)
         send(self._service._router.ask, (asked,), {}, port=port)
-        return ServiceStream(receiver, options.window, self._convert)
+        return ServiceStream(receiver, options.window, self._convert, lambda: self._cancel(asked))
 
     # --- on the way there
 
@@ -315,11 +363,14 @@ class ServiceEndpoint:
         asked: Future[Replied] = self._service._router.ask.call_one(self._asked(args, kwargs))
         return asked
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ServiceCall:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             self._signature.bind(None, *args, **kwargs)
         except TypeError as exc:
             raise TypeError(f"{self._service._name}.{self._name}{_shown(self._signature)}: {exc}") from None
+
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ServiceCall:
+        self._check(args, kwargs)
         rules, options = self._declared, self._service._options
         key: Any = None
         if rules.max_batch:  # those that are passed alike go together
@@ -400,6 +451,8 @@ def serve(
     pause: float = 5.0,
     health: HealthCheck | None = None,
     autoscale: Autoscale | None = None,
+    spares: int = 0,
+    waiting: int = 10_000,
     **kwargs: Any,
 ) -> Service:
     """Starts a service: `replicas` of an actor class on these hosts, behind one handle, which it returns at once.
@@ -408,13 +461,14 @@ def serve(
         text = await service.generate.route(prompt)
 
     Each replica is a mesh of its own of `cls(*args, **kwargs)`: one process, or a group, with the dimensions `per_replica`.
-    They go to the hosts that have the fewest. A router, an actor in a process beside the caller's, owns them; it ends, and
-    they with it, when its owner does, who called this.
+    They go to the hosts that have the fewest; the last `spares` hosts are kept for replicas whose host is gone.
+    A router, an actor in a process beside the caller's, owns them; it ends, and they with it, when its owner does, who
+    called this.
 
     Bounds: a replica runs `concurrency` calls at a time, and `queue` requests wait for it; the service has `limit` requests
     (by default as many as fit all replicas). Beyond that a request raises ServiceOverloaded, or with `wait` waits for a
-    place. `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one replica run beside each other
-    only if its endpoint is a `@concurrent_endpoint`; others queue in the actor.
+    place, as one of `waiting` at most. `wait` and `timeout` are those of all requests: see `Service.options`. Calls of one
+    replica run beside each other only if its endpoint is a `@concurrent_endpoint`; others queue in the actor.
 
     `routing`: "least_outstanding", "round_robin", "two_choices", "by_prefix", or a function of a RouteRequest and the list of
     ReplicaViews that have room, which returns the `number` of one. It runs in the router for each request: be quick.
@@ -447,7 +501,7 @@ def serve(
         raise ValueError(f"health: {cls.__qualname__} has no endpoint {health.endpoint!r} that returns")
     rules = ServiceRules(
         named, replicas, policy, concurrency, queue, limit, restarts, within, backoff, breaker, pause, autoscale, health,
-        health is not None and kinds[health.endpoint] == "beside", len(hosts),
+        health is not None and kinds[health.endpoint] == "beside", len(hosts), spares, waiting,
     )  # fmt: skip
     procs = this_host().spawn_procs(name=f"{named}_router")
     router: Any = procs.spawn(named, ServiceRouter, rules, hosts, per_replica, cls, args, kwargs)

@@ -41,12 +41,13 @@ class ServiceStatus:
     expired: int  # not answered within their timeout
     retried: int
     died: int  # failed with their replica
+    cancelled: int = 0  # given up by who made them
 
     def __str__(self) -> str:
         head = (
             f"service {self.name!r}, version {self.version}: {self.outstanding} outstanding of at most {self.limit}, "
             f"{self.waiting} without a replica, {self.refused} refused, {self.expired} expired, {self.retried} retried, "
-            f"{self.died} died"
+            f"{self.died} died, {self.cancelled} cancelled"
         )
         rows: list[tuple[str, ...]] = [
             ("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")
@@ -83,4 +84,5 @@ def status_of(dispatcher: Dispatcher) -> ServiceStatus:
     return ServiceStatus(
         dispatcher.rules.name, replicas, dispatcher.version, len(dispatcher.requests), dispatcher.limit,
         len(dispatcher.backlog), counts["refused"], counts["expired"], counts["retried"], counts["died"],
+        counts["cancelled"],
     )  # fmt: skip

@@ -15,13 +15,23 @@ _leaving: set[PortReceiver[Any]] = set()  # of readers that left before it had b
 class ServiceStream:
     """The values of `service.endpoint.stream(...)`: an iterator and an async iterator, for one reader. Since 0.2.0."""
 
-    def __init__(self, receiver: PortReceiver[Any], window: int, convert: Callable[[Replied], Any]) -> None:
+    def __init__(
+        self,
+        receiver: PortReceiver[Any],
+        window: int,
+        convert: Callable[[Replied], Any],
+        cancel: Callable[[], object],
+    ) -> None:
         self._receiver: PortReceiver[Any] | None = receiver
         self._convert = convert
+        self._cancel = cancel
         self._credits: Port[int] | None = None  # once the replica has begun
         self._at_once = max(1, window // 2)  # as many credits are given back together
         self._owed = self._taken = 0
         self._total: int | None = None
+        # At the end: the version that made it, and its replica's number.
+        self.version: int | None = None
+        self.replica: int | None = None
 
     def __repr__(self) -> str:
         state = "ended" if self._receiver is None else "open"
@@ -60,6 +70,7 @@ class ServiceStream:
         if self._credits is not None:
             self._credits.send(-1)
         elif self._total is None:
+            self._cancel()
             _leave_when_it_begins(receiver)
 
     def __del__(self) -> None:
@@ -90,6 +101,7 @@ class ServiceStream:
             message = take()
             if isinstance(message, Replied):
                 self._total = self._convert(message)
+                self.version, self.replica = message.version, message.replica
                 return False, None
         except Exception:
             self.close()

@@ -98,8 +98,8 @@ def number(kind: type, least: float, most: float) -> Any:
 
 def serve(store: Store, live: LiveData | None, host: str, port: int) -> int:
     """Serves the dashboard of `store` until SIGTERM comes. `live`: None for a saved program."""
-    from monarch.dashboard.pages.api import PageData
     from monarch._http.server import HttpServer, Site
+    from monarch.dashboard.pages.api import PageData
     from monarch.dashboard.routes.page_routes import routes_of
     from monarch.dashboard.routes.telemetry_routes import query_routes
 

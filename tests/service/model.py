@@ -99,6 +99,18 @@ class Model(Actor):
         self.scale = scale
 
     @endpoint
+    def fetch(self, scale: int, entered: Event, gate: Event) -> int:
+        entered.value.set()
+        gate.value.wait()
+        if scale < 0:
+            raise ValueError("negative weights")
+        return scale
+
+    @endpoint
+    def use(self, scale: int) -> None:
+        self.scale = scale
+
+    @endpoint
     def become_sick(self) -> None:
         self.sick = True
 

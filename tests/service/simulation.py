@@ -12,6 +12,7 @@ from typing import Any
 from monarch.service.dispatcher import Dispatcher
 from monarch.service.effects import (
     FailRequest,
+    PrepareReplica,
     ProbeReplica,
     ReplyWith,
     SendBatch,
@@ -34,6 +35,7 @@ class Living:
         self.ready = False
         self.calls: dict[int, list[int]] = {}
         self.updating = False
+        self.prepared = 0
 
 
 class Simulation:
@@ -60,6 +62,7 @@ class Simulation:
         self.begun: list[tuple[int, int]] = []  # (replica, request), in order
         self.batches: list[tuple[int, ...]] = []
         self.updates: dict[int, ServiceError | None] = {}
+        self.in_place: set[int] = set()
         self.living: dict[tuple[int, int], Living] = {}
         self.hosts: list[int] = []
         self.closed = False
@@ -81,6 +84,19 @@ class Simulation:
         self.machine.fanout(requests, self.now)
         self.settle()
         return [request.number for request in requests]
+
+    def cancel(self, number: int) -> None:
+        """Gives a request up."""
+        self.machine.cancel(number, self.now)
+        self.settle()
+
+    def update(self, in_place: bool = False) -> int:
+        """Wants an update; returns its version."""
+        version = self.machine.update(self.now, in_place)
+        if in_place:
+            self.in_place.add(version)
+        self.settle()
+        return version
 
     def run(self, seconds: float) -> None:
         """Lets time pass."""
@@ -194,6 +210,29 @@ class Simulation:
             self.machine.answered(effect.attempt, self.now, errors)
 
         self.later(done, self.slow)
+
+    def do_PrepareReplica(self, effect: PrepareReplica) -> None:
+        key = effect.replica, effect.generation
+        living = self.living[key]
+        assert living.ready and not living.updating and max(living.version, living.prepared) < effect.version
+        assert effect.version in self.in_place
+        assert all(one.version < effect.version for one in self.living.values()), (
+            "one has it before all have prepared it"
+        )
+
+        def done() -> None:
+            if self.living.get(key) is not living:
+                return
+            if self.random.random() < self.broken:
+                if self.random.random() < 0.5:
+                    self.machine.prepare_failed(*key, effect.version, "the endpoint raised", self.now)
+                else:
+                    self._dies(*key)
+                return
+            living.prepared = effect.version
+            self.machine.prepared(*key, effect.version, self.now)
+
+        self.later(done)
 
     def do_UpdateReplica(self, effect: UpdateReplica) -> None:
         key = effect.replica, effect.generation

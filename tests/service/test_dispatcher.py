@@ -450,3 +450,90 @@ def test_what_a_dead_replica_had_goes_before_what_came_later() -> None:
     made.run(500)
     assert [request for _replica, request in made.begun] == [first, rest[0], first, *rest[1:]]
     made.finish()
+
+
+def test_an_update_in_place_is_used_when_all_have_prepared_it() -> None:
+    made = world(replicas=2)
+    version = made.update(in_place=True)
+    numbers = [made.request() for _ in range(4)]
+    assert all(one.state == "up" and one.calls for one in made.machine.replicas.values())  # it goes on
+    made.run(5)
+    assert made.updates == {version: None} and {made.outcomes[number].version for number in numbers} <= {0, 1}  # type: ignore[union-attr]
+    assert [one.version for one in made.machine.replicas.values()] == [1, 1]
+    made.finish()
+
+
+def test_an_update_in_place_that_cannot_be_prepared_reaches_nobody() -> None:
+    made = world(replicas=2)
+    version = made.update(in_place=True)
+    made.machine.prepare_failed(1, 1, version, "no memory", made.now)
+    made.settle()
+    assert str(made.updates[version]) == (
+        "update 1 of service 's' failed at replica 1 and was stopped: no memory. No replica has it: all go on with version 0"
+    )
+    made.run(5)
+    assert [(one.version, one.generation) for one in made.machine.replicas.values()] == [(0, 1), (0, 1)]
+    assert made.update() == 2
+    made.run(5)
+    assert made.updates[2] is None
+    made.finish()
+
+
+def test_an_update_in_place_that_kills_stops_at_the_second_time() -> None:
+    made = world(replicas=2, backoff=0)
+    version = made.update(in_place=True)
+    made.kill(0)
+    assert made.updates == {}
+    for _ in range(1000):
+        if made.machine.replicas[0].asked == version:
+            break
+        made.run(0.01)
+    made.kill(0)
+    assert "No replica has it: all go on with version 0; the one that failed is replaced" in str(made.updates[version])
+    made.finish()
+
+
+def test_a_request_that_is_cancelled_makes_room() -> None:
+    made = world(queue=1)
+    running, waiting = made.request(), made.request()
+    with_patience = made.request(wait=True)
+    for number in (waiting, 99):
+        made.cancel(number)
+    assert str(made.outcomes[waiting]) == "s.work() was cancelled by who made it"
+    assert made.machine.requests[with_patience].place == 0
+    made.cancel(running)  # what runs goes on, and its answer is dropped
+    made.run(1)
+    assert kinds(made, [with_patience]) == [ReplyWith] and made.machine.counts["cancelled"] == 2
+    made.finish()
+
+
+def test_so_many_wait_for_a_place_and_no_more() -> None:
+    made = world(queue=0, waiting=2)
+    numbers = [made.request(wait=True) for _ in range(4)]
+    assert kinds(made, numbers) == [NONE, NONE, NONE, ServiceOverloaded]
+    assert str(made.outcomes[numbers[3]]).startswith(
+        "the service 's' is full, and 2 requests wait for a place already: try again"
+    )
+    made.finish()
+
+
+def test_a_spare_host_serves_for_one_where_nothing_starts() -> None:
+    made = world(replicas=4, hosts=3, spares=1, backoff=0)
+    assert sorted(made.hosts) == [0, 0, 1, 1]
+    gone = 0
+    victims = [one.number for one in made.machine.replicas.values() if one.host == gone]
+    for number in victims:
+        made.kill(number)
+    for _ in range(5_000):
+        for one in list(made.machine.replicas.values()):
+            if one.state == "starting" and one.host == gone:
+                made.kill(one.number)
+        made.run(0.001)
+    assert sorted(one.host for one in made.machine.replicas.values()).count(gone) == 0
+    assert {one.host for one in made.machine.replicas.values()} == {1, 2}
+    made.finish()
+
+
+def test_there_is_a_host_beside_the_spares() -> None:
+    with pytest.raises(ValueError, match="2 of its hosts are to be spares, and it has 2: leave one or more"):
+        replace(RULES, hosts=2, spares=2)

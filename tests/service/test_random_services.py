@@ -34,7 +34,9 @@ def rules_of(draw: random.Random) -> ServiceRules:
         breaker=draw.choice([0, 2, 5]),
         pause=1.0,
         hosts=draw.randint(1, 3),
+        waiting=draw.choice([0, 2, 100]),
     )
+    rules = replace(rules, spares=draw.randint(0, rules.hosts - 1))
     if draw.random() < 0.3:
         least = draw.randint(0, 1)
         rules = replace(rules, autoscale=Autoscale(least, least + draw.randint(1, 3), idle=draw.choice([0.0, 2.0])))
@@ -76,8 +78,9 @@ def play(seed: int) -> Simulation:
             world.machine.scale(draw.randint(0, 4), world.now)
             world.settle()
         elif chance < 0.84:
-            world.machine.update(world.now)
-            world.settle()
+            world.update(in_place=draw.random() < 0.5)
+        elif chance < 0.85 and world.made:
+            world.cancel(draw.randint(1, len(world.made)))
         elif chance < 0.86:
             world.machine.end_session(sessions[1])
             sessions[1] += "a"  # another one

@@ -249,6 +249,67 @@ def test_updates_roll_and_answers_say_the_version(cluster: InProcessCluster) -> 
         assert {service.times.answer(1).get().value for _ in range(6)} == {5}
 
 
+def test_new_weights_are_prepared_beside_requests(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, 2, replicas=2, backoff=0) as service:
+        until_up(service, 2)
+        entered, gate = new_event(), new_event()
+        updating = service.update_in_place("fetch", 5, entered, gate, then="use")
+        assert entered.value.wait()
+        before = [service.times.answer(1).get() for _ in range(4)]  # while it is prepared
+        assert {(answer.value, answer.version, answer.replica) for answer in before} == {(2, 0, 0), (2, 0, 1)}
+        gate.value.set()
+        assert updating.get() == 1
+        after = [service.times.answer(1).get() for _ in range(4)]
+        assert {(answer.value, answer.version) for answer in after} == {(5, 1)}
+
+        cluster.kill(service.where.route().get())
+        until_up(service, 2)
+        assert {service.times.answer(1).get().value for _ in range(6)} == {5}  # the new one has both steps
+
+        with pytest.raises(
+            ServiceUpdateError, match=r"ValueError: negative weights. No replica has it: all go on with version 1$"
+        ):
+            service.update_in_place("fetch", -1, entered, gate, then="use").get()
+        status = service.status().get()
+        assert ({one.version for one in status.replicas}, status.version) == ({1}, 1)
+        with pytest.raises(TypeError, match=r"model.use\(scale\): missing a required argument: 'scale'"):
+            service.update("use", x=1)
+
+
+def test_of_two_updates_the_second_fails_and_the_first_stays(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, 2, backoff=0) as service:
+        until_up(service)
+        first, second = service.update("load", 5), service.update("load", -1)
+        assert first.get() == 1
+        with pytest.raises(ServiceUpdateError, match="is replaced, with version 1"):
+            second.get()
+        answer = service.options(wait=True).times.answer(1).get()
+        assert (answer.value, answer.version) == (5, 1)
+
+
+def test_an_awaited_request_is_cancelled_with_its_task(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        entered, gate = new_event(), new_event()
+        running = service.wait.route(entered, gate)
+        assert entered.value.wait()
+
+        async def leave() -> None:
+            asking = asyncio.create_task(service.times.cancellable(1))
+            while (await service.status()).outstanding < 2:
+                pass
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            while (await service.status()).cancelled < 1:
+                pass
+            assert (await service.status()).outstanding == 1
+
+        asyncio.run(leave())
+        gate.value.set()
+        assert running.get() == 2
+        assert asyncio.run(service.times.cancellable(4)).value == 8
+
+
 def test_scale_to_zero_and_up_again(cluster: InProcessCluster) -> None:
     with serve(this_host(), Model) as service:
         assert service.times.route(1).get() == 2
@@ -426,7 +487,7 @@ def test_a_mistake_in_the_router_holds_nobody_up(
     assert service.times.route(1).get() == 2
     monkeypatch.setattr(Dispatcher, event, wrong)
     entered, gate = new_event(), new_event()
-    running = service.options(timeout=0.01).wait.route(entered, gate)
+    running = service.options(timeout=0.01 if event == "tick" else None).wait.route(entered, gate)
     if event == "answered":
         gate.value.set()
     with pytest.raises(SupervisionError, match=r"the router of service 'model' failed:[^@]*a mistake"):
