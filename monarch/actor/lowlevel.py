@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch._mesh.actors.behaviour import explain_errors
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
+from monarch._mesh.inspection.status_tables import StatusTable, tell_table
 from monarch._mesh.process.named_actors import process_service
 from monarch._mesh.process.process_watch import own_process, watch_processes
 from monarch._mesh.process.residents import hold_health
@@ -23,6 +24,7 @@ __all__ = [
     "Receivers",
     "Sealed",
     "Secret",
+    "StatusTable",
     "explain_errors",
     "follow",
     "hold_health",
@@ -40,6 +42,7 @@ __all__ = [
     "start_thread",
     "stream_encrypted",
     "stream_obstacle",
+    "tell_table",
     "watch_processes",
     "when_ready",
 ]

@@ -16,6 +16,7 @@ from monarch._mesh import plugins
 from monarch._mesh.inspection import doctor, sampler
 from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, TreeRequest
 from monarch._mesh.inspection.diagnosis import Diagnosis
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
@@ -101,6 +102,10 @@ class ProgramQueries:
     def doctor(self, apart: float = doctor.APART) -> Diagnosis:
         """Finds what is wrong with the program, as `monarch.actor.diagnose` does. Takes a little over `apart` seconds."""
         return doctor.examine(self._ask, apart=apart)
+
+    def tables(self) -> list[StatusTable]:
+        """Returns what parts of the program tell of themselves, such as its services."""
+        return doctor.tables_of(self._ask, settings.mesh_admin_single_host_timeout())
 
     def reach(self, address: str) -> None:
         """Returns when that process or host agent has answered. ProgramQueryFailed when it does not."""

@@ -15,6 +15,7 @@ from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
 from monarch._mesh.inspection.stacks_of_program import AskProgram
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.wait_graph import WaitGraph, section
 from monarch._text import counted, duration, one_line, size
 from monarch._wire.address import agent_at
@@ -29,6 +30,7 @@ __all__ = [
     "HostUsage",
     "RunningHandler",
     "StatusReport",
+    "StatusTable",
     "WaitEdge",
     "duration",
     "page",
@@ -54,6 +56,7 @@ class StatusReport(NamedTuple):
     failures: Sequence[FailureNote]
     title: str = ""
     places: Mapping[str, str] = {}
+    tables: Sequence[StatusTable] = ()
 
 
 def status_of(program: Program, seconds: float) -> StatusReport:
@@ -79,9 +82,10 @@ def _status(ask: AskProgram, agents: Sequence[str] | None, seconds: float) -> St
     waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
     addresses = [*waits.replies, *waits.silent] if agents is None else agents
     hosts, unreachable = doctor.usage_of_hosts(ask, addresses, seconds)
-    failures = doctor.failures_of(ask, seconds, list(waits.replies))
+    awake = list(waits.replies)
+    failures, tables = doctor.failures_of(ask, seconds, awake), doctor.tables_of(ask, seconds, awake)
     graph = doctor.explained(doctor.wait_graph_of(waits), ask, seconds)
-    return StatusReport(None, hosts, unreachable, graph, failures)
+    return StatusReport(None, hosts, unreachable, graph, failures, tables=tables)
 
 
 def page(status: StatusReport, now: float | None = None) -> str:
@@ -110,6 +114,9 @@ def page(status: StatusReport, now: float | None = None) -> str:
             lines.append(f"    and {len(order) - _MOST} more")
     named = {agent_at(host): place for host, place in status.places.items()}
     lines += [f"{named.get(agent, agent)}  DOES NOT ANSWER: {why}" for agent, why in status.unreachable.items()]
+    for table in status.tables:
+        title, *rows = table.lines()
+        lines += [title, *(f"    {row}" for row in rows)]
     if status.waits.handlers:
         lines.append(f"runs longest: {_handler(status.waits.handlers[0])}")
     if status.waits.edges:

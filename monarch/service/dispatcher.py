@@ -110,6 +110,7 @@ class Dispatcher(Fleet):
         if replica is None:  # it died before, and its requests were dealt with
             return
         call = replica.calls.pop(attempt)
+        replica.answered += 1
         for place, request in enumerate(call.requests):
             replica.failed += place in errors
             replica.served += place not in errors

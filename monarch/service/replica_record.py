@@ -81,6 +81,7 @@ class Replica:
     served: int = 0
     failed: int = 0
     restarts: int = 0
+    answered: int = 0  # calls
     asked: int = 0  # the update that it prepares, or has prepared
     prepared: int = 0
     latency: DurationHistogram = field(default_factory=DurationHistogram)

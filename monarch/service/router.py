@@ -25,7 +25,7 @@ from monarch.actor import (
     context,
     endpoint,
 )
-from monarch.actor.lowlevel import Sealed
+from monarch.actor.lowlevel import Sealed, tell_table
 from monarch.service.dispatcher import Dispatcher
 from monarch.service.effects import (
     FailRequest,
@@ -145,6 +145,7 @@ class ServiceRouter(Actor):
         """Starts the replicas."""
         self._loop, self._instance = asyncio.get_running_loop(), context().actor_instance
         self._dispatcher = Dispatcher(self.rules, time.monotonic())
+        tell_table(self, lambda: status_of(self._decided).table())
         early, self._early = self._early, []
         for act in early:
             act()
@@ -489,6 +490,7 @@ class ServiceRouter(Actor):
         return True
 
     async def __cleanup__(self, exc: Exception | None) -> None:
+        tell_table(self, None)
         if self._timer is not None:
             self._timer.cancel()
         for task in [*self._tasks, *self._stopping]:

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monarch.actor.lowlevel import StatusTable
 from monarch.service.dispatcher import Dispatcher
 from monarch.service.fleet import in_short
 from monarch.service.replica_record import ReplicaState
+
+_COLUMNS = [
+    "replica",
+    "state",
+    "host",
+    "outst.",
+    "queued",
+    "served",
+    "failed",
+    "p50",
+    "p99",
+    "batch",
+    "version",
+    "restarts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,14 @@ class ReplicaStatus:
     version: int
     restarts: int
     why: str  # it died last; "" if it has not
+    batch: float | None = None  # requests a call, on average
+
+    def cells(self) -> list[str]:
+        """Returns its row of the table."""
+        numbers = (self.host, self.outstanding, self.queued, self.served, self.failed)
+        batch = "-" if self.batch is None else f"{self.batch:.3g}"
+        ends = (_shown(self.p50), _shown(self.p99), batch, str(self.version), str(self.restarts))
+        return [str(self.number), self.state, *map(str, numbers), *ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +67,18 @@ class ServiceStatus:
     died: int  # failed with their replica
     cancelled: int = 0  # given up by who made them
 
-    def __str__(self) -> str:
+    def table(self) -> StatusTable:
+        """Returns it as `monarch status` shows it."""
         head = (
             f"service {self.name!r}, version {self.version}: {self.outstanding} outstanding of at most {self.limit}, "
             f"{self.waiting} without a replica, {self.refused} refused, {self.expired} expired, {self.retried} retried, "
             f"{self.died} died, {self.cancelled} cancelled"
         )
-        rows: list[tuple[str, ...]] = [
-            ("replica", "state", "host", "outst.", "queued", "served", "failed", "p50", "p99", "version", "restarts")
-        ]
-        for one in self.replicas:
-            numbers = (one.host, one.outstanding, one.queued, one.served, one.failed)
-            ends = (_shown(one.p50), _shown(one.p99), str(one.version), str(one.restarts))
-            rows.append((str(one.number), one.state, *map(str, numbers), *ends))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        for place, one in enumerate(self.replicas):
-            if one.why:
-                lines[place + 1] += f"  {one.why}"
-        return "\n".join([head, *lines])
+        notes = {place: one.why for place, one in enumerate(self.replicas) if one.why}
+        return StatusTable(head, _COLUMNS, [one.cells() for one in self.replicas], notes)
+
+    def __str__(self) -> str:
+        return "\n".join(self.table().lines())
 
     __repr__ = __str__
 
@@ -77,6 +94,7 @@ def status_of(dispatcher: Dispatcher) -> ServiceStatus:
             one.number, one.state, one.host, one.running + len(one.queue), len(one.queue), one.served, one.failed,
             one.latency.percentile(50), one.latency.percentile(99), one.version, one.restarts,
             "" if one.cause is None else in_short(one.cause),
+            (one.served + one.failed) / one.answered if one.answered else None,
         )
         for one in sorted(dispatcher.replicas.values(), key=lambda one: one.number)
     ]  # fmt: skip

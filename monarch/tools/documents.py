@@ -19,7 +19,7 @@ import msgspec
 
 from monarch._linux import terminal
 from monarch.admin.stacks import Finding
-from monarch.admin.status import FailureNote, HostUsage, RunningHandler, WaitEdge
+from monarch.admin.status import FailureNote, HostUsage, RunningHandler, StatusTable, WaitEdge
 
 
 class StreamLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
@@ -178,7 +178,7 @@ class StatusFound(Document, frozen=True, kw_only=True, tag="monarch.status/1"):
     """The state of a program, or of a job's hosts. `program`: None for a job, which `job` names; `places`: what the job calls
     each host, by its address. `unreachable`, `silent`: hosts and processes that did not answer, and why. `endpoints` run now,
     longest first; `waits` are for answers; `failures` were not handled by a restart. `findings`: what the doctor finds wrong, a
-    line each, where something has taken 5 s."""
+    line each, where something has taken 5 s; `tables`: what parts of it tell of themselves, as services do."""
 
     program: ProgramFound | None
     job: str | None
@@ -190,6 +190,7 @@ class StatusFound(Document, frozen=True, kw_only=True, tag="monarch.status/1"):
     silent: dict[str, str]
     failures: list[FailureNote]
     findings: list[str] = []
+    tables: list[StatusTable] = []
 
 
 class ProgramList(Document, frozen=True, kw_only=True, tag="monarch.status.programs/1"):

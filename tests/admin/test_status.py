@@ -5,9 +5,11 @@ from __future__ import annotations
 from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.small_answers import FailureNote
+from monarch._mesh.inspection.status_tables import decode
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
 from monarch.admin.status import StatusReport, page
+from tests.support import trees
 from tests.support.hostile import NAME, fit
 
 HOSTS = [
@@ -61,6 +63,18 @@ def test_the_hosts_of_a_job_in_its_order() -> None:
 def test_a_program() -> None:
     status = StatusReport(Program("/f", 7, 100.0, "python a.py"), HOSTS[1:], {}, waits(), [])
     assert page(status, 161.0).splitlines()[:4] == ["7: python a.py, for 1 min 1 s, 1 host, 2 processes", *LINES]
+
+
+def test_services_have_a_table() -> None:
+    tables = decode(trees.tables())
+    assert page(
+        StatusReport(Program("/f", 7, 100.0, "a.py"), [], {}, WaitGraph([], [], {}), [], tables=tables), 161.0
+    ).splitlines()[1:] == [
+        "service 'x'",
+        "    replica  state",
+        "          0     up",
+        "          1   lost  killed",
+    ]
 
 
 def test_what_a_program_calls_itself_adds_no_line() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch._mesh.inspection import status_tables
 from monarch._runtime.instrument import Counter, Gauge, Histogram
 from monarch.actor import (
     Actor,
@@ -285,6 +286,36 @@ def test_of_two_updates_the_second_fails_and_the_first_stays(cluster: InProcessC
             second.get()
         answer = service.options(wait=True).times.answer(1).get()
         assert (answer.value, answer.version) == (5, 1)
+
+
+def test_a_process_tells_of_its_services(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        assert service.many.route(1).get() == 2
+        (table,) = status_tables.decode(status_tables.answer(None, b""))
+        assert table.title.startswith("service 'model', version 0: 0 outstanding of at most 17, ")
+        (row,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+        assert (row["state"], row["served"], row["batch"], row["version"]) == ("up", "1", "1", "0")
+    assert status_tables.decode(status_tables.answer(None, b"")) == []
+
+
+def test_a_table_that_is_long_or_changes_is_told_all_the_same() -> None:
+    many = status_tables.StatusTable("t", ["a"], [["x"]] * 250)
+    told = iter([RuntimeError("changed"), many])
+
+    def tell() -> status_tables.StatusTable:
+        found = next(told, RuntimeError("changed"))
+        if isinstance(found, RuntimeError):
+            raise found
+        return found
+
+    status_tables.tell_table("key", tell)
+    try:
+        (table,) = status_tables.decode(status_tables.answer(None, b""))
+        assert len(table.rows) == status_tables.MOST_ROWS and table.lines()[-1] == "x  and 50 more"
+        (table,) = status_tables.decode(status_tables.answer(None, b""))
+        assert table.lines() == ["a table that changes too fast to be read"]
+    finally:
+        status_tables.tell_table("key", None)
 
 
 def test_an_awaited_request_is_cancelled_with_its_task(cluster: InProcessCluster) -> None:

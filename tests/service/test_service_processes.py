@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -41,14 +42,20 @@ class Counter(Actor):
         self.version = version
 
     @endpoint
+    def fetch(self, version: int) -> int:
+        return version
+
+    @endpoint
     @retried(10)
     def tell(self) -> int:
         return self.version
 
 
-async def under_load(service: Service, kills: int) -> dict[str, Any]:
-    """Makes requests from eight places while replicas are killed and the version is raised; counts what came of them."""
-    going, found = True, {"answers": 0, "versions": set()}
+async def under_load(service: Service, seconds: float) -> dict[str, Any]:
+    """Makes requests from eight places while replicas are killed and the version is raised, four times and for so long;
+    counts what came of them."""
+    going, found = True, {"answers": 0, "versions": set(), "kills": 0}
+    end = time.monotonic() + seconds
 
     async def ask(place: int) -> None:
         number = place
@@ -61,23 +68,29 @@ async def under_load(service: Service, kills: int) -> dict[str, Any]:
             found["versions"].add(answer.version)
 
     asking = [asyncio.create_task(ask(place)) for place in range(8)]
-    for kill in range(kills):
+    while found["kills"] < 4 or time.monotonic() < end:
+        found["kills"] += 1
         try:
             os.kill(await service.options(wait=True, retries=10).pid.route(), signal.SIGKILL)
         except ProcessLookupError:
             pass
-        assert await service.update("load", kill + 1) == kill + 1
+        version = found["kills"]
+        if version % 2:
+            assert await service.update("load", version) == version
+        else:
+            assert await service.update_in_place("fetch", version, then="load") == version
     going = False
     await asyncio.gather(*asking)
     return found
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(300, marks=slow)])
-def test_no_request_is_lost_when_replicas_are_killed(kills: int) -> None:
+@pytest.mark.parametrize("seconds", [0, pytest.param(300, marks=slow)])
+def test_no_request_is_lost_when_replicas_are_killed(seconds: int) -> None:
     with serve(this_host(), Counter, replicas=3, concurrency=2, restarts=1000, within=2, backoff=0.01) as service:
-        found = asyncio.run(under_load(service, kills))
+        found = asyncio.run(under_load(service, seconds))
         status = service.status().get()
-        assert found["answers"] >= 8 and found["versions"] <= set(range(kills + 1))
+        assert found["answers"] >= 8 and found["versions"] <= set(range(found["kills"] + 1))
+        print({**found, "versions": len(found["versions"]), "retried": status.retried})
         assert sum(one.restarts for one in status.replicas) >= 1
         assert status.outstanding == 0 and status.died == 0 and status.refused == 0
 

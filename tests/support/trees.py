@@ -17,6 +17,7 @@ from monarch._mesh.inspection.description import (
     WaitingFacts,
 )
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts, RunningProcess
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
 from monarch.admin.program_tree import ProgramTree, assemble
@@ -198,6 +199,13 @@ class FakeProgram:
         events = [Event(1, NOW - 60, "INFO", key, "created", "")]
         actors = [msgspec.structs.replace(one, events=events if one.key == key else []) for one in each.actors]
         return msgspec.structs.replace(each, actors=actors)
+
+
+def tables() -> bytes:
+    """An answer to question "tables"."""
+    return msgspec.msgpack.encode(
+        [StatusTable("service 'x'", ["replica", "state"], [["0", "up"], ["1", "lost"]], {1: "killed"})]
+    )
 
 
 def settings() -> bytes:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from monarch._mesh.inspection import diagnosis
+from monarch._mesh.inspection import diagnosis, status_tables
 from monarch._mesh.inspection.collectives import GroupState, decode_groups
 from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, ProgramSample
 from monarch._mesh.inspection.folding import completed
 from monarch._mesh.inspection.host_usage import HostUsage, decode_host
 from monarch._mesh.inspection.small_answers import FailureNote, decode_failures
 from monarch._mesh.inspection.stacks_of_program import AskProgram, Stacks, StacksQuery, gather, ordered
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.survey import SurveyAnswers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, ask_graph, combined
 from monarch._runtime.future import Future, check_timeout
@@ -70,6 +71,13 @@ def failures_of(ask: AskProgram, seconds: float, awake: Sequence[str] | None = N
     """Returns what has failed of what any process owns."""
     answers = ask("failures", b"", timeout=seconds, only=awake, agents=False)
     return [note for notes in answers.decoded(decode_failures).values() for note in notes]
+
+
+def tables_of(ask: AskProgram, seconds: float, awake: Sequence[str] | None = None) -> list[StatusTable]:
+    """Returns what parts of the processes tell of themselves, by their titles."""
+    answers = ask("tables", b"", timeout=seconds, only=awake, agents=False)
+    found = [table for tables in answers.decoded(status_tables.decode).values() for table in tables]
+    return sorted(found, key=lambda table: table.title)
 
 
 def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:

@@ -62,6 +62,7 @@ QUESTIONS: dict[str, Question] = {
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
     "failures": Question("_mesh.inspection.small_answers", "answer_failures", quick=True),
+    "tables": Question("_mesh.inspection.status_tables", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
     "telemetry.measure": _outer("telemetry.measure"),

@@ -78,6 +78,7 @@ class MeshAdmin(App[None]):
         Binding("d", "diagnostics"),
         Binding("p", "stacks"),
         Binding("C", "config"),
+        Binding("v", "services"),
         Binding("question_mark", "glossary"),
         Binding("left_square_bracket", "details(-5)"),
         Binding("right_square_bracket", "details(5)"),
@@ -452,6 +453,13 @@ class MeshAdmin(App[None]):
             return pages.config(self.source.config(reference), self.size.width * 94 // 100 - 6)
 
         self._open("config", title, lambda overlay: self._find(overlay, title, find), "C")
+
+    def action_services(self) -> None:
+        title = self.say("Services")
+        self._open("services", title, lambda overlay: self._find(overlay, title, self._tables), "v")
+
+    def _tables(self) -> list[pages.PageText]:
+        return pages.tables(self.source.tables())
 
     def action_diagnostics(self) -> None:
         self._open("diagnostics", self.say("Diagnostics"), self._diagnose, "r d")

@@ -77,6 +77,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     ("d", "diagnostics: asks every node, and says how long each took"),
     ("p", "stacks of the process"),
     ("C", "settings of the process"),
+    ("v", "services: their replicas, with outstanding requests, latency, batches, version"),
     ("[ ]", "scroll the details"),
     ("Ctrl-L", "the selected row to the top"),
     ("q Ctrl-C", "quit"),

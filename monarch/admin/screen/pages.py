@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch.admin.payloads import ConfigEntry
 from monarch.admin.screen import glossary
 from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, CheckReport
@@ -90,6 +91,19 @@ def stacks(captured: dict[str, Any], at: str) -> list[PageText]:
         if not trace["frames"]:
             lines.append(PageText("  (only the runtime)", "dim"))
     return lines
+
+
+def tables(found: Sequence[StatusTable]) -> list[PageText]:
+    """Returns what parts of the program tell of themselves."""
+    lines = []
+    for table in found:
+        title, *rows = table.lines()
+        lines += [
+            PageText(title, "accent"),
+            *(PageText(f"  {row}", "" if place else "dim") for place, row in enumerate(rows)),
+        ]
+        lines.append(PageText(""))
+    return lines or [PageText("no service runs in this program", "dim")]
 
 
 def config(entries: Sequence[ConfigEntry], width: int) -> list[PageText]:

@@ -13,6 +13,7 @@ import msgspec
 
 from monarch._mesh.inspection import doctor
 from monarch._mesh.inspection.diagnosis import Diagnosis
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
 from monarch.admin.program_tree import ProgramTree
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
@@ -45,6 +46,10 @@ class ScreenSource(Protocol):
 
     def doctor(self) -> Diagnosis:
         """Finds what is wrong with the program, now: takes over a second."""
+        ...
+
+    def tables(self) -> list[StatusTable]:
+        """What parts of it tell of themselves, such as its services."""
         ...
 
 
@@ -86,6 +91,12 @@ class SocketSource:
     def doctor(self) -> Diagnosis:
         try:
             return self._queries.doctor(self._apart)
+        except ProgramQueryFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def tables(self) -> list[StatusTable]:
+        try:
+            return self._queries.tables()
         except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
@@ -136,6 +147,9 @@ class HttpSource:
 
     def doctor(self) -> Diagnosis:
         return self._get("/v1/doctor", Diagnosis, STACKS)  # type: ignore[no-any-return]
+
+    def tables(self) -> list[StatusTable]:
+        return self._get("/v1/tables", list[StatusTable], NODE)  # type: ignore[no-any-return]
 
     def _get(self, path: str, type: Any, timeout: float) -> Any:
         request = urllib.request.Request(self._connection.url + path)

@@ -32,6 +32,7 @@ _ZH = {
     "Poisoned": "已中毒",
     "Failed actors": "失败的 Actor",
     "Status": "状态",
+    "Services": "服务",
     "Instance": "实例",
     "Type": "类型",
     "Messages": "消息数",

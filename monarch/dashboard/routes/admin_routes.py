@@ -61,6 +61,7 @@ class _Api:
             get("/v1/tree", self._tree_page),
             get("/v1/nodes", self._nodes),
             get("/v1/doctor", self._doctor),
+            get("/v1/tables", self._tables),
             get("/v1/schema", self._schema),
             get("/v1/schema/{name}", self._schema),
             get("/v1/openapi.json", self._openapi),
@@ -109,6 +110,9 @@ class _Api:
         from starlette.responses import PlainTextResponse
 
         return PlainTextResponse(admin_tree_page.page(await self._tree(), _base(request)))
+
+    async def _tables(self, request: Any) -> Any:
+        return answer(await self._answers.ask("tables", self._queries.tables))
 
     async def _doctor(self, request: Any) -> Any:
         return answer(await self._looks.ask("doctor", self._queries.doctor))

@@ -97,6 +97,7 @@ def _shown(status: StatusReport, as_json: bool) -> int:
             silent=status.waits.silent,
             failures=list(status.failures),
             findings=status.waits.findings,
+            tables=list(status.tables),
         )
     )
 

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
+from monarch._mesh.inspection.status_tables import StatusTable
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.screen import once
 from monarch.admin.screen.app import MeshAdmin
@@ -46,7 +47,7 @@ def program() -> FakeProgram:
         trees.process("client", [trees.actor("root", status="client", cls="")], [owner]),
         trees.process("uid.0", [trees.busy("w", 75.0, waits="db.get", proc="mesh-0<uid>")], [first]),
     )
-    asked.bodies = {"config": trees.settings(), "stacks": trees.stacks()}
+    asked.bodies = {"config": trees.settings(), "stacks": trees.stacks(), "tables": trees.tables()}
     return asked
 
 
@@ -74,6 +75,9 @@ class Slow:
 
     def doctor(self) -> Diagnosis:
         raise NoAnswer("it does not answer")
+
+    def tables(self) -> list[StatusTable]:
+        raise NoAnswer("no tables")
 
 
 class Hung(SocketSource):
@@ -246,6 +250,7 @@ def test_a_tab_in_the_filter_expands_nothing() -> None:
     [
         ("p", "Stacks: mesh-0<uid>", "load  /p/data.py:31"),
         ("C", "Settings: mesh-0<uid>", "cleanup_timeout"),
+        ("v", "Services", "service 'x'"),
         ("question_mark", "Glossary", "expand, collapse"),
     ],
 )
