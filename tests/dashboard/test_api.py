@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,54 @@ def test_a_program_that_has_ended_says_so(recorded: Any) -> None:
             ask()
     assert api.summary()["program"] is None
     assert api.now_us() <= recorded.job.now_us
+
+
+def test_services() -> None:
+    """From the rows that a service's measures become, each with what was counted since the row before."""
+    store = Store()
+    try:
+        assert PageData(store, None).services() == []
+        resource, bounds = "{}", "[1.0,10.0,100.0]"
+        for replica, outstanding in ((0, 3.0), (1, 0.0)):
+            of = f'{{"service":"x","replica":{replica}}}'
+            for at, value in ((1, 9.0), (2, outstanding)):
+                gauge = ("service.outstanding", at, None, "monarch", "", of, resource, value, None, None)
+                store.insert("metric_gauges", [gauge, ("service.version", *gauge[1:7], float(at), None, None)])
+            for at, counts in ((1, "[90,0,0,0]"), (2, "[8,1,1,0]")):
+                head = ("service.latency", at, 0, "monarch", "ms", "delta", of, resource)
+                times = (
+                    *head,
+                    sum(json.loads(counts)),
+                    50.0,
+                    None,
+                    None,
+                    0.5,
+                    None,
+                    None,
+                    60.0,
+                    None,
+                    None,
+                    bounds,
+                    counts,
+                )
+                batches = ("service.batch_size", *head[1:], 10, 40.0, *times[10:])
+                store.insert("metric_histograms", [times, batches])
+        refused = (
+            "service.not_answered",
+            1,
+            0,
+            "monarch",
+            "",
+            "delta",
+            True,
+            '{"service":"x","error":"ServiceOverloaded"}',
+        )
+        store.insert("metric_sums", [(*refused, resource, None, None, 7)])
+        (service,) = PageData(store, None).services()
+        first, second = service["replicas"]
+        levels = {"replica": 0, "outstanding": 3.0, "version": 2.0}
+        assert first == {**levels, "answered": 100, "mean_us": 1000.0, "p99_us": 10_000.0, "batch": 4.0}
+        assert (second["replica"], second["outstanding"]) == (1, 0.0)
+        assert service["not_answered"] == {"ServiceOverloaded": 7}
+    finally:
+        store.close()

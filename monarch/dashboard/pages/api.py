@@ -102,6 +102,14 @@ class PageData:
     def endpoints(self) -> list[dict[str, Any]]:
         return self._kept("endpoints", lambda: shapes.endpoint_times(self._rows(queries.endpoint_times())))
 
+    def services(self) -> list[dict[str, Any]]:
+        """The services that have measured anything: `monarch.service` does, while telemetry runs."""
+        return self._kept("services", self._services)
+
+    def _services(self) -> list[dict[str, Any]]:
+        asked = queries.service_replicas(), queries.service_latencies(), queries.service_refusals()
+        return shapes.services(*map(self._rows, asked))
+
     def message_stats(self) -> dict[str, Any]:
         return self._kept(
             "message-stats", lambda: shapes.message_stats(self._message_states(), self._rows(queries.pairs()))

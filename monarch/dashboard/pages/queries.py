@@ -252,6 +252,51 @@ def columns() -> str:
     )
 
 
+# --- services
+
+_SERVICE = "json_extract_string(attributes_json, '$.service')"
+_REPLICA = "CAST(json_extract_string(attributes_json, '$.replica') AS INTEGER)"
+MOST_REPLICAS = 1_000
+
+
+def service_replicas() -> str:
+    """One row a replica: its last levels, and its latency and batches from the first row on."""
+    return f"""
+    WITH levels AS (
+        SELECT {_SERVICE} AS service, {_REPLICA} AS replica,
+               arg_max(value_f64, timestamp_us) FILTER (WHERE name = 'service.outstanding') AS outstanding,
+               arg_max(value_f64, timestamp_us) FILTER (WHERE name = 'service.version') AS version
+        FROM metric_gauges WHERE name IN ('service.outstanding', 'service.version') GROUP BY ALL),
+    times AS (
+        SELECT {_SERVICE} AS service, {_REPLICA} AS replica,
+               sum(count) FILTER (WHERE name = 'service.latency') AS answered,
+               sum(sum_f64) FILTER (WHERE name = 'service.latency') AS latency_sum,
+               max(max_f64) FILTER (WHERE name = 'service.latency') AS latency_max,
+               sum(count) FILTER (WHERE name = 'service.batch_size') AS calls,
+               sum(sum_f64) FILTER (WHERE name = 'service.batch_size') AS requests
+        FROM metric_histograms WHERE name IN ('service.latency', 'service.batch_size') GROUP BY ALL)
+    SELECT * FROM levels FULL JOIN times USING (service, replica) ORDER BY service, replica LIMIT {MOST_REPLICAS}"""
+
+
+def service_latencies() -> str:
+    """The counts of the buckets of latency, a list for each row, with the ends of the buckets."""
+    counts = "from_json(bucket_counts_json, '[\"UBIGINT\"]')"
+    return f"""
+    SELECT service, replica, place, sum(counted) AS counted, any_value(bounds_json) AS bounds
+    FROM (SELECT {_SERVICE} AS service, {_REPLICA} AS replica, bounds_json,
+                 unnest({counts}) AS counted, generate_subscripts({counts}, 1) - 1 AS place
+          FROM metric_histograms WHERE name = 'service.latency')
+    GROUP BY service, replica, place ORDER BY service, replica, place LIMIT {MOST_REPLICAS * 64}"""
+
+
+def service_refusals() -> str:
+    """How many requests were not answered, by service and error."""
+    return f"""
+    SELECT {_SERVICE} AS service, json_extract_string(attributes_json, '$.error') AS error,
+           CAST(sum(coalesce(sum_u64, sum_i64, sum_f64)) AS BIGINT) AS requests
+    FROM metric_sums WHERE name = 'service.not_answered' GROUP BY ALL ORDER BY ALL LIMIT {MOST_REPLICAS}"""
+
+
 # --- the newest snapshot of the tree
 
 NEWEST_SNAPSHOT = "SELECT snapshot_id, snapshot_ts FROM snapshots ORDER BY snapshot_ts DESC LIMIT 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -218,6 +219,50 @@ def endpoint_times(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [
         {name: round(value, 1) if isinstance(value, float) else value for name, value in row.items()} for row in rows
     ]
+
+
+# --- services
+
+
+def services(replicas: Iterable[Row], latencies: Iterable[Row], refusals: Iterable[Row]) -> list[dict[str, Any]]:
+    """Per service its replicas, and what was not answered by the error; times in microseconds."""
+    buckets: dict[tuple[str, int], list[Row]] = {}
+    for row in latencies:
+        buckets.setdefault((row["service"], row["replica"]), []).append(row)
+    found: dict[str, dict[str, Any]] = {}
+
+    def service(name: str) -> dict[str, Any]:
+        return found.setdefault(name, {"name": name, "replicas": [], "not_answered": {}})
+
+    for row in replicas:
+        answered, calls = row["answered"] or 0, row["calls"] or 0
+        service(row["service"])["replicas"].append(
+            {
+                "replica": row["replica"],
+                "outstanding": row["outstanding"],
+                "version": row["version"],
+                "answered": answered,
+                "mean_us": 1e3 * row["latency_sum"] / answered if answered else None,
+                "p99_us": _percentile(buckets.get((row["service"], row["replica"]), []), 0.99, row["latency_max"]),
+                "batch": row["requests"] / calls if calls else None,
+            }
+        )
+    for row in refusals:
+        service(row["service"])["not_answered"][row["error"]] = row["requests"]
+    return list(found.values())
+
+
+def _percentile(buckets: list[Row], part: float, longest: float | None) -> float | None:
+    """Returns the end of the bucket that holds it, in microseconds, or the longest time if that is less."""
+    total, seen = sum(row["counted"] for row in buckets), 0
+    if not total or longest is None:
+        return None
+    for row in buckets:
+        seen += row["counted"]
+        bounds = json.loads(row["bounds"])
+        if seen >= part * total and row["place"] < len(bounds):
+            return 1e3 * float(min(bounds[row["place"]], longest))
+    return 1e3 * longest
 
 
 # --- hardware

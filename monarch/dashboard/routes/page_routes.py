@@ -52,6 +52,7 @@ def routes_of(api: PageData) -> list[Any]:
         get("/api/health", lambda ask: {"status": "ok"}),
         get("/api/summary", lambda ask: api.summary()),
         get("/api/endpoints", lambda ask: api.endpoints()),
+        get("/api/services", lambda ask: api.services()),
         get("/api/message-stats", lambda ask: api.message_stats()),
         get("/api/message-activity", lambda ask: api.message_activity(ask.seconds(), ask.flag("to_now", False))),
         get("/api/topology", lambda ask: api.topology(ask.flag("show_system", False))),

@@ -20,6 +20,7 @@ export function open(root) {
   const slowest = h("section", {class: "panel"});
   const states = h("section", {class: "panel"});
   const meshes = h("section", {class: "panel"});
+  const services = h("section", {class: "panel gap", "aria-label": "Services", hidden: ""});
   let activityEnd = null, shown = null, onset = null;
 
   const choice = h("div", {class: "choice", role: "group", "aria-label": "Which time"},
@@ -29,7 +30,7 @@ export function open(root) {
       follow();
     }}, text)));
   activity.append(h("header", {}, h("h2", {}, "Messages over time"), choice), chart);
-  root.append(h("h1", {class: "visually-hidden"}, "Overview"), figures, h("div", {class: "gap"}, concerns), activity,
+  root.append(h("h1", {class: "visually-hidden"}, "Overview"), figures, h("div", {class: "gap"}, concerns), services, activity,
     h("div", {class: "grid two gap"}, slowest, traffic), h("div", {class: "grid two gap"}, meshes, states));
 
   function follow() {
@@ -62,6 +63,7 @@ export function open(root) {
       show(traffic, ...trafficOf(summary));
     }),
     watch("/api/endpoints", rows => show(slowest, ...slowestOf(rows))),
+    watch("/api/services", rows => { services.hidden = !rows.length; show(services, ...servicesOf(rows)); }),
     watch("/api/topology", topology => show(meshes, ...meshesOf(topology))),
   ];
   follow();
@@ -116,6 +118,15 @@ function slowestOf(rows) {
   return [h("header", {}, h("h2", {}, "Slowest endpoints"), h("span", {class: "soft small"}, "from begun to ended")),
     rows.length ? h("div", {class: "scroll"}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "Endpoint"), ...["Calls", "Median", "p99", "Longest"].map(text => h("th", {class: "num"}, text)))),
       h("tbody", {}, ...rows.slice(0, 8).map(row => h("tr", {}, h("td", {class: "mono clip"}, row.endpoint), h("td", {class: "num"}, short(row.calls)), ...["median_us", "p99_us", "max_us"].map(key => h("td", {class: "num"}, duration(row[key])))))))) : h("p", {class: "empty"}, "No endpoint has ended yet.")];
+}
+
+function servicesOf(rows) {
+  const cell = value => value === null ? "–" : number(value);
+  return [h("header", {}, h("h2", {}, "Services"), h("span", {class: "soft small"}, "from arrival to answer")),
+    ...rows.map(service => h("div", {class: "scroll"}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, service.name), ...["Outstanding", "Answered", "Mean", "p99", "Batch", "Version"].map(text => h("th", {class: "num"}, text)))),
+      h("tbody", {}, ...service.replicas.map(each => h("tr", {}, h("td", {}, `replica ${each.replica}`), h("td", {class: "num"}, cell(each.outstanding)), h("td", {class: "num"}, short(each.answered)),
+        ...["mean_us", "p99_us"].map(key => h("td", {class: "num"}, each[key] === null ? "–" : duration(each[key]))), h("td", {class: "num"}, each.batch === null ? "–" : each.batch.toFixed(1)), h("td", {class: "num"}, cell(each.version)))))),
+      Object.keys(service.not_answered).length ? h("p", {class: "soft small"}, "Not answered: ", Object.entries(service.not_answered).map(([error, count]) => `${short(count)} ${error}`).join(", ")) : null))];
 }
 
 function meshesOf(topology) {
