@@ -1,5 +1,5 @@
-"""What does a service cost: an empty request from 1, 8 and 64 callers; how many fail when a replica is killed, and how long
-is nothing answered?
+"""What does a service cost: an empty request from 1, 8 and 64 callers, by handle and by HTTP, and one in batches; how many
+fail when a replica is killed, and how long is nothing answered?
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from _stats import COUNT, KILO_PER_SECOND, MICROSECONDS, MILLISECONDS, Aim
 SCRIPTS = {"ours": "monarch_service.py", "ray": "ray_service.py"}  # Ray Serve: its interpreter needs ray[serve]
 
 
-def empty(callers: int, count: int) -> Run:
+def callers_of(what: str, workload: str, callers: int, count: int) -> Run:
     shown = f"{callers} caller{'s' * (callers > 1)}"
     return Run(
-        "empty",
+        workload,
         (
-            Measure(f"an empty request, {shown}", "latency", MICROSECONDS, tail=True),
-            Measure(f"requests a second, {shown}", "rate", KILO_PER_SECOND, (Aim(5, against="ray"),)),
+            Measure(f"{what}, {shown}", "latency", MICROSECONDS, tail=True),
+            Measure(f"{what}, a second, {shown}", "rate", KILO_PER_SECOND, (Aim(5, against="ray"),)),
         ),
         {"callers": callers, "replicas": 2, "warmup": 200, "count": count},
         {"count": min(count, 300)},
@@ -33,9 +33,12 @@ QUESTION = Question(
     "service",
     "What does a service cost, and what does the death of a replica?",
     (
-        empty(1, 1_000),
-        empty(8, 4_000),
-        empty(64, 8_000),
+        callers_of("an empty request", "empty", 1, 1_000),
+        callers_of("an empty request", "empty", 8, 4_000),
+        callers_of("an empty request", "empty", 64, 8_000),
+        callers_of("a request that takes 5 ms in batches of up to 16", "batch", 64, 8_000),
+        callers_of("an empty request by HTTP", "http", 1, 1_000),
+        callers_of("an empty request by HTTP", "http", 64, 8_000),
         Run(
             "death",
             (

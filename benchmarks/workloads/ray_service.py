@@ -1,4 +1,4 @@
-"""The same on Ray Serve, by handles, without HTTP."""
+"""The same on Ray Serve, by handles, and by HTTP where that is asked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ class Empty:
     async def work(self) -> None:
         pass
 
+    @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.01)
+    async def generate(self, prompts: list[int]) -> list[int]:
+        await asyncio.sleep(_service.STEP)
+        return prompts
+
+    async def __call__(self, request: Any) -> str:
+        return "done"
+
     async def pid(self) -> int:
         return os.getpid()
 
 
-def started(params: Params) -> Any:
+def started(params: Params, route: str | None = None) -> Any:
     deployment = serve.deployment(Empty).options(num_replicas=params["replicas"], max_ongoing_requests=100)
-    return serve.run(deployment.bind(), name="empty", route_prefix=None)
+    return serve.run(deployment.bind(), name="empty", route_prefix=route)
 
 
 def empty(params: Params) -> Samples:
@@ -31,6 +39,20 @@ def empty(params: Params) -> Samples:
         await handle.work.remote()
 
     return asyncio.run(_service.empty(work, params))
+
+
+def batch(params: Params) -> Samples:
+    handle = started(params)
+
+    async def generate() -> None:
+        await handle.generate.remote(1)
+
+    return asyncio.run(_service.empty(generate, params))
+
+
+def http(params: Params) -> Samples:
+    started(params, "/work")
+    return asyncio.run(_service.http(8000, "/work", params))
 
 
 def death(params: Params) -> Samples:
@@ -46,4 +68,4 @@ def death(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({"empty": empty, "death": death})
+    main({"empty": empty, "batch": batch, "http": http, "death": death})
