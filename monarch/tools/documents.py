@@ -177,8 +177,8 @@ class ContextList(Document, frozen=True, kw_only=True, tag="monarch.context/1"):
 class StatusFound(Document, frozen=True, kw_only=True, tag="monarch.status/1"):
     """The state of a program, or of a job's hosts. `program`: None for a job, which `job` names; `places`: what the job calls
     each host, by its address. `unreachable`, `silent`: hosts and processes that did not answer, and why. `endpoints` run now,
-    longest first; `waits` are for answers; `failures` were not handled by a restart. `findings`: what the doctor finds wrong, a
-    line each, where something has taken 5 s; `tables`: what parts of it tell of themselves, as services do."""
+    longest first; `waits` are for answers; `failures` were not handled by a restart. `findings`: what the doctor finds wrong,
+    a line each, where something has taken 5 s; `tables`: what parts of it tell of themselves, as services do."""
 
     program: ProgramFound | None
     job: str | None

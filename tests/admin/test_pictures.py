@@ -1,4 +1,4 @@
-"""The pictures of one hung program in docs/observability.md; tests/procs/test_stuck_collectives.py asks the tools themselves."""
+"""The pictures of one hung program in docs/observability.md; tests/procs/test_stuck_collectives.py asks the tools."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def explained(graph: WaitGraph, ask: AskProgram, seconds: float) -> WaitGraph:
 
 
 def titles(ask: AskProgram, seconds: float, lasting: float) -> list[str]:
-    """Returns what is wrong, a line each, beside a look that has shown something that lasts so many seconds. Blocks for over a
-    second, but not at all when nothing lasts for long."""
+    """Returns what is wrong, a line each, beside a look that has shown something that lasts so many seconds. Blocks for over
+    a second, but not at all when nothing lasts for long."""
     if lasting < diagnosis.LONG:
         return []
     try:

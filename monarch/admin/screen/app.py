@@ -247,7 +247,7 @@ class MeshAdmin(App[None]):
             message.show()
 
     def _stands(self) -> bool:
-        """False while the screen is taken down: its widgets go first, one by one, and what had come before is still handled."""
+        """False while the screen is taken down: its widgets go first, one by one, and what came before is still handled."""
         return len(self.query(_PARTS)) == _PARTS.count("#")
 
     def on_tree_view_selected(self) -> None:

@@ -14,8 +14,8 @@ LINE = "where every rank of a running program is: Python stacks, the same ones s
 TEXT = """\
 Shows the Python stacks of the processes of a program of yours that runs on this machine, its processes on other hosts
 included, also while it is stuck. Nothing has to be prepared, and nothing is stopped for it. Ranks that are at the same place
-are shown together. Threads in which only the runtime is are left out. Where an endpoint has run for 5 s, what `monarch doctor` finds
-wrong comes first: that takes a second more.
+are shown together. Threads in which only the runtime is are left out. Where an endpoint has run for 5 s, what
+`monarch doctor` finds wrong comes first: that takes a second more.
 
 A process whose native code holds the interpreter lock is made to write its stacks by a signal (setting stack_signal). A
 process that is stopped is named.
