@@ -74,7 +74,12 @@ class Keeper:
             opened = self._receive()
         except KeeperLost:
             self.close()
-            raise
+            if mode == MEMORY:
+                raise
+            raise ValueError(
+                f"{path} cannot be opened: the engine has ended over it, or took longer than {_STARTS:g} s. It is damaged, or "
+                f"made to do harm"
+            ) from None
         if opened.error:
             self.close()
             raise ValueError(opened.error)

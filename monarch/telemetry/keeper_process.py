@@ -79,7 +79,7 @@ class KeeperProcess:
                         run(table.created_by)
                     elif run(f"DESCRIBE {table.name}").fetchall() != described(run, table):
                         return f"{path} has a table {table.name} of another version: record into another file"
-        except duckdb.Error as exc:
+        except (duckdb.Error, UnicodeDecodeError) as exc:  # its own words may have bytes of a damaged file in them
             return f"{path} is no DuckDB file: {str(exc).splitlines()[0]}"
         run("SET enable_external_access = false")
         run(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from monarch._linux.private_files import UntrustedFileError
+from monarch.telemetry.keeper import READ
+from monarch.telemetry.keeper_process import KeeperProcess
 from monarch.telemetry.result import QueryError
 from monarch.telemetry.retention import Retention
 from monarch.telemetry.store import Store
@@ -98,6 +102,26 @@ def test_a_file_that_others_may_write_or_that_is_another_is_refused(tmp_path: Pa
     text.write_text("hello" * 1000)
     with pytest.raises(ValueError, match="is no DuckDB file"):
         Store(path=str(text))
+
+
+def test_a_file_over_which_the_engine_ends_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.duckdb"
+    path.touch()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ValueError, match="run.duckdb cannot be opened: the engine has ended over it"):
+        Store.open(str(path))
+
+
+def test_the_engine_speaks_of_a_damaged_file_in_bytes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+
+    def connect(*_: object, **__: object) -> None:
+        b"no table \xb5".decode()
+
+    monkeypatch.setattr(duckdb, "connect", connect)
+    here, there = socket.socketpair()
+    with here, there:
+        assert "run.duckdb is no DuckDB file: " in KeeperProcess(here, there, 0).open("run.duckdb", READ, 1 << 30)
 
 
 HARM = {  # of a file, in place of its rows -> what is said of it
