@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch._linux import owners
 from monarch._linux.descriptors import OUT_OF
 
 # States of a connected socket: established, and one of the sides has closed or sends no more. Without an inode it has lost
@@ -58,6 +59,27 @@ def is_socket_ours(sock: Any) -> bool:
         return is_ours(sock.getpeername()[:2], sock.getsockname()[:2])
     except OSError:
         return False
+
+
+def stranger_at(sock: Any) -> str:
+    """Says whose program of this machine is at the other end of a connected socket, if that is neither this user's nor
+    root's; "" if it is, for other machines, and where nobody can tell.
+
+    Who has proven himself may still be such a one, who knows no secret: he took a port that is dialled here, and passes on
+    what two hosts say, to put words of his own in between when they trust each other.
+    """
+    if sock.family == socket.AF_UNIX:
+        return ""
+    try:
+        user = user_of(sock.getpeername()[:2], sock.getsockname()[:2])
+    except OSError:
+        return ""
+    if user in (None, os.geteuid(), 0) or (user == owners.OVERFLOW and not owners.is_mapped(user)):
+        return ""
+    return (
+        f"it belongs to {owners.named(user)}, who may be passing on what others say: within a machine both ends are of one "
+        f"user, or have certificates (TLS)"
+    )
 
 
 class Doorkeeper:

@@ -77,8 +77,8 @@ class Keeper:
             if mode == MEMORY:
                 raise
             raise ValueError(
-                f"{path} cannot be opened: the engine has ended over it, or took longer than {_STARTS:g} s. It is damaged, or "
-                f"made to do harm"
+                f"{path} cannot be opened: the engine has ended over it, or took longer than {_STARTS:g} s. It is damaged, "
+                f"or made to do harm"
             ) from None
         if opened.error:
             self.close()

@@ -33,6 +33,7 @@ from monarch.testing.clock import VirtualClock
 from tests.support.loops import RunningLoop
 from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
+from tests.support.users import STRANGER, needs_root, relay
 
 SECRET = Secret("a long and random text")
 HAS_IPV6 = socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and bool(Path("/proc/net/if_inet6").read_text())
@@ -343,6 +344,35 @@ def test_processes_of_another_user_are_refused(
     assert str(failure) == f"no connection to {name}: it belongs to another user"
     host.call(listener._accepting.look)
     assert f"{name}: refused a process of this machine: it belongs to another user" in messages(caplog)
+
+
+@needs_root
+def test_another_user_who_passes_on_what_two_hosts_say_is_refused(host: Host) -> None:
+    """He knows no secret, but has the port that is dialled; once both had trusted each other, he would speak for them."""
+    listener = host.listen()
+    with relay(port_of(listener)) as port:
+        failure = host.dial(f"tcp://127.0.0.1:{port}")
+    assert isinstance(failure, DialFailed) and failure.final
+    whose = f"it belongs to user {STRANGER}, who may be passing on what others say"
+    assert f"no connection to tcp://127.0.0.1:{port}: {whose}" in str(failure)
+    host.call(lambda: None)
+    assert host.accepted == []
+
+
+@needs_root
+def test_another_user_of_this_machine_is_refused_also_if_he_dials(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """The other half of a relay, whose first is on another machine."""
+    listener = host.listen()
+    challenge = Dialler(SECRET)
+    with relay(port_of(listener)) as port, socket.create_connection(("127.0.0.1", port), TIMEOUT) as sock:
+        sock.sendall(challenge.start())
+        while not challenge.done:
+            data = sock.recv(challenge.wanted, socket.MSG_WAITALL)
+            assert data
+            sock.sendall(challenge.received(data))
+        assert sock.recv(1) == b""
+    assert host.accepted == []
+    assert any(f"it belongs to user {STRANGER}, who may be passing on" in said for said in messages(caplog))
 
 
 def test_an_address_in_use_is_named(host: Host) -> None:

@@ -13,6 +13,7 @@ from monarch.job.torchrun import meeting, meeting_sockets
 from monarch.job.torchrun.meeting import OWN, Joining, Meeting, MeetingPlace, Message, PassedSignal, RunEnded
 from monarch.job.torchrun.meeting_sockets import Door, MeetingLine, NotOursError, dial
 from tests.support.patience import TIMEOUT
+from tests.support.users import STRANGER, needs_root, relay
 
 PLACE = MeetingPlace(host="node1", port=29500)
 SECRET = Secret("of the test")
@@ -184,6 +185,17 @@ def test_strangers_get_no_word_in(visits: Visits) -> None:
     number, said = visits.said.get(timeout=TIMEOUT)
     assert said == PassedSignal(2) and number == 6 and visits.said.empty()
     line.close()
+
+
+@needs_root
+def test_another_user_who_passes_on_what_two_commands_say_is_refused(visits: Visits) -> None:
+    with (
+        relay(visits.port) as port,
+        pytest.raises(NotOursError, match=f"belongs to user {STRANGER}, who may") as caught,
+    ):
+        dial("127.0.0.1", port, SECRET, TIMEOUT)
+    assert caught.value.final
+    assert visits.said.empty()
 
 
 @pytest.mark.parametrize("data", [b"x" * 100_000, b'{"type":"nonsense"}\n', b"\xff\n"])

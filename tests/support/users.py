@@ -7,7 +7,8 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
@@ -63,6 +64,43 @@ with socket.socket() as connection:
     except OSError:
         pass
 """
+
+
+_RELAY = """
+import os, socket, sys, threading
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[2])] * 3)
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+
+def pass_on(one, other):
+    try:
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+while True:
+    one, _ = listening.accept()
+    other = socket.socket()
+    other.connect(("127.0.0.1", int(sys.argv[1])))
+    threading.Thread(target=pass_on, args=(one, other), daemon=True).start()
+    threading.Thread(target=pass_on, args=(other, one), daemon=True).start()
+"""
+
+
+@contextmanager
+def relay(port: int, uid: int = STRANGER) -> Iterator[int]:
+    """A port of this machine at which another user passes everything on to and from `port`, whose host he can reach."""
+    command = [sys.executable, "-I", "-S", "-c", _RELAY, str(port), str(uid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            yield int(program.stdout.readline())
+        finally:
+            program.kill()
 
 
 def stranger_says(port: int, data: bytes, uid: int = STRANGER) -> bytes:

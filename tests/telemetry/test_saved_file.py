@@ -108,7 +108,7 @@ def test_a_file_over_which_the_engine_ends_is_said(tmp_path: Path, monkeypatch: 
     path = tmp_path / "run.duckdb"
     path.touch()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ValueError, match="run.duckdb cannot be opened: the engine has ended over it"):
+    with pytest.raises(ValueError, match=r"run\.duckdb cannot be opened: the engine has ended over it"):
         Store.open(str(path))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from monarch._linux.loopback_peer import stranger_at
 from monarch.actor.lowlevel import Acceptor, Dialler, Secret, start_thread
 from monarch.job.torchrun.meeting import Message
 
@@ -206,6 +207,8 @@ def _prove(sock: socket.socket, challenge: Acceptor | Dialler) -> None:
         sock.sendall(challenge.received(data))
     if challenge.failure is not None:
         raise NotOursError(challenge.failure.text, challenge.failure.final)
+    if whose := stranger_at(sock):
+        raise NotOursError(whose, True)
 
 
 def _receive(sock: socket.socket, size: int, deadline: float | None) -> bytes:
