@@ -12,7 +12,8 @@ other conversation.
 
 What this protects: nobody without the secret gets a frame parsed here, or is taken for a host of the job. What it does
 not: the bytes that follow are neither encrypted nor authenticated. Who can change packets on the way can let two hosts
-finish the handshake and then take over their connection; who can read them sees all payloads. Use certificates (TLS) where
+finish the handshake and then take over their connection, also who only has the port that is dialled and relays it (within a
+machine `loopback_peer.stranger_at` finds him); who can read them sees all payloads. Use certificates (TLS) where
 the network is not trusted. Who can make a host dial him learns one proof, at which he can guess offline: a secret has to be
 long and random (`Secret.generate`), not a password. Without a secret everybody who reaches the port may run code as the
 user of this process.
