@@ -12,6 +12,7 @@ import msgspec
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._http.answering import AGAIN_LATER, LARGEST_BODY, BadRequest, answer, gone, object_of
+from monarch._text import sendable
 from monarch.actor import ValueMesh
 from monarch.service.errors import (
     ReplicaLostError,
@@ -306,6 +307,6 @@ def told(error: Exception) -> tuple[int, str, dict[str, str] | None]:
         case ClientGone():
             return 499, str(error), None
         case ActorError() if error.exception is not None:
-            return 500, f"{type(error.exception).__name__}: {error.exception}", None
+            return 500, sendable(f"{type(error.exception).__name__}: {error.exception}"), None
         case _:
-            return 500, f"{type(error).__name__}: {error}", None
+            return 500, sendable(f"{type(error).__name__}: {error}"), None

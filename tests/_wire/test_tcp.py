@@ -371,6 +371,7 @@ def test_another_user_of_this_machine_is_refused_also_if_he_dials(host: Host, ca
             assert data
             sock.sendall(challenge.received(data))
         assert sock.recv(1) == b""
+    host.call(lambda: None)
     assert host.accepted == []
     assert any(f"it belongs to user {STRANGER}, who may be passing on" in said for said in messages(caplog))
 

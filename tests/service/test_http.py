@@ -241,6 +241,7 @@ def test_a_port_that_is_taken_is_an_error(cluster: InProcessCluster) -> None:
         (ServiceTimeoutError("late"), 504, "late"),
         (ReplicaLostError("it died", 1), 502, "it died"),
         (ServiceError("cancelled"), 500, "ServiceError: cancelled"),
+        (OSError("no file caf\udce9"), 500, "OSError: no file caf\\udce9"),  # as names of files may be
     ],
 )
 def test_each_error_has_its_status(error: Exception, status: int, text: str) -> None:
