@@ -8,53 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.ray.programs import PROGRAM, heard
 from tests.support.patience import TIMEOUT
 from tests.support.processes import Watch, kill
 
 pytestmark = pytest.mark.ray
 
 
-PROGRAM = """
-    import json, os, sys, threading
-    import ray
-    from monarch.actor import Actor, SupervisionError, endpoint
-    from monarch.job import Ended, Ready, SchedulerError, Waiting
-    from monarch.job.ray import RayJob
-
-    class Teller(Actor):
-        @endpoint
-        def host(self): return os.getppid()
-        @endpoint
-        def wait(self): threading.Event().wait()
-
-    def ask(mesh):
-        return list(mesh.spawn_procs({"gpus": 1}).spawn("tellers", Teller).host.call().get(60).values())
-
-    def pids(job):
-        job = job._holder
-        handles = [job._handle(actor) for actor in job._actors()]
-        return ray.get([handle.pids.remote() for handle in handles])
-
-    def say(*what):
-        print(json.dumps(what), flush=True)
-
-    def until(kind, job):
-        while not isinstance(poll := job._poll(), kind):  # each look waits for the actors' answers
-            assert kind is Ended or isinstance(poll, Waiting), poll
-        return poll
-"""
-
-
 def told(done: subprocess.CompletedProcess[str]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-
-
-def heard(program: Any) -> Any:
-    """The next thing it says; Ray prints lines of its own in between."""
-    while line := program.stdout.readline():
-        if line.startswith("["):
-            return json.loads(line)
-    raise AssertionError(program.stderr.read())
 
 
 LIFE = (

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ray.conftest import running
-from tests.ray.test_ray_job import PROGRAM, heard
+from tests.ray.programs import PROGRAM, heard, running
 from tests.support.users import as_stranger, needs_root
 
 pytestmark = [pytest.mark.ray, needs_root]
