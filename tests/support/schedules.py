@@ -23,7 +23,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from monarch._wire.transport.base import Turn
@@ -403,7 +403,7 @@ class Schedules:
         if kind is partial:
             return norm(value.func), norm(value.args)
         if kind is FunctionType:
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            cells = [_inside_cell(cell) for cell in value.__closure__ or ()]
             return value.__qualname__, *map(norm, cells), norm(value.__defaults__)
         if kind is MethodType:
             return value.__name__, norm(value.__self__)
@@ -462,9 +462,14 @@ class Choices:
             self._trail.append([0, count])
         return self._trail[at][0]
 
+    @property
+    def repeats(self) -> bool:
+        """True while it chooses as in the schedule before: all states were met."""
+        return self._at < len(self._trail)
+
     def met(self, state: object) -> None:
         """The world is in this state. Raises WasMet where it was before, and all that may follow was tried."""
-        if self._at >= len(self._trail):
+        if not self.repeats:
             key = hash(repr(state))
             if key in self._seen:
                 raise WasMet
@@ -524,6 +529,13 @@ class Polling:
         if timeout is None or timeout > 0:
             self._schedules.wait(self.came, timeout is not None)
         return self._poll(0)  # type: ignore[no-any-return]
+
+
+def _inside_cell(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # its variable has no value yet
+        return None
 
 
 def _at_once() -> bool:
