@@ -19,11 +19,10 @@ import pytest
 
 from monarch.actor import Actor, endpoint, this_host
 from monarch.config import configured
-from tests.support.patience import TIMEOUT
+from tests.support.patience import GRACE, TIMEOUT
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-GRACE = 2  # seconds in which everything must be gone; part of the contract
 
 PROGRAM = """
     import atexit, os, signal, sys, threading

@@ -44,7 +44,6 @@ from tests.support.process_actors import AsyncPid, Told
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-GRACE = 5  # seconds in which what lost its owner must be gone
 
 
 class Resident(AsyncPid):

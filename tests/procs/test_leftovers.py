@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from monarch.actor import SupervisionError, endpoint
-from tests.support.patience import TIMEOUT
+from tests.support.patience import GRACE, TIMEOUT
 from tests.support.process_actors import Pid
 from tests.support.scripts import Scripts
 from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
-GRACE = 2
 
 
 class Parent(Pid):
