@@ -90,7 +90,7 @@ def main() -> None:
     else:
         procs = this_host().spawn_procs({"gpus": 2}, name="pair")
     meshes: list[Any] = [procs.spawn("worker", Worker), procs.spawn("looped", Looped)]
-    print("ready", *[pid for _, pid in meshes[0].pid.call(0).get(60).items()], flush=True)
+    print("ready", *[pid for _, pid in meshes[0].pid.call(0).get(300).items()], flush=True)
     for line in sys.stdin:
         name, _, number = line.strip().partition(" ")
         mesh = next(mesh for mesh in meshes if hasattr(mesh, name))

@@ -57,16 +57,16 @@ def main():
     worker = this_proc().spawn("worker", Worker)
     future = worker.work.call_one()
     controller = debug_controller()
-    controller.wait_pending_session.call_one().get(60)
-    for one in controller.list.call_one(print_output=True).get(60):
+    controller.wait_pending_session.call_one().get(300)
+    for one in controller.list.call_one(print_output=True).get(300):
         print(one.actor_name, one.rank, one.coords, one.function)
     here = 7
     breakpoint()
     print("behind")
-    controller.debugger_session_end.call_one(1).get(60)
-    print(future.get(60))
+    controller.debugger_session_end.call_one(1).get(300)
+    print(future.get(300))
     far = this_host().spawn_procs().spawn("far", Worker)
-    print(far.aside.call_one().get(60))
+    print(far.aside.call_one().get(300))
 main()
 """,
         "p here * 6\nw\nc\n",
@@ -81,7 +81,7 @@ main()
 
 def test_switched_off(scripts: Any) -> None:
     out, _ = run(
-        scripts, "print(this_host().spawn_procs().spawn('a', Worker).work.call_one().get(60))", PYTHONBREAKPOINT="0"
+        scripts, "print(this_host().spawn_procs().spawn('a', Worker).work.call_one().get(300))", PYTHONBREAKPOINT="0"
     )
     assert out == "3\n"
 
@@ -90,7 +90,7 @@ FAILS = """
 worker = this_host().spawn_procs().spawn("worker", Worker)
 for _ in range(2):
     try:
-        worker.work.call_one().get(60)
+        worker.work.call_one().get(300)
     except Exception as error:
         print(str(error).splitlines()[-1])
 """
@@ -108,11 +108,11 @@ GOES_ON = """
 worker = this_host().spawn_procs().spawn("worker", Worker)
 future = worker.work.call_one()
 controller = debug_controller()
-controller.wait_pending_session.call_one().get(60)
+controller.wait_pending_session.call_one().get(300)
 print("stands", flush=True)
 sys.stdin.readline()
-controller.debugger_session_end.call_one(1).get(60)
-print(future.get(60))
+controller.debugger_session_end.call_one(1).get(300)
+print(future.get(300))
 """
 
 
@@ -155,7 +155,7 @@ class Fails(Actor):
         raise ValueError("as usual")
 
 try:
-    this_host().spawn_procs().spawn("fails", Fails).fail.call_one().get(60)
+    this_host().spawn_procs().spawn("fails", Fails).fail.call_one().get(300)
 except Exception as error:
     print(str(error).splitlines()[-1])
 """,
@@ -175,9 +175,9 @@ procs = this_host().spawn_procs({"gpus": 2})
 worker = procs.spawn("worker", Worker)
 future = worker.work.call()
 controller = debug_controller()
-controller.wait_pending_session.call_one().get(60)
-worker.stop().get(60)
-print(controller.list.call_one(print_output=False).get(60))
+controller.wait_pending_session.call_one().get(300)
+worker.stop().get(300)
+print(controller.list.call_one(print_output=False).get(300))
 """,
         HYPERACTOR_STOP_ACTOR_TIMEOUT="1h",  # nothing waits until this is over
     )
@@ -198,13 +198,13 @@ class Starts(Actor):
 
 starts = this_host().spawn_procs().spawn("starts", Starts)
 controller = debug_controller()
-controller.wait_pending_session.call_one().get(60)
-print(controller.list.call_one(print_output=False).get(60)[0].function)
+controller.wait_pending_session.call_one().get(300)
+print(controller.list.call_one(print_output=False).get(300)[0].function)
 from monarch.debugger.controller import here_in_client
 here = here_in_client()
 here.loop.call_soon_threadsafe(here.continue_all)
-print(starts.get.call_one().get(60))
-print(controller.list.call_one(print_output=False).get(60))
+print(starts.get.call_one().get(300))
+print(controller.list.call_one(print_output=False).get(300))
 """,
     )
     assert out == "__main__.__init__\n1\n[]\n"
@@ -227,14 +227,14 @@ linecache.cache["<cell 1>"] = len(text), None, text.splitlines(keepends=True), "
 exec(compile(text, "<cell 1>", "exec"))
 future = this_host().spawn_procs().spawn("cell", Cell).run.call_one()
 controller = debug_controller()
-controller.wait_pending_session.call_one().get(60)
+controller.wait_pending_session.call_one().get(300)
 from monarch.debugger.controller import here_in_client
 sessions = here_in_client()._sessions
 while "(Pdb) " not in (shown := "".join(sessions.find("cell", 0)._output)):
     pass
 print(shown)
-controller.debugger_session_end.call_one(1).get(60)
-print(future.get(60))
+controller.debugger_session_end.call_one(1).get(300)
+print(future.get(300))
 """,
     )
     stop = "(5)run()\n-> breakpoint()" if STOPS_AT_THE_CALL else '(6)run()\n-> return "the end of the cell"'
@@ -251,13 +251,13 @@ procs = this_host().spawn_procs({"gpus": 4})
 workers = [procs.spawn(f"worker{number}", Worker) for number in range(50)]
 futures = [worker.work.call() for worker in workers]
 controller = debug_controller()
-while len(controller.list.call_one(print_output=False).get(60)) < 200:
+while len(controller.list.call_one(print_output=False).get(300)) < 200:
     pass
 from monarch.debugger.controller import here_in_client
 here = here_in_client()
 here.loop.call_soon_threadsafe(here.continue_all)
-print(sum(value for future in futures for _, value in future.get(60).items()))
-print(controller.list.call_one(print_output=False).get(60))
+print(sum(value for future in futures for _, value in future.get(300).items()))
+print(controller.list.call_one(print_output=False).get(300))
 """,
     )
     assert out == "600\n[]\n"

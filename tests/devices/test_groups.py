@@ -51,7 +51,7 @@ if __name__ == "__main__":
     print("over", file=sys.stderr, flush=True)
     groups.close()
     print("asked", " ".join(sorted(set(asked))), flush=True)
-    rendezvous.stop().get(timeout=60)
+    rendezvous.stop().get(timeout=300)
     print("alive", flush=True)
 """
 

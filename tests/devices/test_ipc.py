@@ -248,12 +248,12 @@ MESH = """
     on_card, on_host = torch.zeros_like(there), torch.zeros(1000, dtype=torch.int64)
     with procs.activate():
         buffer = RDMABuffer(there)
-        buffer.read_into(on_card).get(60)
-        buffer.read_into(on_host).get(60)
-        buffer.drop().get(60)
+        buffer.read_into(on_card).get(300)
+        buffer.read_into(on_host).get(300)
+        buffer.drop().get(300)
     assert torch.equal(on_card, there)
     assert torch.equal(on_host, there.cpu())
-    procs.stop().get(60)
+    procs.stop().get(300)
     print("done")
 """
 

@@ -171,7 +171,7 @@ def test_two_programs_that_start_at_once_share_one_job(scripts: Scripts) -> None
 
         job = ProcessJob({"hosts": 1})
         state = job.state()
-        print(job.apply_id, state.hosts.spawn_procs().spawn("a", A).host.call_one().get(timeout=60))
+        print(job.apply_id, state.hosts.spawn_procs().spawn("a", A).host.call_one().get(timeout=300))
         if input() == "kill":
             job.kill()
         """

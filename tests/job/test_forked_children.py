@@ -26,7 +26,7 @@ PROGRAM = """
 
     def check():
         for actor in actors:
-            assert set(actor.echo.call(1).get(timeout=30).values()) == {1}
+            assert set(actor.echo.call(1).get(timeout=300).values()) == {1}
         mount.refresh()
 
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -25,11 +25,11 @@ PROGRAM = f"""
         @endpoint
         def wait(self): threading.Event().wait()
         @endpoint
-        def ask(self, other): return other.host.call_one().get(60)
+        def ask(self, other): return other.host.call_one().get(300)
 
     def ask(mesh):
         tellers = mesh.spawn_procs({{"gpus": 1}}).spawn("tellers", Teller)
-        return list(tellers.host.call().get(60).values())
+        return list(tellers.host.call().get(300).values())
 
     def a_job(**mesh):
         job = KubernetesJob({NAMESPACE!r}, kubeconfig=KubeConfig.from_path(sys.argv[1]), timeout=60)
@@ -47,8 +47,8 @@ LIFE = (
     print(*ask(state.trainers))
     tellers = state.trainers.spawn_procs({{"gpus": 1}}).spawn("tellers", Teller)
     # Hosts speak to each other as well, at the pods' own addresses.
-    print(tellers.slice(hosts=0).ask.call_one(tellers.slice(hosts=1)).get(60))
-    state.trainers.stop().get(60)
+    print(tellers.slice(hosts=0).ask.call_one(tellers.slice(hosts=1)).get(300))
+    state.trainers.stop().get(300)
 """
 )
 NEXT = (
@@ -187,14 +187,14 @@ REPLACED = (
     job = {MADE}
     hosts = job.state(cached_path=None).trainers
     tellers = hosts.slice(hosts=1).spawn_procs({{"gpus": 1}}).spawn("tellers", Teller)
-    print(tellers.host.call_one().get(60), flush=True)
+    print(tellers.host.call_one().get(300), flush=True)
     waits = tellers.wait.call_one()
     print("waits", flush=True)
     try:
-        waits.get(60)
+        waits.get(300)
     except SupervisionError:
         pass
-    print(hosts.replace(failed=True).get(60))
+    print(hosts.replace(failed=True).get(300))
     print(*ask(hosts))
     job.kill()
 """

@@ -111,7 +111,7 @@ def test_a_class_whose_module_fails_to_import_there_is_named(scripts: Any) -> No
         command = default_bootstrap_cmd().with_env({"NO_DRIVER": "1"})
         procs = this_host().spawn_procs(bootstrap_command=command)
         try:
-            procs.spawn("picky", picky.Picky).get.call_one().get(timeout=30)
+            procs.spawn("picky", picky.Picky).get.call_one().get(timeout=300)
         except (SupervisionError, ActorError, ImportError) as exc:
             text = str(exc)
             assert "picky" in text and "no driver on this machine" in text, text
@@ -119,13 +119,13 @@ def test_a_class_whose_module_fails_to_import_there_is_named(scripts: Any) -> No
             raise SystemExit("no error for the class")
         a = procs.spawn("a", A)
         try:
-            a.echo.call_one(picky.Value()).get(timeout=30)
+            a.echo.call_one(picky.Value()).get(timeout=300)
         except ActorError as exc:
             text = str(exc)
             assert "picky" in text and "no driver on this machine" in text, text
         else:
             raise SystemExit("no error for the argument")
-        assert a.echo.call_one(1).get(timeout=30) == 1
+        assert a.echo.call_one(1).get(timeout=300) == 1
         """
     )
 
@@ -147,7 +147,7 @@ def test_a_class_whose_module_exists_only_here_travels_by_value(scripts: Any) ->
         sys.modules["made_at_run_time"] = module
         exec(textwrap.dedent(source), module.__dict__)
         made = this_host().spawn_procs().spawn("made", module.Made)
-        assert made.get.call_one().get(timeout=30) == "made at run time"
+        assert made.get.call_one().get(timeout=300) == "made at run time"
         """
     )
 
@@ -227,7 +227,7 @@ def test_more_processes_than_the_machine_can_hold_name_the_limit(scripts: Any) -
         else:
             raise SystemExit("ten thousand processes with 256 descriptors")
         few = this_host().spawn_procs({"gpus": 2})
-        assert few.spawn("a", A).get.call().get(timeout=30).values() == [1, 1]
+        assert few.spawn("a", A).get.call().get(timeout=300).values() == [1, 1]
         """
     )
 
@@ -242,7 +242,7 @@ def test_a_runtime_folder_that_cannot_be_made_is_named(scripts: Any, folder: str
         from monarch.actor import this_host
 
         try:
-            this_host().spawn_procs().initialized.get(timeout=30)
+            this_host().spawn_procs().initialized.get(timeout=300)
         except (OSError, RuntimeError) as exc:
             assert not isinstance(exc, TimeoutError)
             text = str(exc)
@@ -264,7 +264,7 @@ def test_a_runtime_folder_with_a_very_long_name_works_or_is_named(scripts: Any) 
         from monarch.actor import this_host
 
         try:
-            works = this_host().spawn_procs().initialized.get(timeout=30)
+            works = this_host().spawn_procs().initialized.get(timeout=300)
         except (OSError, RuntimeError, ValueError) as exc:
             works = not isinstance(exc, TimeoutError) and "MONARCH_RUNTIME_DIR" in str(exc)
         assert works
@@ -289,12 +289,12 @@ def test_a_disk_without_room_harms_no_large_message_beyond_its_call(scripts: Any
             def length(self, value): return len(value)
 
         a = this_host().spawn_procs().spawn("a", A)
-        assert a.length.call_one(b"small").get(timeout=30) == 5
+        assert a.length.call_one(b"small").get(timeout=300) == 5
         try:
-            assert a.length.call_one(bytes(64_000_000)).get(timeout=30) == 64_000_000
+            assert a.length.call_one(bytes(64_000_000)).get(timeout=300) == 64_000_000
         except OSError as exc:  # clear enough, and nobody is dead
             assert not isinstance(exc, TimeoutError), exc
-        assert a.length.call_one(b"small").get(timeout=30) == 5
+        assert a.length.call_one(b"small").get(timeout=300) == 5
         """
     )
 
@@ -315,15 +315,15 @@ def test_use_after_shutdown_context_is_refused_at_once(scripts: Any) -> None:
         procs = this_host().spawn_procs({"gpus": 2})
         a = procs.spawn("a", A)
         host = this_host()
-        a.get.call().get(timeout=30)
-        shutdown_context().get(timeout=30)
+        a.get.call().get(timeout=300)
+        shutdown_context().get(timeout=300)
         uses = {
-            "call": lambda: a.get.call().get(timeout=30),
+            "call": lambda: a.get.call().get(timeout=300),
             "broadcast": lambda: a.get.broadcast(),
-            "spawn": lambda: procs.spawn("b", A).get.call().get(timeout=30),
-            "spawn_procs": lambda: host.spawn_procs().initialized.get(timeout=30),
-            "this_host": lambda: this_host().spawn_procs().initialized.get(timeout=30),
-            "this_proc": lambda: this_proc().spawn("c", A).get.call_one().get(timeout=30),
+            "spawn": lambda: procs.spawn("b", A).get.call().get(timeout=300),
+            "spawn_procs": lambda: host.spawn_procs().initialized.get(timeout=300),
+            "this_host": lambda: this_host().spawn_procs().initialized.get(timeout=300),
+            "this_proc": lambda: this_proc().spawn("c", A).get.call_one().get(timeout=300),
         }
         for what, use in uses.items():
             try:
@@ -350,18 +350,18 @@ FORK = """
 
     procs = this_host().spawn_procs({"gpus": 2})
     a = procs.spawn("a", A)
-    assert a.echo.call(0).get(timeout=30).values() == [0, 0]
+    assert a.echo.call(0).get(timeout=300).values() == [0, 0]
     pending = [a.echo.call(n) for n in range(50)]
     child = os.fork()
     if child == 0:
         CHILD
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, status
-    assert [f.get(timeout=30).values() for f in pending] == [[n, n] for n in range(50)]
+    assert [f.get(timeout=300).values() for f in pending] == [[n, n] for n in range(50)]
     for n in range(50):
-        assert a.echo.call(n).get(timeout=30).values() == [n, n]
-    assert procs.spawn("b", A).echo.call(1).get(timeout=30).values() == [1, 1]
-    assert this_host().spawn_procs().spawn("c", A).echo.call_one(1).get(timeout=30) == 1
+        assert a.echo.call(n).get(timeout=300).values() == [n, n]
+    assert procs.spawn("b", A).echo.call(1).get(timeout=300).values() == [1, 1]
+    assert this_host().spawn_procs().spawn("c", A).echo.call_one(1).get(timeout=300) == 1
     print("the parent is well")
 """
 
@@ -420,7 +420,7 @@ def test_a_child_that_comes_back_from_an_endpoint_handles_no_message_of_its_pare
 
         a = this_host().spawn_procs().spawn("a", A)
         pending = [a.fork.call_one(), *[a.note.call_one(n) for n in range(20)]]
-        assert [f.get(timeout=30) for f in pending] == [1] + [None] * 20
+        assert [f.get(timeout=300) for f in pending] == [1] + [None] * 20
     """
     done = scripts.run(program.replace("END", end))
     said = (done.stdout + done.stderr).split()
@@ -441,10 +441,10 @@ def test_multiprocessing_by_fork_works_beside_a_client(scripts: Any) -> None:
         def double(n): return 2 * n
 
         a = this_host().spawn_procs().spawn("a", A)
-        assert a.echo.call_one(1).get(timeout=30) == 1
+        assert a.echo.call_one(1).get(timeout=300) == 1
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert pool.map(double, range(10)) == [2 * n for n in range(10)]
-        assert a.echo.call_one(2).get(timeout=30) == 2
+        assert a.echo.call_one(2).get(timeout=300) == 2
         print("well")
         """
     )
@@ -465,11 +465,11 @@ def test_two_clients_on_one_machine_do_not_meet(scripts: Any) -> None:
             def who(self): return os.getppid(), sys.argv
 
         a = this_host().spawn_procs({"gpus": 2}, name="same").spawn("same", A)
-        assert len(a.who.call().get(timeout=30).values()) == 2
+        assert len(a.who.call().get(timeout=300).values()) == 2
         print("ready", flush=True)
         sys.stdin.readline()
-        assert len(a.who.call().get(timeout=30).values()) == 2
-        assert len(this_host().spawn_procs().spawn("more", A).who.call_one().get(timeout=30)) == 2
+        assert len(a.who.call().get(timeout=300).values()) == 2
+        assert len(this_host().spawn_procs().spawn("more", A).who.call_one().get(timeout=300)) == 2
         print("done", flush=True)
         sys.stdin.readline()
     """

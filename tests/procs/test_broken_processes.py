@@ -96,7 +96,7 @@ def test_a_client_whose_io_thread_ended_is_told_wherever_it_waits(scripts: Scrip
         os.closerange(3, 1000)
         for future in (call, waiting, actors.pid.call()):
             try:
-                future.get(timeout=20)
+                future.get(timeout=300)
             except Exception as exc:
                 print(type(exc).__name__, "the I/O thread of this program has ended" in str(exc))
         import select

@@ -104,9 +104,9 @@ def test_shutdown_context_ends_every_process_and_may_be_called_again(scripts: An
             @endpoint
             def pid(self): return os.getpid()
 
-        pids = this_host().spawn_procs({"gpus": 2}).spawn("a", A).pid.call().get(timeout=30).values()
+        pids = this_host().spawn_procs({"gpus": 2}).spawn("a", A).pid.call().get(timeout=300).values()
         watched = [os.pidfd_open(pid) for pid in pids]
-        assert shutdown_context().get(timeout=30) is None
+        assert shutdown_context().get(timeout=300) is None
         for fd in watched:
             assert select.select([fd], [], [], 2)[0], "a process outlived shutdown_context"
         assert shutdown_context().get(timeout=1) is None

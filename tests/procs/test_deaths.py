@@ -315,9 +315,9 @@ def test_what_has_left_its_process_dies_with_the_client(scripts: Any, tmp_path: 
                 os._exit(1)
 
         parent = this_host().spawn_procs().spawn("parent", Parent)
-        parent.leave.call_one().get(timeout=30)
+        parent.leave.call_one().get(timeout=300)
         sys.stdin.readline()
-        assert parent.die.call_one().exception(timeout=30) is not None
+        assert parent.die.call_one().exception(timeout=300) is not None
         print("dead", flush=True)
         sys.stdin.readline()
         {end}
@@ -355,7 +355,7 @@ AGENT = """
         @endpoint
         def grow(self):
             self.kids = this_host().spawn_procs({"k": 2}).spawn("kid", Kid)
-            return self.kids.pid.call().get(timeout=30).values()
+            return self.kids.pid.call().get(timeout=300).values()
 
     def error(operation):
         try:
@@ -367,10 +367,10 @@ AGENT = """
 
     procs = this_host().spawn_procs({"gpus": 2})
     kids, idle = procs.spawn("kids", Kid), procs.spawn("idle", Kid)
-    procs.spawn("parent", Parent).grow.call().get(timeout=30)
+    procs.spawn("parent", Parent).grow.call().get(timeout=300)
     port, receiver = Channel.open()
     waiting = [kids.wait.call(port), *kids.wait.stream(port)]
-    agents = {receiver.recv().get(timeout=30) for _ in range(2)}
+    agents = {receiver.recv().get(timeout=300) for _ in range(2)}
     (agent,) = agents
 """
 
@@ -391,14 +391,14 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
         assert told.acquire(timeout=30) and told.acquire(timeout=30)
     from monarch._mesh.failures.main_thread import faults
     assert faults.drain(30) and not told.acquire(blocking=False)
-    calls = [error(lambda: call.get(timeout=30)) for call in waiting]
+    calls = [error(lambda: call.get(timeout=300)) for call in waiting]
     assert calls == ["SupervisionError"] * 3, calls
-    assert error(lambda: receiver.recv().get(timeout=30)) != "none"
+    assert error(lambda: receiver.recv().get(timeout=300)) != "none"
     for again in (lambda: idle.pid.call(), lambda: procs.spawn("more", Kid).pid.call(), this_host().spawn_procs):
-        assert error(lambda: again().get(timeout=30)) == "ClientClosedError"
-    assert error(lambda: early.initialized.get(timeout=30)) in ("RuntimeError", "none")
+        assert error(lambda: again().get(timeout=300)) == "ClientClosedError"
+    assert error(lambda: early.initialized.get(timeout=300)) in ("RuntimeError", "none")
     for mesh in (procs, early):
-        assert error(lambda: mesh.stop().get(timeout=30)) == "none"
+        assert error(lambda: mesh.stop().get(timeout=300)) == "none"
     """
     )
     agent = int(program.stdout.readline() or pytest.fail(program.communicate(timeout=TIMEOUT)[1]))
@@ -496,7 +496,7 @@ def test_a_program_that_owns_nothing_is_told_when_the_host_agent_is_killed(scrip
     import os, signal, threading
     from monarch._mesh.process.client import client
     from monarch.actor import this_host
-    this_host().spawn_procs().initialized.get(timeout=30)
+    this_host().spawn_procs().initialized.get(timeout=300)
     os.kill(client().agent.pid, signal.SIGKILL)
     threading.Event().wait()
     """
@@ -527,7 +527,7 @@ FORK_SERVERS = """
 
     def fork_servers():
         while True:  # for a moment a process's threads may name different parents: who forked it has ended just now
-            parents = dict(before.pid.call().get(timeout=30).values())
+            parents = dict(before.pid.call().get(timeout=300).values())
             agent = next(iter(parents.values()))
             try:
                 with open(f"/proc/{agent}/task/{agent}/children") as file:
@@ -540,7 +540,7 @@ FORK_SERVERS = """
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
         while os.path.exists(f"/proc/{pid}"):  # until the agent has reaped it
-            before.pid.call().get(timeout=30)
+            before.pid.call().get(timeout=300)
 
     procs = this_host().spawn_procs({"gpus": 2})
     before = procs.spawn("a", A)
@@ -559,15 +559,15 @@ def test_processes_with_torch_are_started_when_a_fork_server_is_killed(scripts: 
         with open(f"/proc/{{pid}}/maps") as file:
             return "libtorch" in file.read()
 
-    assert before.loaded.call().get(timeout=60).values() == [True, True]
+    assert before.loaded.call().get(timeout=300).values() == [True, True]
     servers = fork_servers()
     loaded = {{pid for pid in servers if has_torch(pid)}}
     assert len(servers) == 2 and len(loaded) == 1, (servers, loaded)
     for pid in {which}:
         kill(pid)
     after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
-    assert len(after.pid.call().get(timeout=60).values()) == 2
-    assert len(before.pid.call().get(timeout=30).values()) == 2
+    assert len(after.pid.call().get(timeout=300).values()) == 2
+    assert len(before.pid.call().get(timeout=300).values()) == 2
     """
     )
 
@@ -580,10 +580,10 @@ def test_what_a_fork_server_has_not_forked_is_forked_by_another(scripts: Any, ho
     (server,) = fork_servers()
     os.kill(server, signal.{how})
     mesh = this_host().spawn_procs({{"gpus": 2}}).spawn("b", A)
-    assert len(mesh.pid.call().get(timeout=30).values()) == 2
+    assert len(mesh.pid.call().get(timeout=300).values()) == 2
     assert fork_servers() and server not in fork_servers()
     after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
-    assert len(after.pid.call().get(timeout=30).values()) == 2
+    assert len(after.pid.call().get(timeout=300).values()) == 2
     """,
         env={"HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "1h"},  # nothing waits until this is over
     )

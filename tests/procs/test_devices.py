@@ -79,25 +79,25 @@ class Rank(Actor):
     def below(self):
         procs = this_host().spawn_procs({"gpus": 1}, env=dict(PROBE="1"))
         try:
-            return procs.spawn("below", Rank).where.call_one().get(60)
+            return procs.spawn("below", Rank).where.call_one().get(300)
         finally:
-            procs.stop().get(60)
+            procs.stop().get(300)
 
 def ask(mesh):
-    return mesh.where.call().get(60).values()
+    return mesh.where.call().get(300).values()
 
 if __name__ == "__main__":
     helper = this_host().spawn_procs()
     first = this_host().spawn_procs({"replica": 2, "gpus": 1}, name="first")
     ranks, other = first.spawn("ranks", Rank), first.spawn("other", Rank)
-    print(ranks.counted.call().get(60).values(), other.counted.call().get(60).values())
+    print(ranks.counted.call().get(300).values(), other.counted.call().get(300).values())
     print(ask(ranks))
     print([found for found, *_ in ask(other)])
     second = this_host().spawn_procs({"gpus": 2}, name="second")
     print(ask(second.spawn("ranks", Rank)))
-    second.restart(gpus=1).get(60)
+    second.restart(gpus=1).get(300)
     print(ask(second.slice(gpus=1).spawn("again", Rank)))
-    print(second.slice(gpus=1).spawn("spawner", Rank).below.call_one().get(60))
+    print(second.slice(gpus=1).spawn("spawner", Rank).below.call_one().get(300))
     own = this_host().spawn_procs({"gpus": 2}, name="own", env={"CUDA_VISIBLE_DEVICES": "3,2"})
     print(ask(own.spawn("ranks", Rank)))
     crowd = this_host().spawn_procs({"gpus": 3}, name="crowd")
@@ -130,12 +130,12 @@ def test_a_process_without_devices_says_so(procs2: ProcMesh) -> None:
     pytest.importorskip("torch")
     from monarch.memory import device_memory, reset_peak_memory
 
-    found: Any = device_memory(procs2).get(60)
+    found: Any = device_memory(procs2).get(300)
     assert found.extent == procs2.extent
     assert [one.device for one in found.values()] == ["", ""]
     assert "no device, or none used yet" in str(found.item(gpus=1))
     assert len({one.pid for one in found.values()}) == 2
-    reset_peak_memory(procs2).get(60)
-    assert len(device_memory(procs2.slice(gpus=0)).get(60)) == 1
+    reset_peak_memory(procs2).get(300)
+    assert len(device_memory(procs2.slice(gpus=0)).get(300)) == 1
     with pytest.raises(TypeError, match="ProcMesh"):
         device_memory(found)

@@ -39,7 +39,7 @@ def test_environment_and_folder_need_not_be_utf8(scripts: Scripts, tmp_path: Pat
         LOOK
         + f"""
     look = this_host().spawn_procs({{"gpus": 2}}, bootstrap_command={how}).spawn("a", A).look
-    print(set(look.call().get(timeout=30).values()))
+    print(set(look.call().get(timeout=300).values()))
     """,
         env={os.fsdecode(b"CAF\xe9"): os.fsdecode(b"\xff")},
         cwd=folder,
@@ -80,7 +80,7 @@ def test_processes_do_not_inherit_the_secret(scripts: Scripts, how: str) -> None
         print(os.environ["MONARCH_SECRET"])
         for env in (None, {{"MONARCH_SECRET": "asked for"}}):
             procs = this_host().spawn_procs(bootstrap_command={how}, env=env)
-            print(*procs.spawn("a", A).look.call_one().get(timeout=30))
+            print(*procs.spawn("a", A).look.call_one().get(timeout=300))
         """,
         env={"MONARCH_SECRET": "hush-hush-hush-hush"},
     )
@@ -119,17 +119,17 @@ def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp
                 @endpoint
                 def agent(self): return os.getppid(), os.getpid()
 
-            agent, own = this_host().spawn_procs().spawn("p", Parent).agent.call_one().get(timeout=30)
+            agent, own = this_host().spawn_procs().spawn("p", Parent).agent.call_one().get(timeout=300)
             with open(f"/proc/{agent}/task/{agent}/children") as file:
                 servers = [int(pid) for pid in file.read().split() if int(pid) != own]
             limit(1)
             refused = this_host().spawn_procs({"gpus": 4})
             try:
-                refused.spawn("a", A).pid.call().get(timeout=30)
+                refused.spawn("a", A).pid.call().get(timeout=300)
             except SupervisionError as exc:
                 print(str(exc).replace("\\n", " "))
             limit()
-            print(len(this_host().spawn_procs({"gpus": 4}).spawn("a", A).pid.call().get(timeout=30).values()))
+            print(len(this_host().spawn_procs({"gpus": 4}).spawn("a", A).pid.call().get(timeout=300).values()))
             """
         )
     )
@@ -163,7 +163,7 @@ def test_programs_in_different_process_namespaces_share_a_folder(scripts: Script
             def one(self): return 1
 
         for _ in range(2):
-            this_host().spawn_procs({"gpus": 2}).spawn("a", A).one.call().get(timeout=30)
+            this_host().spawn_procs({"gpus": 2}).spawn("a", A).one.call().get(timeout=300)
             print("ready", flush=True)
             sys.stdin.readline()
         """
@@ -198,7 +198,7 @@ def test_a_disk_without_room_for_more_files_is_named(scripts: Scripts, tmp_path:
     """Room for so many, the folder itself among them: it ends at other steps of the start."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    program = "from monarch.actor import this_host; this_host().spawn_procs().initialized.get(30)"
+    program = "from monarch.actor import this_host; this_host().spawn_procs().initialized.get(300)"
     mount = f"mount -t tmpfs -o nr_inodes={files},mode=700 none {disk}"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f"{mount} && exec {sys.executable} -c '{program}'"],
@@ -239,13 +239,13 @@ def test_shared_memory_may_be_missing_or_full(scripts: Scripts, tmp_path: Path, 
                 @endpoint
                 def take(self, buffer):
                     data = bytearray(2**22)
-                    buffer.read_into(memoryview(data)).get(timeout=30)
+                    buffer.read_into(memoryview(data)).get(timeout=300)
                     return data.count(b"x")
 
             procs = this_host().spawn_procs({"gpus": 2})
             a = procs.spawn("a", A)
-            print(a.length.call(b"x" * 2**22).get(timeout=30).values())
-            print(a.slice(gpus=1).take.call_one(a.slice(gpus=0).give.call_one().get(timeout=30)).get(timeout=30))
+            print(a.length.call(b"x" * 2**22).get(timeout=300).values())
+            print(a.slice(gpus=1).take.call_one(a.slice(gpus=0).give.call_one().get(timeout=300)).get(timeout=300))
             """
         )
     )

@@ -44,17 +44,17 @@ PROGRAM = """
         @endpoint
         def grow(self):
             self.kids = this_host().spawn_procs({"k": 2}).spawn("kid", Kid)
-            return [os.getpid(), *self.kids.pid.call().get(timeout=30).values()]
+            return [os.getpid(), *self.kids.pid.call().get(timeout=300).values()]
 
     def occupied(how):
         port, receiver = Channel.open()
         kid = this_host().spawn_procs().spawn("occupied", Kid)
         getattr(kid, how).call_one(port)
-        receiver.recv().get(timeout=30)
+        receiver.recv().get(timeout=300)
         return kid
 
     parents = this_host().spawn_procs({"p": 2}).spawn("parent", Parent)
-    pids = sum(parents.grow.call().get(timeout=30).values(), [])
+    pids = sum(parents.grow.call().get(timeout=300).values(), [])
     print(*pids, flush=True)
 """
 

@@ -17,12 +17,11 @@ from monarch.actor import (
     SupervisionError,
     endpoint,
 )
-from tests.support.patience import TIMEOUT
+from tests.support.patience import GRACE, TIMEOUT
 from tests.support.process_actors import AsyncPid
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
-SOON = 5  # well below the ten seconds that looking now and then for dead processes would need
 
 
 class Frail(AsyncPid):
@@ -91,7 +90,7 @@ def test_kill_9_ends_the_waiting_call_at_once_and_names_what_happened(own: Any, 
     os.kill(pid, signal.SIGKILL)
     for call in (future, whole):
         with pytest.raises(SupervisionError) as caught:
-            call.get(timeout=SOON)
+            call.get(timeout=GRACE)
         text = str(caught.value)
         assert "frail" in text and "hold()" in text
         assert "{'gpus': 1/2}" in text
@@ -107,30 +106,32 @@ def test_a_busy_process_is_noticed_as_fast(own: Any, faults: Any) -> None:
     receiver.recv().get(timeout=TIMEOUT)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
-        future.get(timeout=SOON)
+        future.get(timeout=GRACE)
     faults.next(handled=True)
 
 
 def test_an_exit_code_is_named(own: Any, faults: Any) -> None:
     mesh = own.spawn("frail", Frail)
+    mesh.initialized.get(TIMEOUT)
     with pytest.raises(SupervisionError, match="exited with non-zero code 7"):
-        mesh.slice(gpus=0).exit.call_one(7).get(timeout=SOON)
+        mesh.slice(gpus=0).exit.call_one(7).get(timeout=GRACE)
     assert "exited with non-zero code 7" in faults.next(handled=True).report()
 
 
 def test_an_exit_with_0_is_an_end_and_no_failure(own: Any, faults: Any) -> None:
     mesh = own.spawn("frail", Frail)
+    mesh.initialized.get(TIMEOUT)
     with pytest.raises(SupervisionError, match="stopped: process exited cleanly"):
-        mesh.slice(gpus=0).exit.call_one(0).get(timeout=SOON)
+        mesh.slice(gpus=0).exit.call_one(0).get(timeout=GRACE)
     with pytest.raises(SupervisionError):
-        mesh.alive.call().get(timeout=SOON)
+        mesh.alive.call().get(timeout=GRACE)
     assert mesh.slice(gpus=1).alive.call_one().get(timeout=TIMEOUT) == "alive"
     assert faults.rest() == []
 
 
 def test_a_crash_names_the_signal(own: Any, faults: Any) -> None:
     with pytest.raises(SupervisionError, match="sig=11"):
-        own.spawn("frail", Frail).slice(gpus=0).crash.call_one().get(timeout=SOON)
+        own.spawn("frail", Frail).slice(gpus=0).crash.call_one().get(timeout=GRACE)
     faults.next(handled=True)
 
 
@@ -150,7 +151,7 @@ def test_the_report_has_the_last_lines_the_process_wrote(scripts: Any) -> None:
                 os._exit(3)
 
         try:
-            this_host().spawn_procs().spawn("a", A).end.call_one().get(timeout=30)
+            this_host().spawn_procs().spawn("a", A).end.call_one().get(timeout=300)
         except SupervisionError as exc:
             assert "the last words" in str(exc), str(exc)
         else:
@@ -179,8 +180,8 @@ def test_a_hook_that_returns_keeps_the_program_going(scripts: Any) -> None:
         monarch.actor.unhandled_fault_hook = seen.put
         procs = this_host().spawn_procs()
         procs.spawn("a", A).fail.broadcast()
-        assert "looked after" in seen.get(timeout=30).report()
-        assert procs.spawn("b", A).alive.call_one().get(timeout=30)
+        assert "looked after" in seen.get(timeout=300).report()
+        assert procs.spawn("b", A).alive.call_one().get(timeout=300)
         """
     )
 
@@ -200,16 +201,16 @@ def test_processes_are_started_without_the_fork_server_when_it_is_killed(scripts
             def parent(self): return os.getpid(), os.getppid()
 
         before = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
-        found = before.parent.call().get(timeout=30).values()
+        found = before.parent.call().get(timeout=300).values()
         agent = found[0][1]
         with open(f"/proc/{agent}/task/{agent}/children") as file:
             children = {int(pid) for pid in file.read().split()}
         (zygote,) = children - {pid for pid, _ in found}
         os.kill(zygote, signal.SIGKILL)
         while os.path.exists(f"/proc/{zygote}"):  # until the agent has reaped it
-            before.parent.call().get(timeout=30)
+            before.parent.call().get(timeout=300)
         after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
-        assert len(after.parent.call().get(timeout=30).values()) == 2
-        assert [pid for pid, _ in before.parent.call().get(timeout=30).values()] == [pid for pid, _ in found]
+        assert len(after.parent.call().get(timeout=300).values()) == 2
+        assert [pid for pid, _ in before.parent.call().get(timeout=300).values()] == [pid for pid, _ in found]
         """
     )

@@ -123,7 +123,7 @@ SCRIPT = """
     ("prepare", "wait"),
     first_of(
         [
-            ("port, receiver = Channel.open()", "receiver.recv().get(timeout=30)"),
+            ("port, receiver = Channel.open()", "receiver.recv().get(timeout=300)"),
             ("", "time.sleep(30)"),
             ("r, w = os.pipe()", "os.read(r, 1)"),
             ("r, w = os.pipe()", "select.select([r], [], [], 30)"),
@@ -418,7 +418,7 @@ WAITS = {
         "await asyncio.sleep(60)",
         "async with asyncio.TaskGroup() as group: group.create_task(wait())",
     ),
-    "a blocking get": ("main.receiver.recv().get(timeout=60)", "await wait()"),
+    "a blocking get": ("main.receiver.recv().get(timeout=300)", "await wait()"),
     "a blocking task": ("time.sleep(60)", "await asyncio.create_task(wait())"),
 }
 
@@ -454,7 +454,7 @@ def test_asyncio_run_raises_it_to_who_called_it(programs: Any) -> None:
         asyncio.run(main())
     except UnhandledFaultError as exc:
         assert "nobody looks after me" in str(exc)
-        assert spawn().alive.call().get(timeout=30).values() == ["alive"] * 2
+        assert spawn().alive.call().get(timeout=300).values() == ["alive"] * 2
         print("and the client goes on", flush=True)
     """
     done = in_asyncio(programs, "sleep", run=run.strip())
@@ -696,7 +696,7 @@ def test_a_fault_after_one_that_was_handled_is_raised_again(programs: Any) -> No
             except UnhandledFaultError as exc:
                 assert f"ValueError: number {number}" in str(exc)
                 print("handled", number)
-        assert a.slice(gpus=1).alive.call_one().get(timeout=30) == "alive"
+        assert a.slice(gpus=1).alive.call_one().get(timeout=300) == "alive"
         """
     )
     ended_well(done, "handled 0", "handled 1", "handled 2")
@@ -789,13 +789,13 @@ def test_the_hook_is_looked_up_when_it_is_needed_and_may_use_actors(programs: An
 
         def hook(failure):
             assert threading.current_thread() is not threading.main_thread()
-            seen.put((failure, a.slice(gpus=1).alive.call_one().get(timeout=30)))
+            seen.put((failure, a.slice(gpus=1).alive.call_one().get(timeout=300)))
 
         monarch.actor.unhandled_fault_hook = hook
         a.slice(gpus=0).fail.broadcast()
-        failure, alive = seen.get(timeout=30)
+        failure, alive = seen.get(timeout=300)
         assert "nobody looks after me" in failure.report() and alive == "alive"
-        assert a.slice(gpus=1).alive.call_one().get(timeout=30) == "alive"
+        assert a.slice(gpus=1).alive.call_one().get(timeout=300) == "alive"
         print("went on")
         """
     )
@@ -812,7 +812,7 @@ def test_hooks_are_called_one_after_the_other(programs: Any) -> None:
 
         def hook(failure):
             assert inside.acquire(blocking=False)
-            a.slice(gpus=0).alive.call_one().get(timeout=30)
+            a.slice(gpus=0).alive.call_one().get(timeout=300)
             inside.release()
             seen.put(failure)
 
@@ -822,7 +822,7 @@ def test_hooks_are_called_one_after_the_other(programs: Any) -> None:
         for number in range(5):
             procs.spawn(f"b{number}", A).fail.broadcast()
         for number in range(5):
-            seen.get(timeout=30)
+            seen.get(timeout=300)
         """
     )
     ended_well(done)

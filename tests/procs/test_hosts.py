@@ -40,6 +40,7 @@ from monarch.actor import (
 )
 from monarch.config import configure
 from tests.support.hosts import LOOP, ROOT, TIMEOUT, TRUST, Hosts
+from tests.support.patience import GRACE
 from tests.support.process_actors import AsyncPid, Told
 from tests.support.tiers import first_of, full
 
@@ -420,7 +421,7 @@ CLIENT = """
 
     mesh = attach_to_workers(workers=sys.argv[2:], ca="trust_all_connections")
     residents = mesh.spawn_procs({"gpus": 2}).spawn("residents", Resident)
-    print(*residents.pid.call().get(30).values(), flush=True)
+    print(*residents.pid.call().get(300).values(), flush=True)
     sys.stdin.readline()
     match sys.argv[1]:
         case "return": pass
@@ -701,12 +702,12 @@ LOGGING = """
     mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
     procs = mesh.spawn_procs(name="remote")
     talkers = procs.spawn("talker", Talker)
-    talkers.say.call("before").get(30)
-    procs.logging_option(stream_to_client=True, aggregate_window_sec=600).get(30)
-    talkers.say.call("folded").get(30)
+    talkers.say.call("before").get(300)
+    procs.logging_option(stream_to_client=True, aggregate_window_sec=600).get(300)
+    talkers.say.call("folded").get(300)
     asyncio.run(procs.logging_option())
-    talkers.say.call("after").get(30)
-    mesh.shutdown().get(30)
+    talkers.say.call("after").get(300)
+    mesh.shutdown().get(300)
 """
 
 
@@ -745,7 +746,7 @@ AT_EXIT = """
             print(line)
 
     mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
-    mesh.spawn_procs(name="remote").spawn("talker", Talker).say.call("the last words").get(30)
+    mesh.spawn_procs(name="remote").spawn("talker", Talker).say.call("the last words").get(300)
 """
 
 
@@ -768,9 +769,9 @@ FLOOD = """
 
     mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
     talker = mesh.spawn_procs(name="remote").spawn("talker", Talker)
-    print(talker.flood.call(200_000).get(60).values()[0], file=sys.stderr)
+    print(talker.flood.call(200_000).get(300).values()[0], file=sys.stderr)
     sys.stdin.readline()
-    mesh.shutdown().get(30)
+    mesh.shutdown().get(300)
 """
 
 
@@ -799,7 +800,7 @@ SLOW = """
         def block(self, port):
             resume, go_on = Channel.open()
             port.send(resume)
-            go_on.recv().get(60)
+            go_on.recv().get(300)
         @endpoint
         def take(self, number, data): self.seen.append((number, len(data)))
         @endpoint
@@ -820,7 +821,7 @@ SLOW = """
     sender = mesh.slice(hosts=0).spawn_procs().spawn("sender", Sender)
     port, blocked = Channel.open()
     slow.block.broadcast(port)
-    resume = blocked.recv().get(30)
+    resume = blocked.recv().get(300)
     sending = sender.send.call_one(slow, 300)
     try:
         sending.get(2)  # more than 300 MiB need, were they taken
@@ -828,10 +829,10 @@ SLOW = """
         print("held")
     peaks = [peak(int(pid)) for pid in sys.argv[3:]]
     resume.send(None)
-    sending.get(60)
-    assert slow.taken.call_one().get(60) == [(number, 1 << 20) for number in range(300)]
+    sending.get(300)
+    assert slow.taken.call_one().get(300) == [(number, 1 << 20) for number in range(300)]
     print(*peaks)
-    mesh.shutdown().get(30)
+    mesh.shutdown().get(300)
 """
 
 
@@ -868,14 +869,14 @@ GATEWAY = """
         print("another:", exc)
     mesh = attach_to_workers(workers=sys.argv[1:3], ca="trust_all_connections")
     tellers = mesh.spawn_procs({"gpus": 2}).spawn("tellers", Teller)
-    print(*tellers.pid.call().get(30).values())
+    print(*tellers.pid.call().get(300).values())
     port, received = Channel.open()
     tellers.tell.broadcast(port)
-    print(*(received.recv().get(30) for _ in range(4)))
+    print(*(received.recv().get(300) for _ in range(4)))
     assert this_host()._hosts[0].startswith("unix:")
     print("ready", flush=True)
     sys.stdin.readline()
-    mesh.shutdown().get(30)
+    mesh.shutdown().get(300)
     try:
         attach(sys.argv[2])
     except RuntimeError as exc:
@@ -913,8 +914,8 @@ OTHER_GATEWAY = """
 
     attach(sys.argv[1], secret="known to both, and long enough")
     mesh = attach_to_workers(workers=sys.argv[2:], secret="known to both, and long enough")
-    print(mesh.spawn_procs().spawn("tellers", Teller).pid.call_one().get(30))
-    mesh.shutdown().get(30)
+    print(mesh.spawn_procs().spawn("tellers", Teller).pid.call_one().get(300))
+    mesh.shutdown().get(300)
 """
 
 
@@ -959,12 +960,12 @@ TRANSPORT = """
     mesh = attach_to_workers(workers=sys.argv[1:2], secret="a-secret-of-both")
     print(this_host()._hosts[0])
     spawner = mesh.spawn_procs().spawn("spawner", Spawner)
-    print(spawner.spawn.call_one(this_host()).get(30))
+    print(spawner.spawn.call_one(this_host()).get(300))
     try:
         enable_transport("ipc")
     except RuntimeError as exc:
         assert "must be called before any other calls" in str(exc), exc
-    mesh.shutdown().get(30)
+    mesh.shutdown().get(300)
 """
 
 
@@ -991,8 +992,8 @@ def test_hosts_from_config(scripts: Any) -> None:
             def agent(self): return os.getsid(0)
 
         mesh = hosts_from_config("mine")
-        assert mesh.initialized.get(30) is True
-        agents = mesh.spawn_procs({"gpus": 2}).spawn("residents", Resident).agent.call().get(30)
+        assert mesh.initialized.get(300) is True
+        agents = mesh.spawn_procs({"gpus": 2}).spawn("residents", Resident).agent.call().get(300)
         print(mesh.sizes, len(set(agents.values())))
         """
     )
@@ -1064,7 +1065,7 @@ def test_the_lease_begins_anew_when_the_last_client_is_lost(hosts: Hosts) -> Non
 CLIENT_THAT_STAYS = """
 import sys
 from monarch.actor import attach_to_workers
-attach_to_workers(workers=[sys.argv[1]], ca="trust_all_connections").initialized.get(60)
+attach_to_workers(workers=[sys.argv[1]], ca="trust_all_connections").initialized.get(300)
 print("attached", flush=True)
 sys.stdin.read()
 """

@@ -68,7 +68,7 @@ LEAVING = """
 
     def leave():
         parents = this_host().spawn_procs({"gpus": 2}).spawn("parent", Parent)
-        return parents, parents.slice(gpus=0).leave.call_one(sys.argv[1]).get(timeout=30)
+        return parents, parents.slice(gpus=0).leave.call_one(sys.argv[1]).get(timeout=300)
 """
 
 
@@ -106,7 +106,7 @@ def test_programs_of_endpoints_end_with_a_killed_agent(scripts: Scripts, held: H
     sys.stdin.readline()
     os.kill(agent, signal.SIGKILL)
     try:
-        parents.die.call().get(timeout=30)
+        parents.die.call().get(timeout=300)
     except Exception as exc:
         print(type(exc).__name__, flush=True)
     sys.stdin.readline()
@@ -188,7 +188,7 @@ def test_a_program_without_standard_descriptors_can_start_processes(
                 return [os.readlink(f"/proc/self/fd/{{fd}}").partition(":")[0] for fd in range(3)]
 
         for forward in (False, True):
-            found = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A).look.call().get(timeout=30).values()
+            found = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A).look.call().get(timeout=300).values()
         open({str(done)!r}, "w").write(str(found))
         """
     )

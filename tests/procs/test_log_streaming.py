@@ -38,14 +38,14 @@ ACTOR = """
         def __cleanup__(self, exc): print("cleaned up", "x" * 10)
 
     def option(*args, **kwargs):
-        procs.logging_option(*args, **kwargs).get(timeout=30)
+        procs.logging_option(*args, **kwargs).get(timeout=300)
 """
 FORWARDING = """
     configure(enable_log_forwarding=True)
     procs = this_host().spawn_procs({"gpus": 3}, name="workers")
     talkers = procs.spawn("talker", Talker)
     one = talkers.slice(gpus=1)
-    talkers.pids.call().get(timeout=30)
+    talkers.pids.call().get(timeout=300)
 """
 
 
@@ -69,10 +69,10 @@ def test_a_streamed_line_is_shown_once_and_on_its_stream(scripts: Any) -> None:
         program(
             """
             option(stream_to_client=True)
-            talkers.say_rank.call().get(timeout=30)
-            one.say.call("aside", err=True).get(timeout=30)
+            talkers.say_rank.call().get(timeout=300)
+            one.say.call("aside", err=True).get(timeout=300)
             option(stream_to_client=False)
-            procs.stop().get(timeout=30)
+            procs.stop().get(timeout=300)
             """
         )
     )
@@ -88,13 +88,13 @@ def test_only_lines_equal_across_ranks_are_folded_each_stream_for_itself(scripts
         program(
             """
             option(stream_to_client=True, aggregate_window_sec=600)
-            talkers.say.call("all say this", "twice", "twice").get(timeout=30)
-            talkers.say_rank.call().get(timeout=30)
-            talkers.say.call("all say this", err=True).get(timeout=30)
+            talkers.say.call("all say this", "twice", "twice").get(timeout=300)
+            talkers.say_rank.call().get(timeout=300)
+            talkers.say.call("all say this", err=True).get(timeout=300)
             option(stream_to_client=True, aggregate_window_sec=None)
-            one.say.call("streamed now").get(timeout=30)
+            one.say.call("streamed now").get(timeout=300)
             option()
-            procs.stop().get(timeout=30)
+            procs.stop().get(timeout=300)
             """
         )
     )
@@ -116,7 +116,7 @@ def test_ending_the_window_shows_what_is_pending(scripts: Any) -> None:
         program(
             """
             option(stream_to_client=True, aggregate_window_sec=600)
-            talkers.say.call("pending").get(timeout=30)
+            talkers.say.call("pending").get(timeout=300)
             option(stream_to_client=True, aggregate_window_sec=None)
             sys.stdin.readline()
             """
@@ -139,7 +139,7 @@ def test_a_window_is_shown_when_it_ends_and_the_next_begins(scripts: Any) -> Non
             """
             option(stream_to_client=True, aggregate_window_sec=0.05)
             for line in sys.stdin:
-                talkers.say.call(line.strip()).get(timeout=30)
+                talkers.say.call(line.strip()).get(timeout=300)
             """
         )
     )
@@ -156,13 +156,13 @@ def test_a_window_is_shown_when_it_ends_and_the_next_begins(scripts: Any) -> Non
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("end", first_of(["procs.stop().get(timeout=30)", "pass", "sys.exit(0)"]))
+@pytest.mark.parametrize("end", first_of(["procs.stop().get(timeout=300)", "pass", "sys.exit(0)"]))
 def test_stop_and_exit_show_what_a_window_holds(scripts: Any, end: str) -> None:
     done = scripts.run(
         program(
             f"""
             option(stream_to_client=True, aggregate_window_sec=600)
-            talkers.say.call("held").get(timeout=30)
+            talkers.say.call("held").get(timeout=300)
             {end}
             """
         )
@@ -176,14 +176,14 @@ def test_a_line_without_an_end_is_shown_when_the_process_ends(scripts: Any) -> N
         program(
             """
             option(stream_to_client=True)
-            talkers.stop().get(timeout=30)
+            talkers.stop().get(timeout=300)
 
             class Writer(Actor):
                 @endpoint
                 def write(self, data): os.write(1, data)
 
-            procs.spawn("writer", Writer).slice(gpus=1).write.call(b"no newline").get(timeout=30)
-            procs.stop().get(timeout=30)
+            procs.spawn("writer", Writer).slice(gpus=1).write.call(b"no newline").get(timeout=300)
+            procs.stop().get(timeout=300)
             """
         )
     )
@@ -195,7 +195,7 @@ def test_what_processes_say_last_is_not_lost_when_the_program_just_ends(scripts:
     done = scripts.run(
         program(
             """
-            one.say.call(*[f"line {n}" for n in range(20_000)]).get(timeout=30)
+            one.say.call(*[f"line {n}" for n in range(20_000)]).get(timeout=300)
             """
         )
     )
@@ -209,7 +209,7 @@ def test_characters_stay_whole_where_reads_cut_them(scripts: Any) -> None:
     done = scripts.run(
         program(
             """
-            one.write.call("\\u00e4\\u20ac".encode() * 100_000 + b"\\n").get(timeout=30)
+            one.write.call("\\u00e4\\u20ac".encode() * 100_000 + b"\\n").get(timeout=300)
             """
         )
     )
@@ -226,7 +226,7 @@ def test_streaming_that_was_not_prepared_warns_and_changes_nothing(scripts: Any)
                 option(stream_to_client=True, aggregate_window_sec=600)
             assert [w.category for w in caught] == [UserWarning], caught
             assert "no effect" in str(caught[0].message)
-            one.say.call("as it is").get(timeout=30)
+            one.say.call("as it is").get(timeout=300)
             """,
             FORWARDING.replace("True", "False"),
         )
@@ -243,7 +243,7 @@ def test_on_a_terminal_what_an_actor_prints_stands_before_what_the_client_prints
         program(
             """
             for n in range(50):
-                one.say.call(f"actor {n}").get(timeout=30)
+                one.say.call(f"actor {n}").get(timeout=300)
                 print(f"client {n}")
             os._exit(0)
             """,
@@ -270,9 +270,9 @@ def test_lines_of_several_processes_do_not_mix(scripts: Any, unbuffered: str) ->
     done = scripts.run(
         program(
             """
-            talkers.say.call(*["a line"] * 500).get(timeout=30)
-            talkers.say.call(*["a line"] * 500, err=True).get(timeout=30)
-            procs.stop().get(timeout=30)
+            talkers.say.call(*["a line"] * 500).get(timeout=300)
+            talkers.say.call(*["a line"] * 500, err=True).get(timeout=300)
+            procs.stop().get(timeout=300)
             """,
             FORWARDING.replace("True", "False"),
         ),
@@ -297,8 +297,8 @@ def test_output_that_nobody_reads_costs_the_client_little_and_is_told(scripts: A
     if {streaming}:
         option(stream_to_client=True)
     floods = procs.spawn("flood", Flood)
-    floods.write.call(1).get(timeout=30)  # its end is not read any more
-    floods.write.call(80).get(timeout=60)
+    floods.write.call(1).get(timeout=300)  # its end is not read any more
+    floods.write.call(80).get(timeout=300)
     resident = int(open("/proc/self/statm").read().split()[1]) * 4096
     print("resident", resident >> 20, file=sys.stderr, flush=True)
     """

@@ -55,9 +55,9 @@ def test_what_actors_print_comes_out_of_the_client_as_it_is(scripts: Any) -> Non
             """
             procs = this_host().spawn_procs({"gpus": 2})
             t = procs.spawn("talker", Talker)
-            t.say_rank.call().get(timeout=30)
-            t.slice(gpus=0).say.call_one("to stderr", err=True).get(timeout=30)
-            procs.stop().get(timeout=30)
+            t.say_rank.call().get(timeout=300)
+            t.slice(gpus=0).say.call_one("to stderr", err=True).get(timeout=300)
+            procs.stop().get(timeout=300)
             """
         )
     )
@@ -71,7 +71,7 @@ def test_lines_come_out_when_they_are_written_and_not_at_the_end(scripts: Any) -
         program(
             """
             t = this_host().spawn_procs().spawn("talker", Talker)
-            t.say.call_one("now").get(timeout=30)
+            t.say.call_one("now").get(timeout=300)
             sys.stdin.readline()
             """
         )
@@ -87,7 +87,7 @@ def test_output_of_a_program_that_ends_at_once_is_not_lost(scripts: Any) -> None
         program(
             """
             t = this_host().spawn_procs().spawn("talker", Talker)
-            t.say.call_one(*[f"line {n}" for n in range(1000)]).get(timeout=30)
+            t.say.call_one(*[f"line {n}" for n in range(1000)]).get(timeout=300)
             """
         )
     )
@@ -103,9 +103,9 @@ def test_the_root_logger_of_a_process_is_at_info_without_handlers(scripts: Any) 
         program(
             """
             t = this_host().spawn_procs().spawn("talker", Talker)
-            print(t.level.call_one().get(timeout=30), t.handlers.call_one().get(timeout=30))
-            t.log.call_one(logging.INFO, "too quiet").get(timeout=30)
-            t.log.call_one(logging.WARNING, "loud enough").get(timeout=30)
+            print(t.level.call_one().get(timeout=300), t.handlers.call_one().get(timeout=300))
+            t.log.call_one(logging.INFO, "too quiet").get(timeout=300)
+            t.log.call_one(logging.WARNING, "loud enough").get(timeout=300)
             """
         )
     )
@@ -119,11 +119,11 @@ def test_log_messages_of_an_actor_say_which(scripts: Any) -> None:
             """
             procs = this_host().spawn_procs({"gpus": 2})
             t = procs.spawn("talker", Talker).slice(gpus=1)
-            t.set_up.call_one().get(timeout=30)
-            t.log.call_one(logging.INFO, "hello %s", "you").get(timeout=30)
-            t.log.call_one(logging.INFO, "").get(timeout=30)
-            t.own_log.call_one("own").get(timeout=30)
-            procs.stop().get(timeout=30)
+            t.set_up.call_one().get(timeout=300)
+            t.log.call_one(logging.INFO, "hello %s", "you").get(timeout=300)
+            t.log.call_one(logging.INFO, "").get(timeout=300)
+            t.own_log.call_one("own").get(timeout=300)
+            procs.stop().get(timeout=300)
             """
         )
     )
@@ -176,11 +176,11 @@ def test_the_level_of_the_processes_can_be_set(scripts: Any) -> None:
             """
             procs = this_host().spawn_procs()
             t = procs.spawn("talker", Talker)
-            t.set_up.call_one().get(timeout=30)
+            t.set_up.call_one().get(timeout=300)
             asyncio.run(procs.logging_option(level=logging.ERROR))
-            t.log.call_one(logging.WARNING, "below").get(timeout=30)
-            t.log.call_one(logging.ERROR, "above").get(timeout=30)
-            print(t.level.call_one().get(timeout=30) == logging.ERROR)
+            t.log.call_one(logging.WARNING, "below").get(timeout=300)
+            t.log.call_one(logging.ERROR, "above").get(timeout=300)
+            print(t.level.call_one().get(timeout=300) == logging.ERROR)
             """
         )
     )

@@ -428,7 +428,7 @@ def test_a_python_path_given_to_the_processes_leads_their_search_path(spawn_proc
 def test_a_bootstrap_function_may_call_what_it_spawns_in_its_own_process(spawn_procs: Any) -> None:
     def prepare() -> None:
         helper = this_proc().spawn("helper", Interpreter)
-        os.environ["HELPED"] = str(len(helper.path.call_one().get(timeout=20)))
+        os.environ["HELPED"] = str(len(helper.path.call_one().get(timeout=300)))
 
     mesh = spawn_procs(bootstrap=prepare)
     probe = mesh.spawn("probe", Probe)

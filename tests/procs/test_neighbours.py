@@ -32,13 +32,13 @@ PROGRAM = """
                 self.ended.send(self.count)
 
     def other(how, procs, counters, ended, queue):
-        assert counters.add.call(5).get(30).values() == [6, 6]
+        assert counters.add.call(5).get(300).values() == [6, 6]
         mine = procs.spawn("mine", Counter, ended)
-        assert mine.add.call(1).get(30).values() == [1, 1]
-        assert mine.slice(gpus=1).add.call_one(1).get(30) == 2
+        assert mine.add.call(1).get(300).values() == [1, 1]
+        assert mine.slice(gpus=1).add.call_one(1).get(300) == 2
         if how == "death":
             try:
-                counters.slice(gpus=0).die.call_one().get(30)
+                counters.slice(gpus=0).die.call_one().get(300)
             except SupervisionError as exc:
                 queue.put("exited with non-zero code 3" in str(exc))
         queue.put("done")
@@ -50,7 +50,7 @@ PROGRAM = """
         ended, receiver = Channel.open()
         procs = this_host().spawn_procs({"gpus": 2})
         counters = procs.spawn("counters", Counter)
-        counters.add.call(1).get(30)
+        counters.add.call(1).get(300)
         spawning = multiprocessing.get_context("spawn")
         queue = spawning.SimpleQueue()
         program = spawning.Process(target=other, args=(how, procs, counters, ended, queue))
@@ -61,8 +61,8 @@ PROGRAM = """
             program.kill()
         program.join(30)
         if how != "death":
-            print(sorted(receiver.recv().get(30) for _ in range(2)))
-            print(counters.add.call(1).get(30).values())
+            print(sorted(receiver.recv().get(300) for _ in range(2)))
+            print(counters.add.call(1).get(300).values())
 """
 
 

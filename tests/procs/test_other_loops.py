@@ -35,13 +35,13 @@ def workers():
 
 @pytest.mark.parametrize("x", range(8))
 def test_square(workers, x):
-    values = workers.square.call(x).get(60).values()
+    values = workers.square.call(x).get(300).values()
     assert [value for value, _pid in values] == [x * x] * 2
     assert len({pid for _value, pid in values}) == 2
 
 
 def test_one_that_fails(workers):
-    assert workers.square.call(3).get(60).values()[0][0] == 8
+    assert workers.square.call(3).get(300).values()[0][0] == 8
 """
 
 

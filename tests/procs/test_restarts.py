@@ -331,16 +331,16 @@ def test_a_program_goes_on(scripts: Any) -> None:
             port, receiver = Channel.open()
             with RestartPolicy(max_restarts=9, backoff=0.01):
                 node = this_host().spawn_procs().spawn("node", Node, port)
-            pids = {node.pid.call_one().get(30)}
+            pids = {node.pid.call_one().get(300)}
             for _ in range(3):
                 os.kill(pid_of(node), signal.SIGKILL)
-                pids.add(receiver.recv().get(30))
+                pids.add(receiver.recv().get(300))
             print(len(pids))
 
         def pid_of(node):
             while True:
                 try:
-                    return node.pid.call_one().get(30)
+                    return node.pid.call_one().get(300)
                 except SupervisionError:
                     pass  # until it is back
 

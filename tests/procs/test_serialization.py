@@ -158,18 +158,18 @@ def test_classes_of_the_script_travel_by_value_and_keep_their_identity(scripts: 
 
         procs = this_host().spawn_procs({"gpus": 2})
         a = procs.spawn("a", A)
-        for value in a.echo.call(Item(1)).get(timeout=30).values():
+        for value in a.echo.call(Item(1)).get(timeout=300).values():
             assert type(value) is Item and value == Item(1)
-        assert a.check.call(Item(2), Kind.A).get(timeout=30).values() == [True, True]
-        assert a.make.call().get(timeout=30).get(1) == Item(7)
-        assert a.echo.call(Kind.A).get(timeout=30).get(0) is Kind.A
-        assert procs.spawn("b", A).check.call(Item(2), Kind.A).get(timeout=30).values() == [True, True]
+        assert a.check.call(Item(2), Kind.A).get(timeout=300).values() == [True, True]
+        assert a.make.call().get(timeout=300).get(1) == Item(7)
+        assert a.echo.call(Kind.A).get(timeout=300).get(0) is Kind.A
+        assert procs.spawn("b", A).check.call(Item(2), Kind.A).get(timeout=300).values() == [True, True]
         try:
-            a.fail.call().get(timeout=30)
+            a.fail.call().get(timeout=300)
         except ActorError as exc:
             assert type(exc.exception) is Trouble, type(exc.exception)
-        a.count.call().get(timeout=30)
-        assert a.count.call().get(timeout=30).values() == [2, 2] and COUNT == 0
+        a.count.call().get(timeout=300)
+        assert a.count.call().get(timeout=300).values() == [2, 2] and COUNT == 0
         """
     )
 
@@ -187,7 +187,7 @@ def test_classes_of_an_importable_module_travel_by_reference(scripts: Any) -> No
                 import shared_module
                 return cls is shared_module.Thing
 
-        assert this_host().spawn_procs().spawn("a", A).same.call_one(shared_module.Thing).get(timeout=30)
+        assert this_host().spawn_procs().spawn("a", A).same.call_one(shared_module.Thing).get(timeout=300)
         """
     )
 
@@ -300,7 +300,7 @@ def test_a_message_over_the_limit_is_refused_at_the_call(scripts: Any) -> None:
             def make(self, n): return bytes(n)
 
         a = this_host().spawn_procs().spawn("a", A)
-        assert a.length.call_one(bytes(500_000)).get(timeout=30) == 500_000
+        assert a.length.call_one(bytes(500_000)).get(timeout=300) == 500_000
         for adverb in (a.length.call_one, a.length.broadcast, a.length.call):
             try:
                 adverb(bytes(2_000_000))
@@ -311,12 +311,12 @@ def test_a_message_over_the_limit_is_refused_at_the_call(scripts: Any) -> None:
             else:
                 raise SystemExit("accepted")
         try:
-            a.make.call_one(2_000_000).get(timeout=30)
+            a.make.call_one(2_000_000).get(timeout=300)
         except ActorError as exc:
             assert "codec_max_frame_length" in str(exc)
         else:
             raise SystemExit("a result over the limit came")
-        assert a.length.call_one(b"alive").get(timeout=30) == 5
+        assert a.length.call_one(b"alive").get(timeout=300) == 5
         """
     )
 
@@ -359,7 +359,7 @@ def test_torch_is_loaded_nowhere_when_nobody_uses_it(scripts: Any) -> None:
             @endpoint
             def loaded(self, value): return [name for name in ("torch", "numpy") if name in sys.modules]
 
-        assert this_host().spawn_procs().spawn("a", A).loaded.call_one([1]).get(timeout=30) == []
+        assert this_host().spawn_procs().spawn("a", A).loaded.call_one([1]).get(timeout=300) == []
         assert "torch" not in sys.modules and "numpy" not in sys.modules
         """
     )

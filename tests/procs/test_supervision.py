@@ -316,9 +316,9 @@ def test_what_threads_and_tasks_raise_is_printed_and_harms_nobody(scripts: Any) 
 
         procs = this_host().spawn_procs()
         a = procs.spawn("a", A)
-        a.begin.call_one().get(timeout=30)
-        assert a.alive.call_one().get(timeout=30)
-        procs.stop().get(timeout=30)  # what it has written is here by then
+        a.begin.call_one().get(timeout=300)
+        assert a.alive.call_one().get(timeout=300)
+        procs.stop().get(timeout=300)  # what it has written is here by then
         """
     )
     for text in ("ValueError: in a thread", "ValueError: in a task", "SystemExit: in an exit"):

@@ -30,7 +30,7 @@ PROGRAM = """
         def wait(self): threading.Event().wait()
 
     def ask(mesh):
-        return list(mesh.spawn_procs({"gpus": 1}).spawn("tellers", Teller).host.call().get(60).values())
+        return list(mesh.spawn_procs({"gpus": 1}).spawn("tellers", Teller).host.call().get(300).values())
 
     def pids(job):
         job = job._holder

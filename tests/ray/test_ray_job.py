@@ -25,7 +25,7 @@ LIFE = (
     job = RayJob({"trainers": 2})
     state = job.state()
     say(ask(state.trainers), pids(job))
-    state.trainers.stop().get(60)
+    state.trainers.stop().get(300)
 """
 )
 NEXT = (
@@ -98,14 +98,14 @@ REPLACED = (
     job = RayJob({"trainers": 2})
     hosts = job.state(cached_path=None).trainers
     tellers = hosts.slice(hosts=0).spawn_procs({"gpus": 1}).spawn("tellers", Teller)
-    tellers.host.call_one().get(60)
+    tellers.host.call_one().get(300)
     waits = tellers.wait.call_one()
     say(pids(job))
     try:
-        waits.get(60)
+        waits.get(300)
     except SupervisionError:
         pass
-    say(hosts.replace(failed=True).get(60), len(ask(hosts)))
+    say(hosts.replace(failed=True).get(300), len(ask(hosts)))
     job.kill()
 """
 )

@@ -85,7 +85,7 @@ class Generator(InGroup):
         plan = {"0.up": ColwiseParallel(), "0.down": RowwiseParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(mine, self.mesh, plan)
         reader = handle.reader(mine)
-        version = reader.read().get(60)
+        version = reader.read().get(300)
         whole: dict[str, Any] = {}
         for name, tensor in mine.state_dict().items():
             whole[name] = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()

@@ -32,7 +32,7 @@ def workers(hosts: Hosts) -> list[Worker]:
 def mesh(hosts: Hosts, workers: list[Worker]) -> Iterator[HostMesh]:
     mesh = hosts.attach(*workers)
     yield mesh
-    mesh.shutdown().get(60)
+    mesh.shutdown().get(300)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def mesh(hosts: Hosts) -> Iterator[HostMesh]:
     workers = [hosts.start(env=NO_FUSE) for _ in range(2)]
     mesh = hosts.attach(*workers)
     yield mesh
-    mesh.shutdown().get(60)
+    mesh.shutdown().get(300)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ class Trainer(Actor):
 
     @endpoint
     def step(self, key: int) -> int:
-        row = self.database.get.call_one(key).get(timeout=60)
+        row = self.database.get.call_one(key).get(timeout=300)
         self.seen.append((row, current_rank().rank, context().actor_instance.name))
         self.total += len(row)
         if key == 7:
@@ -68,12 +68,12 @@ class Trainer(Actor):
         port, receiver = Channel[int].open()
         for value in (1, 2, 3):
             self.database.tell.broadcast(port, value)
-        return sum(receiver.recv().get(timeout=60) for _ in range(3))
+        return sum(receiver.recv().get(timeout=300) for _ in range(3))
 
     @endpoint
     def survives(self) -> str:
         try:
-            self.database.get.call_one(99).get(timeout=60)
+            self.database.get.call_one(99).get(timeout=300)
         except Exception as exc:
             return type(exc).__name__
         return "nothing"
@@ -107,7 +107,7 @@ class Gatherer(Actor):
     @endpoint
     def blocking(self, key: int) -> str:
         """Waits on the thread of the loop, as plain endpoints may."""
-        return str(self.database.get.call_one(key).get(timeout=60))
+        return str(self.database.get.call_one(key).get(timeout=300))
 
     @endpoint
     async def in_order(self) -> list[int]:
@@ -124,7 +124,7 @@ class Owner(Actor):
 
     @endpoint
     def ask(self) -> list[str]:
-        return [str(row) for row in self.children.get.call(3).get(timeout=60).values()]
+        return [str(row) for row in self.children.get.call(3).get(timeout=300).values()]
 
     @endpoint
     def lose(self) -> None:
@@ -158,10 +158,10 @@ def _replay(path: Path, **how: Any) -> tuple[Outcome, list[str]]:
 
 def test_the_crash_of_one_rank_comes_again_alone(tmp_path: Path) -> None:
     def run(trainers: Any) -> None:
-        trainers.step.call(1).get(timeout=60)
-        trainers.step.call(2).get(timeout=60)
+        trainers.step.call(1).get(timeout=300)
+        trainers.step.call(2).get(timeout=300)
         with pytest.raises(Exception, match="cannot train"):
-            trainers.slice(gpus=2).step.call_one(7).get(timeout=60)
+            trainers.slice(gpus=2).step.call_one(7).get(timeout=300)
 
     files = _record(tmp_path, run, Trainer, 100, ranks=3)
     assert [path.name.split("-")[1] for path in files] == ["0", "1", "2"]
@@ -201,7 +201,7 @@ class Odd(Actor):
 
 
 def test_a_repr_that_waits_ends_a_replay_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (file,) = _record(tmp_path, lambda odd: odd.give.call_one().get(timeout=60), Odd)
+    (file,) = _record(tmp_path, lambda odd: odd.give.call_one().get(timeout=300), Odd)
     monkeypatch.setattr(Waits, "replayed", True)
     outcome = replay(file, say=lambda _: None, patience=0.2)
     assert outcome.status == 3 and outcome.ended == "it stood still for 0.2 s"
@@ -212,10 +212,10 @@ def test_answers_channels_ports_and_chance_are_as_then(tmp_path: Path) -> None:
     said: dict[str, Any] = {}
 
     def run(trainers: Any) -> None:
-        said["chance"] = trainers.by_chance.call_one().get(timeout=60)
-        said["channel"] = trainers.over_channel.call_one().get(timeout=60)
-        said["survives"] = trainers.survives.call_one().get(timeout=60)
-        said["port"] = trainers.by_port.call_one(5).get(timeout=60)
+        said["chance"] = trainers.by_chance.call_one().get(timeout=300)
+        said["channel"] = trainers.over_channel.call_one().get(timeout=300)
+        said["survives"] = trainers.survives.call_one().get(timeout=300)
+        said["port"] = trainers.by_port.call_one(5).get(timeout=300)
 
     (file,) = _record(tmp_path, run, Trainer, 100)
     assert said["channel"] == 6
@@ -227,14 +227,14 @@ def test_answers_channels_ports_and_chance_are_as_then(tmp_path: Path) -> None:
 def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
     def run(gatherer: Any) -> None:
         # An answer that comes before it is awaited lets its task go on at once, which a replay does not know.
-        gatherer.hold.call_one().get(timeout=60)
+        gatherer.hold.call_one().get(timeout=300)
         waits = [gatherer.fetch.call_one(key) for key in range(6)]
-        assert gatherer.in_order.call_one().get(timeout=60) == []
+        assert gatherer.in_order.call_one().get(timeout=300) == []
         GO_ON.set()
-        assert [wait.get(timeout=60) for wait in waits] == [f"row {key}" for key in range(6)]
-        assert gatherer.all.call_one([3, 1, 2]).get(timeout=60) == ["row 3", "row 1", "row 2"]
-        gatherer.in_order.call_one().get(timeout=60)
-        assert gatherer.blocking.call_one(4).get(timeout=60) == "row 4"
+        assert [wait.get(timeout=300) for wait in waits] == [f"row {key}" for key in range(6)]
+        assert gatherer.all.call_one([3, 1, 2]).get(timeout=300) == ["row 3", "row 1", "row 2"]
+        gatherer.in_order.call_one().get(timeout=300)
+        assert gatherer.blocking.call_one(4).get(timeout=300) == "row 4"
 
     GO_ON.clear()
     (file,) = _record(tmp_path, run, Gatherer)
@@ -246,12 +246,12 @@ def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
 def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
     with InProcessCluster(), recording("owner", folder=tmp_path):
         owner: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("owner", Owner)
-        assert owner.ask.call_one().get(timeout=60) == ["row 3", "row 3"]
-        owner.lose.call_one().get(timeout=60)
+        assert owner.ask.call_one().get(timeout=300) == ["row 3", "row 3"]
+        owner.lose.call_one().get(timeout=300)
         deadline = time.monotonic() + 60
-        while not owner.heard.call_one().get(timeout=60) and time.monotonic() < deadline:
+        while not owner.heard.call_one().get(timeout=300) and time.monotonic() < deadline:
             pass
-        assert owner.heard.call_one().get(timeout=60)
+        assert owner.heard.call_one().get(timeout=300)
     (file,) = tmp_path.iterdir()
     outcome, _ = _replay(file)
     assert outcome.divergence is None, str(outcome.divergence)
@@ -262,7 +262,7 @@ def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
 def test_code_that_has_changed_leaves_the_recording_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=300), Trainer, 0)
     before = Trainer.step._method
 
     def changed(self: Any, key: int) -> Any:
@@ -278,7 +278,7 @@ def test_code_that_has_changed_leaves_the_recording_and_says_where(
 
 
 def test_another_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=300), Trainer, 0)
     monkeypatch.setattr(Trainer.step, "_method", lambda self, key: self.database.get.call_one(key).get() + "!")
     monkeypatch.setattr(Trainer.step, "_local", None)
     outcome, _ = _replay(file)
@@ -292,7 +292,7 @@ def test_a_recording_that_reached_its_bound_is_replayed_up_to_there(
         database = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
         trainer: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("actors", Trainer, database, 0)
         for _ in range(400):
-            trainer.step.call_one(3).get(timeout=60)
+            trainer.step.call_one(3).get(timeout=300)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size < 70_000
     outcome, _ = _replay(file)
@@ -317,7 +317,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_actor(
 
     def run(trainers: Any) -> None:
         for _ in range(5):
-            trainers.step.call(3).get(timeout=60)
+            trainers.step.call(3).get(timeout=300)
 
     (file,) = _record(tmp_path, run, Trainer, 0)
     monkeypatch.undo()
@@ -334,13 +334,13 @@ def test_an_actor_whose_recording_cannot_begin_runs_all_the_same(
     (tmp_path / "file").write_text("")
     with InProcessCluster(), recording("db", folder=tmp_path / "file"):
         database: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
-        assert database.get.call_one(1).get(timeout=60) == "row 1"
+        assert database.get.call_one(1).get(timeout=300) == "row 1"
     assert log_thread.flush(60)
     assert "actor db[0] is not recorded: " in caplog.text
 
 
 def test_a_file_cut_off_at_any_byte_is_replayed_up_to_there(tmp_path: Path) -> None:
-    (file,) = _record(tmp_path / "whole", lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    (file,) = _record(tmp_path / "whole", lambda trainers: trainers.step.call(3).get(timeout=300), Trainer, 0)
     data = file.read_bytes()
     for size in range(len(data) - 1, len(data) - 900, -97):
         cut = tmp_path / "cut"
@@ -355,7 +355,7 @@ def test_a_file_cut_off_at_any_byte_is_replayed_up_to_there(tmp_path: Path) -> N
 
 
 def test_what_others_may_have_written_needs_trust(tmp_path: Path) -> None:
-    (file,) = _record(tmp_path / "mine", lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    (file,) = _record(tmp_path / "mine", lambda trainers: trainers.step.call(3).get(timeout=300), Trainer, 0)
     file.chmod(0o666)
     with pytest.raises(RecordingError, match=r"may be written by others \(mode 0666\)\. A recording holds pickles"):
         replay(file)

@@ -45,7 +45,7 @@ def test_from_a_launch_to_actors_and_back(cloud: Cloud) -> None:
     job = SkyPilotJob({"trainers": 2}, {"accelerators": "H100:8"}, "mine", python_exe=sys.executable)
     state = job.state(cached_path=None)
     procs = state.trainers.spawn_procs({"gpus": 1})
-    assert sorted(procs.spawn("tellers", Teller).rank.call().get(60).values()) == [0, 1]
+    assert sorted(procs.spawn("tellers", Teller).rank.call().get(300).values()) == [0, 1]
     job.kill()
     assert cloud.nodes == []
     job.kill()

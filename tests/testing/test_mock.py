@@ -207,8 +207,8 @@ def test_patches_of_classes_of_the_main_program_reach_real_processes() -> None:
             async def ask(self): return await this_proc().spawn("inner", Real).name.call_one()
 
         with patch_actor(Real, Mock):
-            print(this_host().spawn_procs().spawn("outer", Outer).ask.call_one().get(30))
-        print(this_host().spawn_procs().spawn("outer", Outer).ask.call_one().get(30))
+            print(this_host().spawn_procs().spawn("outer", Outer).ask.call_one().get(300))
+        print(this_host().spawn_procs().spawn("outer", Outer).ask.call_one().get(300))
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False

@@ -85,7 +85,7 @@ def test_on_an_instance(adverb: str) -> None:
 
 def test_on_self_in_an_endpoint(counters: Any) -> None:
     with pytest.raises(ActorError, match=r"add\.call_one\(\.\.\.\) on an instance of Counter"):
-        counters.add_to_self.call_one().get(30)
+        counters.add_to_self.call_one().get(300)
 
 
 def test_on_an_instance_it_is_an_ordinary_method() -> None:
@@ -116,7 +116,7 @@ def test_on_a_method_that_is_no_endpoint(counters: Any, adverb: str) -> None:
         "Counter.helper is not annotated as an endpoint: decorate it with @endpoint, or call it as "
         f"as_endpoint(mesh.helper).{adverb}(...)"
     )
-    assert as_endpoint(counters.helper).call_one(1).get(30) == 11
+    assert as_endpoint(counters.helper).call_one(1).get(300) == 11
 
 
 @pytest.mark.parametrize("name", ["kind", "shown"])
@@ -209,7 +209,7 @@ def test_arguments_for_a_class_without_a_constructor(procs: Any) -> None:
 
     with pytest.raises(TypeError, match="NoInit has no __init__ that takes arguments, and spawn was given some"):
         procs.spawn("a", NoInit, 1)
-    assert procs.spawn("a", NoInit).one.call_one().get(30) == 1
+    assert procs.spawn("a", NoInit).one.call_one().get(300) == 1
 
 
 class Box(Actor, Generic[T]):
@@ -275,6 +275,6 @@ class Made(Actor):
 @pytest.mark.parametrize("cls", [Box, Box[int], Data, Slotted, Odd, Made], ids=str)
 def test_unusual_classes_are_actors_like_others(procs: Any, cls: Any) -> None:
     mesh = procs.spawn("odd", cls, 7)
-    assert mesh.take.call_one().get(30) == 7
+    assert mesh.take.call_one().get(300) == 7
     if cls is not Odd:
-        assert pickle.loads(pickle.dumps(mesh)).take.call_one().get(30) == 7
+        assert pickle.loads(pickle.dumps(mesh)).take.call_one().get(300) == 7

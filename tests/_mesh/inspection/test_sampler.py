@@ -41,8 +41,8 @@ def _seen(**wanted: object) -> Samples:
     with InProcessCluster():
         procs = this_host().spawn_procs(per_host={"gpus": 1})
         idle = procs.spawn("idle", _Looked)
-        idle.initialized.get(timeout=60)
-        return sampler.decode(procs.spawn("busy", _Looked).look.call_one(wanted).get(timeout=60))
+        idle.initialized.get(timeout=300)
+        return sampler.decode(procs.spawn("busy", _Looked).look.call_one(wanted).get(timeout=300))
 
 
 def test_it_sees_where_an_endpoint_is_and_leaves_out_who_waits() -> None:

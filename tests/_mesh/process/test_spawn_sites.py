@@ -46,8 +46,8 @@ def test_and_one_that_spawns_actors(said: pytest.LogCaptureFixture) -> None:
 def test_loops_that_stop_what_they_spawned_are_not(said: pytest.LogCaptureFixture) -> None:
     for _ in range(MANY + 5):
         procs = this_host().spawn_procs()
-        procs.spawn("idle", Idle).nothing.call_one().get(30)
-        procs.stop().get(30)
+        procs.spawn("idle", Idle).nothing.call_one().get(300)
+        procs.stop().get(300)
     assert said.messages == []
 
 

@@ -186,7 +186,7 @@ def test_futures() -> None:
     counters = two_counters()
     future = counters.add.call(1)
     wider: Future[ValueMesh[object]] = future
-    assert_type(future.get(timeout=30), ValueMesh[int])
+    assert_type(future.get(timeout=300), ValueMesh[int])
     assert_type(future.result(), ValueMesh[int])
     assert_type(future.exception(), BaseException | None)
     assert wider.get() is future.get()

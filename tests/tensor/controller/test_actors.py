@@ -148,23 +148,23 @@ class Mixed(Actor):
 def holders(procs: Any) -> Iterator[Any]:
     holders = procs.spawn("holders", Holder)
     yield holders
-    holders.stop().get(timeout=30)
+    holders.stop().get(timeout=300)
 
 
 def test_each_actor_gets_its_own_local_tensor(procs: Any, holders: Any) -> None:
     with procs.activate():
         t = torch.rand(5)
-    got = [value for _, value in holders.total.call(t).get(timeout=30).items()]
+    got = [value for _, value in holders.total.call(t).get(timeout=300).items()]
     wanted = [float(monarch.inspect(t.sum(), gpus=rank)) for rank in range(2)]
     assert got == pytest.approx(wanted) and wanted[0] != wanted[1]
-    assert [value for _, value in holders.kind.call(t).get(timeout=30).items()] == ["Tensor", "Tensor"]
+    assert [value for _, value in holders.kind.call(t).get(timeout=300).items()] == ["Tensor", "Tensor"]
 
 
 def test_tensors_nested_and_by_name_beside_other_arguments(procs: Any, holders: Any) -> None:
     with procs.activate():
         t, u = torch.ones(3), torch.full((2, 2), 5.0)
-        assert [v for _, v in holders.total.call(t, 3, more=[u, u]).get(timeout=30).items()] == [49.0, 49.0]
-        assert [v for _, v in holders.same.call((t, t)).get(timeout=30).items()] == [True, True]
+        assert [v for _, v in holders.total.call(t, 3, more=[u, u]).get(timeout=300).items()] == [49.0, 49.0]
+        assert [v for _, v in holders.same.call((t, t)).get(timeout=300).items()] == [True, True]
 
 
 def test_a_message_that_needs_cloudpickle_has_its_tensors_once(procs: Any, holders: Any) -> None:
@@ -173,8 +173,8 @@ def test_a_message_that_needs_cloudpickle_has_its_tensors_once(procs: Any, holde
     with procs.activate():
         t = torch.ones(3)
     before = len(waiting)
-    got = holders.total.call(t, 2, more=(t, *[t for _ in range(1)])).get(timeout=30)
-    holders.note.call((lambda: 1, t)).get(timeout=30)
+    got = holders.total.call(t, 2, more=(t, *[t for _ in range(1)])).get(timeout=300)
+    holders.note.call((lambda: 1, t)).get(timeout=300)
     assert [v for _, v in got.items()] == [12.0, 12.0]
     assert len(waiting) == before
 
@@ -182,22 +182,22 @@ def test_a_message_that_needs_cloudpickle_has_its_tensors_once(procs: Any, holde
 def test_every_adverb(procs: Any, holders: Any) -> None:
     with procs.activate():
         t = torch.full((2,), 4.0)
-    assert [future.get(timeout=30) for future in holders.total.stream(t)] == [8.0, 8.0]
-    assert holders.total.choose(t).get(timeout=30) == 8.0
-    assert holders.slice(gpus=1).total.call_one(t).get(timeout=30) == 8.0
+    assert [future.get(timeout=300) for future in holders.total.stream(t)] == [8.0, 8.0]
+    assert holders.total.choose(t).get(timeout=300) == 8.0
+    assert holders.slice(gpus=1).total.call_one(t).get(timeout=300) == 8.0
     assert holders.total.with_timeout(30).call(t).get().item(gpus=0) == 8.0
-    assert Accumulator(holders.total, 0.0, "sum").accumulate(t).get(timeout=30) == 16.0
+    assert Accumulator(holders.total, 0.0, "sum").accumulate(t).get(timeout=300) == 16.0
     holders.note.broadcast(t)
-    assert [v for _, v in holders.noted.call().get(timeout=30).items()] == [[8.0], [8.0]]
+    assert [v for _, v in holders.noted.call().get(timeout=300).items()] == [[8.0], [8.0]]
 
 
 def test_async_and_concurrent_endpoints(procs: Any) -> None:
     mixed = procs.spawn("mixed", Mixed)
     with procs.activate():
         t = torch.ones(6)
-    assert [v for _, v in mixed.total.call(t).get(timeout=30).items()] == [6.0, 6.0]
-    assert [v for _, v in mixed.beside.call(t).get(timeout=30).items()] == [6.0, 6.0]
-    mixed.stop().get(timeout=30)
+    assert [v for _, v in mixed.total.call(t).get(timeout=300).items()] == [6.0, 6.0]
+    assert [v for _, v in mixed.beside.call(t).get(timeout=300).items()] == [6.0, 6.0]
+    mixed.stop().get(timeout=300)
 
 
 def test_messages_with_and_without_tensors_keep_their_order(procs: Any, holders: Any) -> None:
@@ -209,18 +209,18 @@ def test_messages_with_and_without_tensors_keep_their_order(procs: Any, holders:
             else:
                 holders.note.broadcast(t + number)
     wanted = [number if number % 2 else float(number) for number in range(20)]
-    assert [v for _, v in holders.noted.call().get(timeout=30).items()] == [wanted, wanted]
+    assert [v for _, v in holders.noted.call().get(timeout=300).items()] == [wanted, wanted]
 
 
 def test_the_actor_gets_the_memory_as_it_is_at_that_point_of_the_stream(procs: Any, holders: Any) -> None:
     with procs.activate():
         t = torch.ones(4)
         t.add_(1)
-        holders.keep.call(t).get(timeout=30)
+        holders.keep.call(t).get(timeout=300)
         t.add_(1)  # live: shows in the actor
         monarch.inspect(t)
-    assert [v.tolist() for _, v in holders.held.call().get(timeout=30).items()] == [[3.0] * 4] * 2
-    holders.double.call(t).get(timeout=30)
+    assert [v.tolist() for _, v in holders.held.call().get(timeout=300).items()] == [[3.0] * 4] * 2
+    holders.double.call(t).get(timeout=300)
     assert monarch.inspect(t, gpus=1).tolist() == [6.0] * 4
 
 
@@ -229,25 +229,25 @@ def test_a_tensor_dropped_after_the_call_still_arrives(procs: Any, holders: Any)
         t = torch.full((3,), 2.0)
     holders.keep.broadcast(t)
     t.drop()
-    assert [v.tolist() for _, v in holders.held.call().get(timeout=30).items()] == [[2.0] * 3] * 2
+    assert [v.tolist() for _, v in holders.held.call().get(timeout=300).items()] == [[2.0] * 3] * 2
 
 
 def test_constructor_arguments(procs: Any) -> None:
     with procs.activate():
         adders = procs.spawn("adders", Holder, torch.ones(()) * 7)
-    assert [float(v) for _, v in adders.held.call().get(timeout=30).items()] == [7.0, 7.0]
+    assert [float(v) for _, v in adders.held.call().get(timeout=300).items()] == [7.0, 7.0]
     with pytest.raises(RuntimeError, match="hold distributed tensors, which cannot be kept for restarts"):
         adders.restart()
-    adders.restart(args=(3,)).get(timeout=30)
-    assert [v for _, v in adders.held.call().get(timeout=30).items()] == [3, 3]
-    adders.stop().get(timeout=30)
+    adders.restart(args=(3,)).get(timeout=300)
+    assert [v for _, v in adders.held.call().get(timeout=300).items()] == [3, 3]
+    adders.stop().get(timeout=300)
 
 
 def test_parameters_of_modules_and_tensors_that_require_grad(procs: Any, holders: Any) -> None:
     with procs.activate():
         module = torch.nn.Linear(2, 3)
         torch.nn.init.ones_(module.weight)
-    assert [v for _, v in holders.total.call(module.weight).get(timeout=30).items()] == [6.0, 6.0]
+    assert [v for _, v in holders.total.call(module.weight).get(timeout=300).items()] == [6.0, 6.0]
 
 
 def test_part_of_the_mesh(procs: Any, holders: Any) -> None:
@@ -256,14 +256,14 @@ def test_part_of_the_mesh(procs: Any, holders: Any) -> None:
     second = procs.slice(gpus=1)
     with second.activate():
         part = torch.full((2,), 3.0)
-    assert holders.slice(gpus=1).total.call_one(whole).get(timeout=30) == 2.0
-    assert holders.slice(gpus=1).total.call_one(part).get(timeout=30) == 6.0
-    assert holders.slice(gpus=1).total.call_one(whole, more=[part]).get(timeout=30) == 8.0
+    assert holders.slice(gpus=1).total.call_one(whole).get(timeout=300) == 2.0
+    assert holders.slice(gpus=1).total.call_one(part).get(timeout=300) == 6.0
+    assert holders.slice(gpus=1).total.call_one(whole, more=[part]).get(timeout=300) == 8.0
     with pytest.raises(ValueError, match="must share the same processes"):
         holders.total.call(part)
     with pytest.raises(ValueError, match="must share the same processes"):
         holders.slice(gpus=0).total.call_one(part)
-    assert [v for _, v in holders.total.call(whole).get(timeout=30).items()] == [2.0, 2.0]
+    assert [v for _, v in holders.total.call(whole).get(timeout=300).items()] == [2.0, 2.0]
 
 
 def test_actors_elsewhere(procs: Any) -> None:
@@ -273,8 +273,8 @@ def test_actors_elsewhere(procs: Any) -> None:
         t = torch.ones(2)
     with pytest.raises(ValueError, match="must share the same processes"):
         strangers.total.call(t)
-    assert strangers.kind.choose(1).get(timeout=30) == "int"  # nothing has happened to them
-    other.stop().get(timeout=30)
+    assert strangers.kind.choose(1).get(timeout=300) == "int"  # nothing has happened to them
+    other.stop().get(timeout=300)
 
 
 def test_tensors_that_cannot_be_used(procs: Any, holders: Any) -> None:
@@ -303,18 +303,18 @@ def test_what_failed_raises_in_the_caller_and_the_actor_lives(procs: Any, holder
     with procs.activate():
         bad = torch.ones(2)[torch.tensor([7])]  # fails in the workers only
     with pytest.raises(RemoteException, match="out of bounds") as info:
-        holders.total.call(bad).get(timeout=30)
+        holders.total.call(bad).get(timeout=300)
     assert any("bad = torch.ones(2)" in (frame.line or "") for frame in info.value.controller_frames)
     with procs.activate():
-        assert [v for _, v in holders.total.call(torch.ones(2)).get(timeout=30).items()] == [2.0, 2.0]
+        assert [v for _, v in holders.total.call(torch.ones(2)).get(timeout=300).items()] == [2.0, 2.0]
     procs._device_mesh.client.sync()
 
 
 def test_actors_that_have_ended(procs: Any) -> None:
     gone = procs.spawn("gone", Holder)
-    gone.stop().get(timeout=30)
+    gone.stop().get(timeout=300)
     with procs.activate(), pytest.raises(SupervisionError):
-        gone.total.call(torch.ones(2)).get(timeout=30)
+        gone.total.call(torch.ones(2)).get(timeout=300)
 
 
 def test_an_engine_that_ends_fails_what_waits_for_it() -> None:
@@ -326,9 +326,9 @@ def test_an_engine_that_ends_fails_what_waits_for_it() -> None:
     answer = waiter.wait_for.call_one(key)  # a claim whose tensor nobody hands over
     mesh.exit()
     with pytest.raises(Exception, match="tensor worker of this process has ended"):
-        answer.get(timeout=30)
-    assert holders.kind.call_one(3).get(timeout=30) == "int"
-    procs.stop().get(timeout=30)
+        answer.get(timeout=300)
+    assert holders.kind.call_one(3).get(timeout=300) == "int"
+    procs.stop().get(timeout=300)
 
 
 class Waiter(Actor):

@@ -271,4 +271,4 @@ def test_a_process_that_has_died() -> None:
             ends(mesh.rank("gpus"))
             torch.ones(()).mul_(mesh.rank("gpus") * 0).item()
     finally:
-        procs.stop().get(timeout=30)
+        procs.stop().get(timeout=300)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"gpus": 2})
     yield mesh
-    mesh.stop().get(timeout=60)
+    mesh.stop().get(timeout=300)
 
 
 pid = monarch.remote(os.getpid, propagate="inspect")
@@ -46,7 +46,7 @@ def test_a_killed_process_ends_one_fetch_and_the_mesh_goes_on_after_a_restart(pr
         future = monarch.fetch_shard(block(x))
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(SupervisionError) as told:
-            future.get(timeout=30)
+            future.get(timeout=300)
         assert isinstance(told.value, EngineEnded)
         assert "Killed(sig=9)" in str(told.value)
         assert "procs.restart" in str(told.value)
@@ -54,7 +54,7 @@ def test_a_killed_process_ends_one_fetch_and_the_mesh_goes_on_after_a_restart(pr
             x + 1
         with pytest.raises(EngineEnded):
             monarch.inspect(x)
-    procs.restart(failed=True).get(timeout=60)
+    procs.restart(failed=True).get(timeout=300)
     with procs.activate() as mesh:
         assert mesh.size() == 2
         assert monarch.inspect(torch.ones(3) * 2, gpus=1).tolist() == [2.0, 2.0, 2.0]

@@ -64,7 +64,7 @@ def test_a_seed_for_each_process(procs: Any, device: str) -> None:
         assert everywhere(torch.rand(3)) == wanted
         torch.manual_seed(40)
         assert everywhere(torch.rand(3)) == [wanted[0], wanted[0]] != wanted
-    probes.stop().get(timeout=30)
+    probes.stop().get(timeout=300)
 
 
 def test_operations_become_deterministic_in_the_processes_alone(procs: Any) -> None:
@@ -72,9 +72,9 @@ def test_operations_become_deterministic_in_the_processes_alone(procs: Any) -> N
     with procs.activate():
         monarch.random.make_deterministic()
         monarch.inspect(torch.ones(1))
-    assert list(probes.deterministic.call().get(timeout=30).values()) == [True, True]
+    assert list(probes.deterministic.call().get(timeout=300).values()) == [True, True]
     assert not torch.are_deterministic_algorithms_enabled()
-    probes.stop().get(timeout=30)
+    probes.stop().get(timeout=300)
 
 
 def test_misuse(procs: Any) -> None:

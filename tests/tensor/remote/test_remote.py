@@ -557,7 +557,7 @@ class Lines(logging.Handler):
         self._lines.put(record.getMessage())
 
     def next(self) -> str:
-        return self._lines.get(timeout=30)
+        return self._lines.get(timeout=300)
 
     def none_left(self) -> bool:
         return self._lines.empty()

@@ -85,7 +85,7 @@ class Worker(Actor):
 def workers(procs: Any) -> Iterator[Any]:
     workers = procs.spawn("workers", Worker)
     yield workers
-    workers.stop().get(timeout=30)
+    workers.stop().get(timeout=300)
 
 
 def test_the_result_is_a_distributed_tensor(procs: Any, workers: Any) -> None:
@@ -140,8 +140,8 @@ def test_inspect_gives_nothing_and_keeps_the_order(procs: Any) -> None:
         workers.scaled.rref(t)
         t.add_(1)
         workers.note.rref(t)
-    assert [v for _, v in workers.called.call().get(timeout=30).items()] == [["note 2.0", "scaled", "note 4.0"]] * 2
-    workers.stop().get(timeout=30)
+    assert [v for _, v in workers.called.call().get(timeout=300).items()] == [["note 2.0", "scaled", "note 4.0"]] * 2
+    workers.stop().get(timeout=300)
 
 
 def test_async_endpoints_and_methods_that_are_none(procs: Any, workers: Any) -> None:
@@ -203,7 +203,7 @@ def test_results_other_than_promised(procs: Any, workers: Any) -> None:
 
 def test_actors_that_end_leave_nobody_waiting(procs: Any) -> None:
     ended = procs.spawn("ended", Worker)
-    ended.stop().get(timeout=30)
+    ended.stop().get(timeout=300)
     with procs.activate():
         t = torch.ones(2)
         with pytest.raises(RemoteException, match="stopped"):
@@ -215,14 +215,14 @@ def test_nothing_is_left_in_the_processes(procs: Any, workers: Any) -> None:
     probes = procs.spawn("probes", Probe)
     with procs.activate():
         monarch.inspect(workers.scaled.rref(torch.ones(2)))
-    before = list(probes.left.call().get(timeout=30).values())
+    before = list(probes.left.call().get(timeout=300).values())
     with procs.activate():
         for _ in range(20):
             r = workers.parted.rref(torch.ones(2, 3))
-            workers.called.call().get(timeout=30)
+            workers.called.call().get(timeout=300)
         monarch.inspect(r["sum"])
-    assert list(probes.left.call().get(timeout=30).values()) == before
-    probes.stop().get(timeout=30)
+    assert list(probes.left.call().get(timeout=300).values()) == before
+    probes.stop().get(timeout=300)
 
 
 class Probe(Actor):
