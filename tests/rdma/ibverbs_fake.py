@@ -71,7 +71,7 @@ def nic_tree(root: Folder, *nics: str, **more: dict[str, Any]) -> Folder:
 def gid(address: str) -> str:
     import ipaddress
 
-    return ipaddress.IPv6Address(address).exploded
+    return ipaddress.IPv6Address(address).packed.hex(":", 2)
 
 
 class FakeBinding:

@@ -194,7 +194,7 @@ def drawing_line(code: CodeType) -> int:
         return 0
     line = code.co_firstlineno
     for one in dis.get_instructions(code):
-        line = one.starts_line or line
+        line = (one.positions and one.positions.lineno) or line
         if one.argval in _methods() and one.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME"):
             return line
     return 0
