@@ -1,5 +1,5 @@
 """SKILL.md and llms.txt, which coding agents read: their commands can be typed, their links lead somewhere, and an installed
-package has SKILL.md."""
+package has both."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ def test_what_skill_says() -> None:
 def test_the_wheel_has_it() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel")
     files = {file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert "monarch/tools/SKILL.md" in files
+    assert {"monarch/tools/SKILL.md", "monarch/tools/llms.txt"} <= files
