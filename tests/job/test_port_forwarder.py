@@ -285,7 +285,12 @@ def test_what_is_wrong_is_told_and_no_rank_listens(forwarder: Any) -> None:
             ("80", good, ValueError, "got '80'"),
             (lambda point: 80 if point.rank else None, good, ValueError, "got None"),
             (80, lambda point: busy if point.rank else good, OSError, "ddress already in use"),
-            (80, lambda point: "192.0.2.1:1" if point.rank else good, OSError, "assign requested address|could not bind"),
+            (
+                80,
+                lambda point: "192.0.2.1:1" if point.rank else good,
+                OSError,
+                "assign requested address|could not bind",
+            ),
         ]:
             with pytest.raises(ActorError, match=text) as raised:
                 forwarder.forward.call_one(procs, port, procs, address).get(TIMEOUT)
