@@ -43,6 +43,7 @@ ENCODER_DECODER: dict[str, Any] = {
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
 }
+STARTS = {"decoder_start_token_id": 0}
 VISION: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -129,6 +130,54 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch]]] = {
         "MambaForCausalLM",
         {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
         text,
+    ),
+    "t5": (
+        "T5",
+        "T5ForConditionalGeneration",
+        {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, **STARTS},
+        padded,
+    ),
+    "deberta": (
+        "DebertaV2",
+        "DebertaV2ForMaskedLM",
+        {**BASE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+        padded,
+    ),
+    "gemma": ("Gemma", "GemmaForCausalLM", {**BASE, "num_key_value_heads": 1, "head_dim": 8}, padded),
+    "qwen2, experts": (
+        "Qwen2Moe",
+        "Qwen2MoeForCausalLM",
+        {
+            **BASE,
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "output_router_logits": True,
+        },
+        padded,
+    ),
+    "albert": ("Albert", "AlbertForMaskedLM", {**BASE, "embedding_size": 16}, padded),
+    "phi": ("Phi", "PhiForCausalLM", BASE, padded),
+    "falcon": (
+        "Falcon",
+        "FalconForCausalLM",
+        {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        padded,
+    ),
+    "electra": ("Electra", "ElectraForMaskedLM", {**BASE, "embedding_size": 16}, padded),
+    "vit, masked": (
+        "ViTMAE",
+        "ViTMAEForPreTraining",
+        {
+            **VISION,
+            "decoder_hidden_size": 16,
+            "decoder_num_hidden_layers": 1,
+            "decoder_num_attention_heads": 2,
+            "decoder_intermediate_size": 32,
+        },
+        lambda: {"pixel_values": pictures(16)()["pixel_values"]},
     ),
     "whisper": (
         "Whisper",

@@ -599,6 +599,17 @@ def _empty(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None
 _REBUILDING = torch._utils.__file__
 
 
+def _packed(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
+    """Refuses what torch's recurrent networks and `pad_packed_sequence` would read in the memory of this process."""
+    if not any(type(arg) is Tensor for arg in args):
+        return NotImplemented
+    raise NotImplementedError(
+        "pack_padded_sequence(): torch reads the lengths of packed sequences in the memory of this process, and those of a "
+        "distributed tensor are in the processes of its mesh. Give the network the padded batch, and leave out of the loss "
+        "what is beyond each length (torch.where(mask, loss, 0.0)); or run it in a monarch.remote function"
+    )
+
+
 def _pinned(func: OpOverload, args: Args, kwargs: Kwargs, mesh: object) -> object:
     return False
 
@@ -610,6 +621,7 @@ _special: dict[str, Callable[..., object]] = {
     "aten.allclose.default": _equal,
     "aten.equal.default": _equal,
     "aten.is_pinned.default": _pinned,
+    "aten._pack_padded_sequence.default": _packed,
     "aten.empty.memory_format": _empty,
     "aten.detach.default": _local,
     "aten.alias.default": _local,

@@ -2,9 +2,10 @@
 call.
 
 The first call with given metadata runs as ever, the second is recorded while it runs, later ones are replays. A replay is
-made only while everything that the recording took as constant is as it was (`guards`), but for learning rates, which are
-inputs (`rates`). What cannot be replayed truly runs operation by operation, and the program is told once.
-`compile` is the same without guards: it records before it runs, and refuses what it cannot replay.
+made only while everything that the recording took as constant is as it was (`guards`), but for learning rates and what
+optimizers compute of their step counts, which are inputs (`rates`, `evolving`). What cannot be replayed truly runs
+operation by operation, and the program is told once. `compile` is the same without guards: it records before it runs, and
+refuses what it cannot replay.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ def function(fn: Callable[..., PyTree]) -> Function:
     mesh, stream and requires_grad of those that are, the active mesh and stream, grad mode, autocast, default dtype,
     deterministic mode and the attention backends that are allowed. The first call of a kind runs operation by operation
     (optimizers make their state then), the second does so too and is recorded, later ones send one command for each
-    mesh and stream in turn. Whole training steps can be recorded: forward, backward, clipping, optimizers that change
-    parameters in place (Adam and AdamW with fused=True).
+    mesh and stream in turn. Whole training steps can be recorded: forward, backward, clipping, torch's optimizers. What
+    these compute of their step counts in Python is computed again for each replay.
 
     Python does not run in a replay, so each call compares what `fn` and the functions that it called read of variables
     around them, globals, attributes, containers and defaults: numbers, flags, strings, hooks, `training`, the values in
     `param_groups`, which tensor is where and whether it requires grad. What has changed is recorded anew (8 recordings
     of a kind are kept); values that come again are found again. A learning rate that changes before each call costs one
-    recording more, once, with torch's optimizers that hand it to an operation as it is: SGD, and those with fused=True.
+    recording more, once, with torch's optimizers, unless code in `fn` that is not theirs reads it too.
     Where recordings do not pay, because something changes again and again, `fn` runs operation by operation for good,
     and a RuntimeWarning names what changes. `fn` may not change Python values itself (a counter, a list, a scheduler
     inside), nor take values from outside (random numbers of Python, NumPy or torch in this process, clocks, files,

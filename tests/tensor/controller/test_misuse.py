@@ -366,3 +366,8 @@ def test_activations_end_in_order(loop: Any) -> None:
     other = Loopback(gpus=1).root
     with pytest.raises(RuntimeError, match="not the active mesh"):
         other.deactivate()
+
+
+def test_packed_sequences_are_refused_where_they_are_made(loop: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"pack_padded_sequence\(\): .* Give the network the padded batch"):
+        torch.nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 4), torch.tensor([3, 1]))
