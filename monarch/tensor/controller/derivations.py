@@ -82,7 +82,7 @@ class Derivation:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What it does, with its parts in their places."""
+        """Returns what it does, with its parts in their places."""
         return self._op, self._leaf, self._meta, self._target, self._args, self._kwargs
 
     def again(self, known: Mapping[int, Any]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 The hot path. What an operation gives is worked out once for each metadata of its inputs (`propagation`) and looked up by
 a key after that. Numbers that cannot change a result's metadata are not part of the key: they travel with the command.
+
+Over 600 lines because an operation passes through all of it, and each step of that knows the one before.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class RecordedFloat(float):
 
 
 class KnownNumber(torch.SymFloat):
-    """What an optimizer has in place of a float. `node`: torch finds it by this name."""
+    """A number that an optimizer has in place of a float. `node`: torch finds it by this name."""
 
     node: NumberNode
 

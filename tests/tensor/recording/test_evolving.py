@@ -107,7 +107,7 @@ def test_the_program_goes_on_with_the_counts(loop: Any) -> None:
     "taken", [math.sqrt, int, round, str, "{:.1f}".format, math.floor, hash], ids=lambda taken: taken.__name__
 )
 def test_a_number_that_gets_away_ends_recording(loop: Any, taken: Any) -> None:
-    """What a function in C makes of a count is not followed: such a step is never replayed with the count of before."""
+    """A function in C makes something of a count, which is not followed: no replay has the count of before."""
 
     class Own(torch.optim.SGD):
         pass
