@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from monarch.service.numbers import check_number
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ATTRIBUTE = "_monarch_service"
@@ -44,7 +46,7 @@ def _declare(decorator: str, function: Any, **changes: Any) -> Any:
 
 
 def batched(
-    *, max_batch: int = 8, max_wait: float = 0.01, key: Callable[..., Hashable] | None = None
+    method: None = None, /, *, max_batch: int = 8, max_wait: float = 0.01, key: Callable[..., Hashable] | None = None
 ) -> Callable[[F], F]:
     """Declares, under `@endpoint`, that a service gives this endpoint many requests at once.
 
@@ -60,8 +62,10 @@ def batched(
     that is at work and may do more at a time (`concurrency`) waits until `max_batch` requests are there, or the first of
     them has waited for `max_wait` seconds. Since 0.2.0.
     """
-    if max_batch < 1 or max_wait < 0:
-        raise ValueError(f"max_batch is 1 or more and max_wait 0 or more, got {max_batch!r} and {max_wait!r}")
+    if method is not None:
+        raise TypeError("write @batched() with its brackets, such as @batched(max_batch=8)")
+    check_number("batched: max_batch", max_batch, 1, whole=True)
+    check_number("batched: max_wait", max_wait)
     return lambda function: _declare("batched", function, max_batch=max_batch, max_wait=max_wait, key=key)
 
 
@@ -69,8 +73,9 @@ def retried(retries: int) -> Callable[[F], F]:
     """Declares, under `@endpoint`, that a request may run more than once: when its replica dies, a service gives it to
     another one, `retries` times at most. Requests that had not begun are moved in any case. Since 0.2.0.
     """
-    if retries < 1:
-        raise ValueError(f"retries is 1 or more, got {retries!r}: without @retried nothing runs twice")
+    if callable(retries):
+        raise TypeError("write how often it may run again, such as @retried(2)")
+    check_number("retried: retries", retries, 1, whole=True)
     return lambda function: _declare("retried", function, retries=retries)
 
 
@@ -79,8 +84,9 @@ def prefixed(prefix: Callable[..., Sequence[Any]], *, block: int = 16) -> Callab
     arguments of a request where it is made, returns a sequence (text, tokens), which is compared in blocks of `block` items.
     Since 0.2.0.
     """
-    if block < 1:
-        raise ValueError(f"block is 1 or more, got {block!r}")
+    if not callable(prefix):
+        raise TypeError(f"prefixed takes a function of a request's arguments, as lambda prompt: prompt, got {prefix!r}")
+    check_number("prefixed: block", block, 1, whole=True)
     return lambda function: _declare("prefixed", function, prefix=prefix, block=block)
 
 

@@ -15,6 +15,7 @@ from monarch._http.server import HttpServer, Site
 from monarch._linux.loopback_peer import is_loopback
 from monarch.actor import Actor, Future, endpoint, returns_future, this_host
 from monarch.service.http_routes import TIMEOUT, ServiceRoutes
+from monarch.service.numbers import check_number
 from monarch.service.service import Service
 
 _logger = logging.getLogger("monarch")
@@ -55,7 +56,10 @@ class HttpFrontActor(Actor):
         if self._server is not None:
             return self._url
         front = ServiceRoutes(wanted.service, wanted.largest, wanted.timeout)
-        routes = [*front.routes(wanted.endpoints), *(wanted.routes(front) if wanted.routes else ())]
+        own = wanted.routes(front) if wanted.routes else []
+        if not isinstance(own, (list, tuple)):
+            raise TypeError(f"routes returns a list of what front.post and front.get return, not {own!r}")
+        routes = [*front.routes(wanted.endpoints), *own]
         server = HttpServer()
         site = Site(
             routes, wanted.host, wanted.port, wanted.token, wanted.certificate, wanted.private_key, wanted.connections
@@ -108,8 +112,7 @@ class HttpFront:
         """Lets nobody connect any more, answers what it has for `grace` seconds at most, and ends its process. Requests that
         come by connections that are open get 503. The service itself goes on.
         """
-        if not 0 <= grace < float("inf"):
-            raise ValueError(f"grace is a number of seconds, 0 or more, got {grace!r}")
+        check_number("grace, in seconds,", grace)
         closed = self._actor.close.call_one(grace)
 
         @returns_future
@@ -180,10 +183,11 @@ def serve_http(
             raise TypeError(f"{name}(): streams are of replicas with one process, and those of this service have more")
     if "health" in endpoints:
         raise ValueError("/health is the front's own: rename the endpoint, or serve it by routes")
-    for what, number in {"timeout": timeout, "largest": largest, "connections": connections}.items():
-        if isinstance(number, bool) or not 0 < number < float("inf"):
-            raise ValueError(f"{what} is a number above 0, got {number!r}")
-    if not 0 <= port <= 65535:
+    check_number("timeout, in seconds,", timeout, above=True)
+    check_number("largest, in bytes,", largest, 1, whole=True)
+    check_number("connections", connections, 1, whole=True)
+    check_number("port", port, whole=True)
+    if port > 65535:
         raise ValueError(f"port is a number from 0 (any that is free) to 65535, got {port!r}")
     if bool(certificate) != bool(private_key):
         raise ValueError("certificate and private_key are two files that belong together: give both, or neither")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monarch.service.numbers import check_number
 from monarch.service.routing import Policy, least_outstanding
 
 
@@ -23,12 +24,15 @@ class Autoscale:
     idle: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most or self.most < 1:
+        for field in ("least", "most"):
+            check_number(f"Autoscale: {field}", getattr(self, field), whole=True)
+        if not self.least <= self.most or self.most < 1:
             raise ValueError(
                 f"Autoscale needs 0 <= least <= most and 1 <= most, got least={self.least}, most={self.most}"
             )
-        if self.idle < 0 or (self.target is not None and self.target <= 0):
-            raise ValueError(f"Autoscale needs target > 0 and idle >= 0, got {self.target!r} and {self.idle!r}")
+        check_number("Autoscale: idle", self.idle)
+        if self.target is not None:
+            check_number("Autoscale: target", self.target, above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ class HealthCheck:
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.every <= 0 or self.timeout <= 0:
-            raise ValueError(f"HealthCheck needs every > 0 and timeout > 0, got {self.every!r} and {self.timeout!r}")
+        check_number("HealthCheck: every", self.every, above=True)
+        check_number("HealthCheck: timeout", self.timeout, above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,20 @@ class ServiceRules:
     waiting: int = 10_000  # requests that wait for a place, when the service is full
 
     def __post_init__(self) -> None:
-        least = {"replicas": 0, "concurrency": 1, "queue": 0, "restarts": 0, "breaker": 0, "within": 0, "backoff": 0}
-        for field, bound in {**least, "pause": 0, "limit": 1, "waiting": 0, "spares": 0}.items():
+        whole = {"replicas": 0, "concurrency": 1, "queue": 0, "restarts": 0, "breaker": 0, "waiting": 0, "spares": 0}
+        for field, least in whole.items():
+            check_number(f"service {self.name!r}: {field}", getattr(self, field), least, whole=True)
+        for field in ("within", "backoff", "pause"):
+            check_number(f"service {self.name!r}: {field}", getattr(self, field))
+        if self.limit is not None:
+            check_number(f"service {self.name!r}: limit", self.limit, 1, whole=True)
+        for field, kind, example in (
+            ("health", HealthCheck, 'HealthCheck("check")'),
+            ("autoscale", Autoscale, "Autoscale(least=1, most=4)"),
+        ):
             value = getattr(self, field)
-            if value is not None and (isinstance(value, bool) or not value >= bound):
-                raise ValueError(f"service {self.name!r}: {field} is {bound} or more, got {value!r}")
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"service {self.name!r}: {field} is such as {example}, got {value!r}")
         if self.spares >= self.hosts:
             raise ValueError(
                 f"service {self.name!r}: {self.spares} of its hosts are to be spares, and it has {self.hosts}: leave one "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import uuid
@@ -25,6 +26,7 @@ from monarch.actor import (
 )
 from monarch.actor.lowlevel import Sealed, follow, own_process
 from monarch.service.declared import Declared, blocks_of, declared
+from monarch.service.numbers import check_number
 from monarch.service.replica import StreamReader, kinds_of
 from monarch.service.router import Replied, ServiceCall, ServiceRouter
 from monarch.service.routing import NAMED, Policy
@@ -108,12 +110,12 @@ class Service:
         `wait`: whether they wait for a place when the service is full, in the order in which they came, instead of raising
         ServiceOverloaded. `window`: how many values of a stream are made before the reader has taken one.
         """
-        if timeout is not None and not 0 <= timeout < float("inf"):
-            raise ValueError(f"timeout is a number of seconds, 0 or more, got {timeout!r}")
-        if retries is not None and retries < 0:
-            raise ValueError(f"retries is 0 or more, got {retries!r}")
-        if window is not None and window < 1:
-            raise ValueError(f"window is 1 or more, got {window!r}")
+        if timeout is not None:
+            check_number("timeout, in seconds,", timeout)
+        if retries is not None:
+            check_number("retries", retries, whole=True)
+        if window is not None:
+            check_number("window", window, 1, whole=True)
         given = {"timeout": timeout, "retries": retries, "wait": wait, "window": window}
         return self._with(**{name: value for name, value in given.items() if value is not None})
 
@@ -180,8 +182,7 @@ class Service:
         """Says how many replicas are wanted: more are started; those that go first finish what they have, and what waits for
         them goes to others. With 0, requests wait for a later `scale`. Replicas that were given up are replaced.
         """
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-            raise ValueError(f"scale takes a number of replicas, 0 or more, got {replicas!r}")
+        check_number("scale: replicas", replicas, whole=True)
         scaled: Future[None] = self._router.scale.call_one(replicas)
         return scaled
 
@@ -196,8 +197,7 @@ class Service:
         Whoever made it also gets rid of the router's process, and later requests raise SupervisionError; anybody else leaves
         that, and they raise ServiceUnavailableError.
         """
-        if not 0 <= grace < float("inf"):
-            raise ValueError(f"grace is a number of seconds, 0 or more, got {grace!r}")
+        check_number("grace, in seconds,", grace)
         closed = self._router.close.call_one(grace)
 
         @returns_future
@@ -262,6 +262,9 @@ class ServiceSession:
         self.__exit__()
 
 
+_ADVERBS = ("call", "call_one", "choose", "broadcast", "rref")
+
+
 class ServiceEndpoint:
     """An endpoint of a service. Arguments and results are those of the method; of a group of processes (`per_replica` with
     more than one) each rank runs it, and the answer is a ValueMesh, as that of `call` is. Since 0.2.0.
@@ -275,6 +278,16 @@ class ServiceEndpoint:
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name}{_shown(self._signature)} of service {self._service._name!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ADVERBS:
+            raise AttributeError(
+                f"{self._name} is an endpoint of a service, which has no {name}(): route() asks one replica, fanout() all"
+            )
+        raise AttributeError(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"an endpoint of a service is asked by {self._name}.route(...), fanout(...) or stream(...)")
 
     def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs at one replica; the Future gives what it returned.
@@ -487,6 +500,8 @@ def serve(
     if not isinstance(hosts, HostMesh):
         raise TypeError(f"serve takes a mesh of hosts, such as this_host(), and an actor class; got {hosts!r}")
     _check_class(cls, args, kwargs)
+    for label, size in _sizes(per_replica):
+        check_number(f"per_replica: {label}", size, 1, whole=True)
     policy = NAMED.get(routing) if isinstance(routing, str) else routing
     if not callable(policy):
         raise ValueError(f"routing is one of {', '.join(NAMED)}, or a function; got {routing!r}")
@@ -497,11 +512,11 @@ def serve(
             f"{cls.__qualname__} has an endpoint {', '.join(taken)}, and a service has a method of that name: "
             "rename the endpoint"
         )
-    if health is not None and kinds.get(health.endpoint) not in ("plain", "async", "beside"):
+    if isinstance(health, HealthCheck) and kinds.get(health.endpoint) not in ("plain", "async", "beside"):
         raise ValueError(f"health: {cls.__qualname__} has no endpoint {health.endpoint!r} that returns")
     rules = ServiceRules(
         named, replicas, policy, concurrency, queue, limit, restarts, within, backoff, breaker, pause, autoscale, health,
-        health is not None and kinds[health.endpoint] == "beside", len(hosts), spares, waiting,
+        isinstance(health, HealthCheck) and kinds[health.endpoint] == "beside", len(hosts), spares, waiting,
     )  # fmt: skip
     procs = this_host().spawn_procs(name=f"{named}_router")
     router: Any = procs.spawn(named, ServiceRouter, rules, hosts, per_replica, cls, args, kwargs)
@@ -514,8 +529,22 @@ def serve(
 
 def _check_class(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not isinstance(cls, type) or not issubclass(cls, Actor):
-        raise TypeError(f"serve takes a subclass of monarch.actor.Actor, and got {cls!r}")
+        name = type(cls).__name__
+        advice = f": give the class and its arguments, serve(hosts, {name}, ...)" if isinstance(cls, Actor) else ""
+        raise TypeError(f"serve takes a subclass of monarch.actor.Actor, and got {cls!r}{advice}")
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except TypeError as exc:
-        raise TypeError(f"{cls.__qualname__}{_shown(inspect.signature(cls))}: {exc}") from None
+        options = inspect.signature(serve).parameters
+        unknown = [name for name in kwargs if name not in inspect.signature(cls).parameters]
+        meant = [found for name in unknown for found in difflib.get_close_matches(name, options, 1, 0.7)]
+        advice = f"; serve has an option {meant[0]!r}" if meant else ""
+        raise TypeError(f"{cls.__qualname__}{_shown(inspect.signature(cls))}: {exc}{advice}") from None
+
+
+def _sizes(per_replica: Any) -> Any:
+    if per_replica is None:
+        return ()
+    if not isinstance(per_replica, Mapping):
+        raise TypeError(f'per_replica names the processes of a replica, such as {{"gpus": 2}}, got {per_replica!r}')
+    return per_replica.items()

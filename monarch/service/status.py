@@ -84,7 +84,9 @@ class ServiceStatus:
 
 
 def _shown(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3g} ms"
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def status_of(dispatcher: Dispatcher) -> ServiceStatus:

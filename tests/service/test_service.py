@@ -473,7 +473,7 @@ def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
             service.times.stream(1)
         with pytest.raises(ValueError, match="update calls an endpoint of Model, one of"):
             service.update("count")
-        with pytest.raises(ValueError, match="scale takes a number of replicas"):
+        with pytest.raises(ValueError, match="scale: replicas is 0 or more"):
             service.scale(-1)
         with pytest.raises(ValueError, match="window is 1 or more"):
             service.options(window=0)
@@ -574,3 +574,30 @@ def test_what_is_measured(cluster: InProcessCluster, monkeypatch: pytest.MonkeyP
     assert [amount for name, amount, _attributes in found if name == "service.outstanding"] == [1, 0]
     assert found[0][2] == {"service": "model", "replica": 0}
     assert found[-1][1:] == (1, {"service": "model", "error": "ServiceTimeoutError"})
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"replicas": 1.5}, TypeError, "service 'model': replicas is a whole number, got 1.5"),
+    ({"queue": None}, TypeError, "service 'model': queue is a whole number, got None"),
+    ({"timeout": "5s"}, TypeError, "timeout, in seconds, is a number, got '5s'"),
+    ({"timeout": float("nan")}, ValueError, "timeout, in seconds, is 0 or more, got nan"),
+    ({"per_replica": 2}, TypeError, r"names the processes of a replica, such as \{\"gpus\": 2\}, got 2"),
+    ({"per_replica": {"gpus": 0}}, ValueError, "per_replica: gpus is 1 or more, got 0"),
+    ({"health": "check"}, TypeError, r"health is such as HealthCheck\(\"check\"\), got 'check'"),
+    ({"autoscale": (1, 4)}, TypeError, r"autoscale is such as Autoscale\(least=1, most=4\), got \(1, 4\)"),
+    ({"replica": 2}, TypeError, "got an unexpected keyword argument 'replica'; serve has an option 'replicas'"),
+    ({"spares": 1}, ValueError, "1 of its hosts are to be spares, and it has 1"),
+]
+
+
+def test_options_that_cannot_be_are_refused_where_they_are_given(cluster: InProcessCluster) -> None:
+    for options, error, text in WRONG:
+        with pytest.raises(error, match=text):
+            serve(this_host(), Model, **options)
+    with pytest.raises(TypeError, match=r"give the class and its arguments, serve\(hosts, Model, ...\)"):
+        serve(this_host(), Model.__new__(Model))  # type: ignore[arg-type]
+    with serve(this_host(), Model) as service:
+        with pytest.raises(AttributeError, match=r"which has no call\(\): route\(\) asks one replica, fanout\(\) all"):
+            service.times.call(1)
+        with pytest.raises(TypeError, match=r"is asked by times.route\(...\)"):
+            service.times(1)
