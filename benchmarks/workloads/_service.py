@@ -63,7 +63,12 @@ async def http(port: int, path: str, params: Params) -> Samples:
         writer.write(message)
         answer = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in answer.splitlines()[1:] if line)
-        await reader.readexactly(int(fields[b"content-length"]))
+        if b"content-length" in fields:
+            await reader.readexactly(int(fields[b"content-length"]))
+        else:  # in chunks
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                await reader.readexactly(size + 2)
+            await reader.readexactly(2)
         free.append(connection)
         if b" 200 " not in answer:
             raise RuntimeError(answer.splitlines()[0].decode())

@@ -279,6 +279,15 @@ class Fleet:
     def _is_lost(self) -> bool:
         return bool(self.replicas) and all(replica.state == "lost" for replica in self.replicas.values())
 
+    def why_none_is_up(self, method: str) -> ServiceError:
+        """Returns the error of a fan-out that has nobody to go to."""
+        if self._is_lost():
+            return self._unavailable()
+        return ServiceUnavailableError(
+            f"no replica of service {self.rules.name!r} is up, to fan {method}() out to, and it does not wait for one, as "
+            "route() does"
+        )
+
     def _unavailable(self) -> ServiceError:
         error = ServiceUnavailableError(
             f"the service {self.rules.name!r} has no replica left: each died more than {self.rules.restarts} times within "

@@ -242,10 +242,7 @@ class ServiceRouter(Actor):
     def _ask_all(self, port: Port[Any], asked: ServiceCall) -> None:
         replicas = self._decided.everywhere()
         if not replicas:
-            error = ServiceUnavailableError(
-                f"no replica of service {self.rules.name!r} is up, to fan {asked.method}() out to"
-            )
-            port.send(_failed(error))
+            port.send(_failed(self._decided.why_none_is_up(asked.method)))
             return
         came: dict[int, Replied] = {}
 

@@ -376,14 +376,16 @@ class ServiceEndpoint:
         asked: Future[Replied] = self._service._router.ask.call_one(self._asked(args, kwargs))
         return asked
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments, by their places where they have one. TypeError for those that do not fit."""
         try:
-            self._signature.bind(None, *args, **kwargs)
+            bound = self._signature.bind(None, *args, **kwargs)
+            return bound.args[1:], bound.kwargs
         except TypeError as exc:
             raise TypeError(f"{self._service._name}.{self._name}{_shown(self._signature)}: {exc}") from None
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ServiceCall:
-        self._check(args, kwargs)
+        args, kwargs = self._check(args, kwargs)
         rules, options = self._declared, self._service._options
         key: Any = None
         if rules.max_batch:  # those that are passed alike go together

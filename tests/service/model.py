@@ -141,3 +141,9 @@ def until_up(service: Service, replicas: int = 1) -> None:
     """Waits until so many replicas are up: a request waits for the first, a probe of the others is the status."""
     while sum(one.state == "up" for one in service.status().get().replicas) < replicas:
         pass
+
+
+def until_outstanding(service: Service, requests: int) -> None:
+    """Waits until the router has so many requests."""
+    while service.status().get().outstanding < requests:
+        pass

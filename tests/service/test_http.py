@@ -222,6 +222,21 @@ def refused(front: Front) -> bool:
     return True
 
 
+def test_other_machines_need_the_token(cluster: InProcessCluster) -> None:
+    token = "0123456789abcdef"
+    with (
+        serve(this_host(), Echo, Local(threading.Event()), Local(threading.Semaphore())) as service,
+        serve_http(service, ["say"], host="0.0.0.0", port=0, token=token) as front,
+    ):
+        where, _, given = front.url().get().partition("/?token=")
+        assert given == token
+        url = f"http://127.0.0.1:{where.rpartition(':')[2]}/say"
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            for header, status in (("", 401), ("Bearer 0123456789abcdee", 401), (f"Bearer {token}", 200)):
+                answer = client.post(url, json={"text": "a"}, headers={"authorization": header} if header else {})
+                assert answer.status_code == status
+
+
 def test_a_port_that_is_taken_is_an_error(cluster: InProcessCluster) -> None:
     with (
         serve(this_host(), Echo, Local(threading.Event()), Local(threading.Semaphore())) as service,

@@ -36,7 +36,7 @@ from monarch.service import (
 )
 from monarch.service.dispatcher import Dispatcher
 from monarch.testing import InProcessCluster, Local, VirtualClock
-from tests.service.model import Model, new_event, until_up
+from tests.service.model import Event, Model, new_event, until_outstanding, until_up
 
 
 def test_a_request_goes_to_one_replica(cluster: InProcessCluster) -> None:
@@ -526,14 +526,15 @@ def test_a_mistake_in_the_router_holds_nobody_up(
     gate.value.set()
 
 
-def test_replicas_of_a_host_that_dies_start_on_another() -> None:
+@pytest.mark.parametrize(("spares", "before"), [(0, [0, 1]), (1, [0, 0])])
+def test_replicas_of_a_host_that_dies_start_on_another(spares: int, before: list[int]) -> None:
     clock = VirtualClock()
     with (
         InProcessCluster(hosts=2, clock=clock) as cluster,
-        serve(cluster.hosts, Model, replicas=2, backoff=0) as service,
+        serve(cluster.hosts, Model, replicas=2, backoff=0, spares=spares) as service,
     ):
         until_up(service, 2)
-        assert sorted(one.host for one in service.status().get().replicas) == [0, 1]
+        assert sorted(one.host for one in service.status().get().replicas) == before
         cluster.kill_agent(0)
         while {one.host for one in service.status().get().replicas if one.state == "up"} != {1} or any(
             one.state != "up" for one in service.status().get().replicas
@@ -574,6 +575,29 @@ def test_what_is_measured(cluster: InProcessCluster, monkeypatch: pytest.MonkeyP
     assert [amount for name, amount, _attributes in found if name == "service.outstanding"] == [1, 0]
     assert found[0][2] == {"service": "model", "replica": 0}
     assert found[-1][1:] == (1, {"service": "model", "error": "ServiceTimeoutError"})
+
+
+def test_arguments_are_the_same_by_place_and_by_name(cluster: InProcessCluster) -> None:
+    class Lengths(Actor):
+        @endpoint
+        @batched(max_batch=4, key=lambda word: len(word) > 1)
+        def upper(self, words: list[str]) -> list[str]:
+            return [f"{word.upper()} of {len(words)}" for word in words]
+
+        @endpoint
+        def wait(self, entered: Event, gate: Event) -> None:
+            entered.value.set()
+            gate.value.wait()
+
+    with serve(this_host(), Lengths) as service:
+        entered, gate = new_event(), new_event()
+        running = service.wait.route(entered, gate)
+        assert entered.value.wait()
+        asked = [service.upper.route("ab"), service.upper.route(words="cd"), service.upper.route("e")]
+        until_outstanding(service, 4)
+        gate.value.set()
+        assert [one.get() for one in asked] == ["AB of 2", "CD of 2", "E of 1"]
+        running.get()
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
