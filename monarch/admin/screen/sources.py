@@ -49,7 +49,7 @@ class ScreenSource(Protocol):
         ...
 
     def tables(self) -> list[StatusTable]:
-        """What parts of it tell of themselves, such as its services."""
+        """Returns what parts of it tell of themselves, such as its services."""
         ...
 
 

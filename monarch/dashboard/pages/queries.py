@@ -290,7 +290,7 @@ def service_latencies() -> str:
 
 
 def service_refusals() -> str:
-    """How many requests were not answered, by service and error."""
+    """Counts the requests that were not answered, by service and error."""
     return f"""
     SELECT {_SERVICE} AS service, json_extract_string(attributes_json, '$.error') AS error,
            CAST(sum(coalesce(sum_u64, sum_i64, sum_f64)) AS BIGINT) AS requests
