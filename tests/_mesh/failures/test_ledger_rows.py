@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -249,42 +249,83 @@ BASE = [type(exc).__name__ for exc in base_exceptions()]
 base = pytest.mark.parametrize("number", range(len(BASE)), ids=BASE)
 
 
-def answer(mesh: Any, adverb: str, action: Callable[..., Any]) -> Any:
-    """Calls `do` of a mesh of one with an adverb that has a reply; raises what the reply says."""
+def answer(endpoint: Any, adverb: str, argument: Any) -> Any:
+    """Calls an endpoint of a mesh of one with an adverb that has a reply; raises what the reply says."""
     if adverb == "send":
         port, receiver = Channel[Any].open()
-        send(mesh.do, (Local(action),), {}, port=port)
+        send(endpoint, (argument,), {}, port=port)
         return receiver.recv().get(TIMEOUT)
     if adverb == "stream":
-        (future,) = mesh.do.stream(Local(action))
+        (future,) = endpoint.stream(argument)
         return future.get(TIMEOUT)
-    return getattr(mesh.do, adverb)(Local(action)).get(TIMEOUT)
+    return getattr(endpoint, adverb)(argument).get(TIMEOUT)
 
 
 WITH_REPLY = ["call", "call_one", "choose", "stream", "send"]
 EVERY_KIND = [Sync, Async, Concurrent]
-with_reply = pytest.mark.parametrize("adverb", WITH_REPLY)
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
-@with_reply
-@every_kind
-def test_an_exception_with_a_reply_is_the_callers_and_the_actor_lives(kind: Any, adverb: str) -> None:
+class Unloadable:
+    """Can be sent, and raises when it arrives."""
+
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    raise ImportError("not here")
+
+
+class Unpicklable(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.handle = threading.Lock()
+
+
+class Replayless(Exception):
+    """Pickling stores `args`, which do not fit the constructor."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"code {code}: {reason}")
+
+
+class Failing(NamedTuple):
+    """An argument of `do` with which it fails, and what is said of it."""
+
+    argument: Callable[[], Any]
+    text: str
+    type: type[BaseException]
+    kinds: list[Any]  # where it is a failure when nobody waits: a concurrent endpoint goes on
+
+
+EXCEPTIONS = [
+    Failing(lambda: Local(raising(ValueError("an exception"))), "ValueError: an exception", ValueError, KINDS),
+    Failing(Unloadable, "ImportError: not here", ImportError, EVERY_KIND),
+    # cannot be pickled, and pickled but not made again: these come as text
+    Failing(lambda: Local(raising(Unpicklable("a handle"))), "Unpicklable: a handle", Exception, KINDS),
+    Failing(lambda: Local(raising(Replayless(7, reason="worn out"))), "Replayless: code 7: worn out", Exception, KINDS),
+]
+
+
+@pytest.mark.parametrize(("kind", "adverb", "row"), pairs(EVERY_KIND, WITH_REPLY, EXCEPTIONS))
+def test_an_exception_with_a_reply_is_the_callers_and_the_actor_lives(kind: Any, adverb: str, row: Failing) -> None:
     mesh = spawn(kind)
-    with pytest.raises(ActorError, match="an exception") as caught:
-        answer(mesh, adverb, raising(ValueError("an exception")))
-    assert isinstance(caught.value.exception, ValueError)
+    with pytest.raises(ActorError, match=row.text) as caught:
+        answer(mesh.do, adverb, row.argument())
+    assert isinstance(caught.value.exception, row.type)
+    assert ("in action" in caught.value.exception_formatted) is (row.type is not ImportError)
     assert mesh.ping.call_one().get(TIMEOUT) == "pong"
 
 
-@kinds
-def test_an_exception_without_a_reply_is_a_failure(cluster: InProcessCluster, kind: Any) -> None:
+@pytest.mark.parametrize(("row", "kind"), [(row, kind) for row in EXCEPTIONS for kind in row.kinds])
+def test_an_exception_without_a_reply_is_a_failure(cluster: InProcessCluster, kind: Any, row: Failing) -> None:
     mesh = spawn(kind, script := Script())
-    mesh.do.broadcast(Local(raising(ValueError("an exception"))))
-    assert "ValueError: an exception" in cluster.next_failure().report()
-    fails(mesh.ping.call_one(), "an exception")
+    mesh.do.broadcast(row.argument())
+    assert row.text in cluster.next_failure().report()
+    fails(mesh.ping.call_one(), row.text)
     hook, exc = script.rest()[-1]
-    assert hook == "cleanup" and isinstance(exc, ValueError)
+    assert hook == "cleanup" and isinstance(exc, row.type)
 
 
 @kinds
@@ -309,7 +350,7 @@ def test_a_base_exception_with_a_reply_is_a_failure(
 ) -> None:
     mesh = spawn(kind)
     with pytest.raises(SupervisionError, match=BASE[number]):
-        answer(mesh, adverb, raising(base_exceptions()[number]))
+        answer(mesh.do, adverb, Local(raising(base_exceptions()[number])))
     assert BASE[number] in cluster.next_failure(handled=True).report()
     fails(mesh.ping.call_one(), "a base exception")
 
@@ -324,17 +365,6 @@ def test_a_base_exception_without_a_reply_is_a_failure(cluster: InProcessCluster
     assert hook == "cleanup" and isinstance(exc, Exception) and BASE[number] in str(exc)
 
 
-def answer_explicitly(mesh: Any, adverb: str, action: Callable[..., Any]) -> Any:
-    if adverb == "send":
-        port, receiver = Channel[Any].open()
-        send(mesh.explicit, (Local(action),), {}, port=port)
-        return receiver.recv().get(TIMEOUT)
-    if adverb == "stream":
-        (future,) = mesh.explicit.stream(Local(action))
-        return future.get(TIMEOUT)
-    return getattr(mesh.explicit, adverb)(Local(action)).get(TIMEOUT)
-
-
 @pytest.mark.parametrize(
     ("kind", "adverb", "number"), pairs(EVERY_KIND, [*WITH_REPLY, "broadcast"], range(-1, len(BASE)))
 )
@@ -347,7 +377,7 @@ def test_whatever_is_raised_beside_an_explicit_port_is_a_failure(
         mesh.explicit.broadcast(Local(action))
     else:
         with pytest.raises(SupervisionError):
-            answer_explicitly(mesh, adverb, action)
+            answer(mesh.explicit, adverb, Local(action))
     failure = cluster.next_failure(handled=adverb != "broadcast")
     assert ("beside it" if number < 0 else BASE[number]) in failure.report()
     fails(mesh.ping.call_one())
@@ -391,85 +421,11 @@ def test_a_response_port_that_was_kept_hears_that_the_actor_failed(cluster: InPr
     cluster.next_failure(handled=True)
 
 
-class Unloadable:
-    """Can be sent, and raises when it arrives."""
-
-    def __reduce__(self) -> Any:
-        return _explode, ()
-
-
-def _explode() -> None:
-    raise ImportError("not here")
-
-
-@with_reply
-@every_kind
-def test_arguments_that_cannot_be_unpickled_are_an_exception_of_the_endpoint(kind: Any, adverb: str) -> None:
-    mesh = spawn(kind)
-    if adverb == "send":
-        port, receiver = Channel[Any].open()
-        send(mesh.do, (Unloadable(),), {}, port=port)
-        future = receiver.recv()
-    elif adverb == "stream":
-        (future,) = mesh.do.stream(Unloadable())
-    else:
-        future = getattr(mesh.do, adverb)(Unloadable())
-    with pytest.raises(ActorError, match="not here") as caught:
-        future.get(TIMEOUT)
-    assert isinstance(caught.value.exception, ImportError)
-    assert mesh.ping.call_one().get(TIMEOUT) == "pong"
-
-
-@every_kind
-def test_arguments_that_cannot_be_unpickled_and_nobody_waits(cluster: InProcessCluster, kind: Any) -> None:
-    mesh = spawn(kind)
-    mesh.do.broadcast(Unloadable())
-    assert "ImportError: not here" in cluster.next_failure().report()
-
-
 @pytest.mark.usefixtures("calls_are_in_time")
 def test_constructor_arguments_that_cannot_be_unpickled(cluster: InProcessCluster) -> None:
     mesh = this_host().spawn_procs().spawn("a", Sync, Unloadable())
     fails(mesh.ping.call_one(), "ImportError: not here")
     assert "ImportError: not here" in cluster.next_failure(handled=True).report()
-
-
-class Unpicklable(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.handle = threading.Lock()
-
-
-class Replayless(Exception):
-    """Pickling stores `args`, which do not fit the constructor."""
-
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"code {code}: {reason}")
-
-
-ODD: list[tuple[Callable[[], Exception], str]] = [
-    (lambda: Unpicklable("with a handle"), "Unpicklable: with a handle"),  # cannot be pickled
-    (lambda: Replayless(7, reason="worn out"), "Replayless: code 7: worn out"),  # cannot be replayed
-]
-
-
-@pytest.mark.parametrize(("kind", "adverb", "number"), pairs(EVERY_KIND, WITH_REPLY, range(len(ODD))))
-def test_an_exception_that_cannot_travel_comes_as_text(kind: Any, adverb: str, number: int) -> None:
-    make, text = ODD[number]
-    mesh = spawn(kind)
-    with pytest.raises(ActorError, match=text) as caught:
-        answer(mesh, adverb, raising(make()))
-    assert "in action" in caught.value.exception_formatted
-    assert mesh.ping.call_one().get(TIMEOUT) == "pong"
-
-
-@pytest.mark.parametrize(("make", "text"), ODD)
-@kinds
-def test_an_exception_that_cannot_travel_is_a_failure_where_nobody_waits(
-    cluster: InProcessCluster, kind: Any, make: Callable[[], Exception], text: str
-) -> None:
-    spawn(kind).do.broadcast(Local(raising(make())))
-    assert text in cluster.next_failure().report()
 
 
 @every_kind
@@ -1015,14 +971,14 @@ def break_rank(cluster: InProcessCluster, child: Any, way: str, rank: int = 1) -
         child.slice(gpus=rank).do.broadcast(Local(raising(ValueError("a child failed"))))
 
 
-ways = pytest.mark.parametrize("way", ["raised", "killed"])
+WAYS = ["raised", "killed"]
+ways = pytest.mark.parametrize("way", WAYS)
 
 
-@ways
-@owners
-def test_supervise_true(cluster: InProcessCluster, kind: Any, way: str) -> None:
+@pytest.mark.parametrize(("kind", "way", "value"), pairs(OWNERS, WAYS, [True, 1, "yes", [0], object()]))
+def test_supervise_true(cluster: InProcessCluster, kind: Any, way: str, value: Any) -> None:
     """Handled: nothing further, the owner and the other ranks live."""
-    owner, child, script = owning(kind)
+    owner, child, script = owning(kind, supervise=lambda actor, failure: value)
     break_rank(cluster, child, way)
     failure = script.next_supervised()
     assert isinstance(failure, MeshFailure)
@@ -1034,19 +990,7 @@ def test_supervise_true(cluster: InProcessCluster, kind: Any, way: str) -> None:
     assert script.rest() == []
 
 
-@owners
-@pytest.mark.parametrize("value", [1, "yes", [0], object()], ids=["1", "text", "list", "object"])
-def test_anything_true_is_true(cluster: InProcessCluster, kind: Any, value: Any) -> None:
-    owner = spawn(kind, script := Script(supervise=lambda actor, failure: value), "owner")
-    break_rank(cluster, own(owner), "raised")
-    assert script.next() == "init"
-    script.next_supervised()
-    assert owner.ping.call_one().get(TIMEOUT) == "pong"
-
-
-@ways
-@owners
-@pytest.mark.parametrize("value", [False, None, 0, []], ids=["False", "None", "0", "empty"])
+@pytest.mark.parametrize(("kind", "way", "value"), pairs(OWNERS, WAYS, [False, None, 0, []]))
 def test_supervise_false(cluster: InProcessCluster, kind: Any, way: str, value: Any) -> None:
     """Unhandled: the owner fails with the report of its child, and its own owner is told."""
     owner = spawn(kind, script := Script(supervise=lambda actor, failure: value), "owner")
@@ -1492,11 +1436,10 @@ def test_a_stop_goes_down_the_whole_tree_children_first(cluster: InProcessCluste
 
 
 @trees
-@pytest.mark.parametrize("handles", [False])
 def test_a_failure_nobody_handles_climbs_to_the_root_and_takes_all_with_it(
-    cluster: InProcessCluster, kind: Any, handles: bool
+    cluster: InProcessCluster, kind: Any
 ) -> None:
-    tree = Tree(kind, supervise=lambda actor, failure: handles)
+    tree = Tree(kind, supervise=lambda actor, failure: False)
     tree.leaves.slice(gpus=1).do.broadcast(Local(raising(ValueError("a leaf fell"))))
     failure = cluster.next_failure()
     assert failure.mesh_name == tree.top._name.get(TIMEOUT)
@@ -1879,27 +1822,18 @@ def test_a_task_ends_its_actor_while_an_endpoint_awaits(cluster: InProcessCluste
     ended(cluster, mesh, how)
 
 
+@pytest.mark.parametrize("hows", [["abort", "abort", "stop"], ["stop", "abort", "abort"]])
 @kinds
-def test_the_first_reason_counts(cluster: InProcessCluster, kind: Any) -> None:
-    def abort_twice(actor: Any) -> None:
-        end("abort", "first")()
-        end("abort", "second")()
-        end("stop", "third")()
+def test_an_abort_counts_more_than_a_stop_and_the_first_of_them(
+    cluster: InProcessCluster, kind: Any, hows: list[str]
+) -> None:
+    def end_often(actor: Any) -> None:
+        for number, how in enumerate(hows):
+            end(how, f"reason {number}")()
 
     mesh = spawn(kind)
-    do(mesh, abort_twice)
-    ended(cluster, mesh, "abort", "first")
-
-
-@kinds
-def test_an_abort_counts_more_than_a_stop(cluster: InProcessCluster, kind: Any) -> None:
-    def stop_and_abort(actor: Any) -> None:
-        end("stop", "first")()
-        end("abort", "second")()
-
-    mesh = spawn(kind)
-    do(mesh, stop_and_abort)
-    ended(cluster, mesh, "abort", "second")
+    do(mesh, end_often)
+    ended(cluster, mesh, "abort", f"reason {hows.index('abort')}")
 
 
 @pytest.mark.parametrize("answer", [True, False])
