@@ -179,7 +179,7 @@ def test_what_is_sent_does_not_wait_for_answers_from_afar(lab: Lab) -> None:
     workers = [serve(host) for host in lab.hosts[1:]]
     proxies = [lab.proxy(host.index, f"127.0.0.1:{PORT}", delay=0.1) for host in lab.hosts[1:]]
     client = Client(lab.hosts[0])
-    client.ask("attach", *(f"tcp://{proxy.address}" for proxy in proxies))
+    client.ask("attach", *(f"tcp://{proxy}" for proxy in proxies))
     client.ask("spawn", 2)
     told = client.ask("send_before_answers", 200)
     assert told["answers"] == [[number] for number in range(200)]

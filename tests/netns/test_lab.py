@@ -80,14 +80,14 @@ def test_every_host_has_a_network_of_its_own(lab: Lab) -> None:
     assert "ConnectionRefusedError" in refused.stderr
 
 
-@pytest.mark.parametrize("family", ["address", "address6"])
-def test_hosts_reach_each_other_from_their_own_addresses(lab: Lab, family: str) -> None:
-    there = getattr(lab.hosts[2], family)
-    port = listen(lab.hosts[2], there)
-    for host in lab.hosts[1:]:
-        talk = Talk(host, there, port)
-        assert talk("ask hello") == "hello"
-        assert talk("from") == getattr(host, family)
+def test_hosts_reach_each_other_from_their_own_addresses(lab: Lab) -> None:
+    for family in ("address", "address6"):
+        there = getattr(lab.hosts[2], family)
+        port = listen(lab.hosts[2], there)
+        for host in lab.hosts[1:]:
+            talk = Talk(host, there, port)
+            assert talk("ask hello") == "hello"
+            assert talk("from") == getattr(host, family)
 
 
 def test_two_labs_do_not_meet(lab: Lab) -> None:
@@ -103,7 +103,7 @@ def test_two_labs_do_not_meet(lab: Lab) -> None:
 
 
 @full
-@pytest.mark.parametrize(("who", "how"), [(0, "down"), (1, "down"), (0, "drop")])
+@pytest.mark.parametrize(("who", "how"), [(1, "down"), (0, "drop")])
 def test_a_stream_stops_while_a_host_is_cut_and_goes_on_after(lab: Lab, who: int, how: str) -> None:
     port = listen(lab.hosts[1], lab.hosts[1].address)
     talk = Talk(lab.hosts[0], lab.hosts[1].address, port)
@@ -138,20 +138,12 @@ def test_two_hosts_apart_still_talk_to_a_third(lab: Lab) -> None:
 
 def test_a_proxy_makes_the_way_longer(lab: Lab) -> None:
     port = listen(lab.hosts[1], lab.hosts[1].address)
-    proxy = lab.proxy(1, f"{lab.hosts[1].address}:{port}", delay=0.03)
-    host, _, port = proxy.address.rpartition(":")
+    host, _, port = lab.proxy(1, f"{lab.hosts[1].address}:{port}", delay=0.03).rpartition(":")
     assert host == lab.hosts[1].address
     talk = Talk(lab.hosts[0], host, port)
     before = time.monotonic()
     assert talk("ask far") == "far"
     assert time.monotonic() - before >= 0.06
-    proxy.stall()
-    assert talk("send held") == "sent"
-    proxy.resume()
-    assert talk("hear") == "held"
-    proxy.cut()
-    assert talk("hear") == "ConnectionResetError"
-    proxy.close()
 
 
 def test_trouble_that_makes_no_sense_is_refused(lab: Lab) -> None:
@@ -169,28 +161,24 @@ def test_trouble_that_makes_no_sense_is_refused(lab: Lab) -> None:
 # --- Programs.
 
 
-def test_programs_run_in_the_tree_with_a_folder_of_their_own(lab: Lab) -> None:
+def test_a_program_runs_in_the_tree_with_a_folder_of_its_own_and_all_it_wrote_is_kept(lab: Lab) -> None:
     host = lab.hosts[1]
     code = "import os, sys, tests.netns, monarch; print(os.environ['MONARCH_RUNTIME_DIR'], os.environ['A'], sys.stdin.read())"
     done = host.run(host.python("-c", code), env={"A": "b"}, input="c")
     assert done.stdout.split() == [str(host.folder), "b", "c"]
+    assert host.popen(["sh", "-c", "echo trouble >&2"]).wait(30) == 0
+    assert host.log.read_text() == "trouble\n"
 
 
-def test_a_program_that_fails_shows_all_it_wrote(lab: Lab) -> None:
+def test_a_program_that_fails_shows_all_it_wrote_and_one_that_does_not_end_is_killed_with_its_children(
+    lab: Lab,
+) -> None:
+    host = lab.hosts[0]
     with pytest.raises(AssertionError, match=r"(?s)on <Host 0 10\.77\.0\.1> ended with 3.*out.*err"):
-        lab.hosts[0].run(["sh", "-c", "echo out; echo err >&2; exit 3"])
-    assert lab.hosts[0].run(["sh", "-c", "exit 3"], check=False).returncode == 3
-
-
-def test_a_program_that_does_not_end_is_killed_with_its_children(lab: Lab) -> None:
+        host.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert host.run(["sh", "-c", "exit 3"], check=False).returncode == 3
     with pytest.raises(AssertionError, match=r"(?s)did not end within 0\.1 s"):
-        lab.hosts[0].run(["sh", "-c", "sleep 1000 & sleep 1000"], timeout=0.1)
-
-
-def test_what_goes_to_stderr_is_kept(lab: Lab) -> None:
-    process = lab.hosts[0].popen(["sh", "-c", "echo trouble >&2"])
-    assert process.wait(30) == 0
-    assert lab.hosts[0].log.read_text() == "trouble\n"
+        host.run(["sh", "-c", "sleep 1000 & sleep 1000"], timeout=0.1)
 
 
 ESCAPES = "setsid sh -c 'echo $$; exec sleep 1000' & wait"
