@@ -4,7 +4,7 @@ and the kubelet, is in lab.py.
 It has namespaces, objects of any kind (create, read, list in pages, patch, delete, owners), pods' logs and port forwards, and
 asks for a bearer token. Every object that it is given is checked as a real one checks it (schema.py), and every request: what
 is asked in a query, in which form a patch is written, and, when it has a Role, whether that grants it. It refuses what a test
-tells it to refuse, and loses connections. Watches are not served: nothing here uses them.
+tells it to refuse, and loses connections. What no job asks for is refused: watches, dry runs, merge patches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.kube import port_forward, schema
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]  # API version, plural, namespace
+Checking = Callable[[Object], None]
 
 CORE, APPS, OPERATOR = "v1", "apps/v1", "monarch.pytorch.org/v1alpha1"
 KINDS = {
@@ -39,18 +40,12 @@ KINDS = {
 }
 Permission = tuple[str, str, str]  # API group, resource, verb
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
-_EVERYWHERE = {"pretty"}
-_WRITING = _EVERYWHERE | {"dryRun", "fieldManager", "fieldValidation"}
+# What may be asked in a query: as much as a job does.
 _QUERIES = {
-    "get": _EVERYWHERE | {"resourceVersion"},
-    "list": _EVERYWHERE | {"labelSelector", "fieldSelector", "limit", "continue", "resourceVersion", "timeoutSeconds"},
-    "create": _WRITING,
-    "patch": _WRITING | {"force"},
-    "delete": _EVERYWHERE | {"dryRun", "gracePeriodSeconds", "propagationPolicy"},
-    "log": _EVERYWHERE | {"container", "previous", "tailLines", "limitBytes", "sinceSeconds", "timestamps"},
+    "list": {"labelSelector", "fieldSelector", "limit", "continue"},
+    "log": {"container", "previous", "tailLines"},
     "portforward": {"ports"},
 }
-_PATCHES = {"application/json-patch+json", "application/merge-patch+json"}
 
 
 class Lost(Exception):
@@ -109,7 +104,7 @@ class Store:
             raise Refused(404, "NotFound", f'{plural} "{name}" not found')
         return found
 
-    def create(self, version: str, plural: str, namespace: str, body: Object, dry: bool = False) -> Object:
+    def create(self, version: str, plural: str, namespace: str, body: Object) -> Object:
         with self.lock:
             if namespace not in self.namespaces:
                 raise Refused(404, "NotFound", f'namespaces "{namespace}" not found')
@@ -126,32 +121,30 @@ class Store:
                 "creationTimestamp": f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z",
             }
             made: Object = {"kind": KINDS[version, plural], "apiVersion": version} | body
-            if dry:
-                return made
             kept[name] = made
             made = json.loads(json.dumps(made))
         self.changed()
         return made
 
-    def patch(self, version: str, plural: str, namespace: str, name: str, change: Any, dry: bool = False) -> Object:
-        """`change`: a merge patch, or a list, which is a JSON patch."""
+    def patch(
+        self, version: str, plural: str, namespace: str, name: str, change: Any, check: Checking | None = None
+    ) -> Object:
+        """`change`: a merge patch, or a list, which is a JSON patch; `check` is asked what comes of it."""
         with self.lock:
             found = self.read(version, plural, namespace, name)
             merged = _edited(found, change) if isinstance(change, list) else _merged(found, change)
             if merged["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
                 raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": {CHANGED}')
             schema.check_change(found["kind"], found, merged)
-            if dry:
-                return merged
+            if check is not None:
+                check(merged)
             merged["metadata"]["resourceVersion"] = str(next(self._numbers))
             self._objects[version, plural, namespace][name] = merged
         if merged != found:
             self.changed()
         return merged
 
-    def delete(
-        self, version: str, plural: str, namespace: str, name: str, options: Object | None = None, dry: bool = False
-    ) -> Object:
+    def delete(self, version: str, plural: str, namespace: str, name: str, options: Object | None = None) -> Object:
         """Deletes it: what it owned alone goes with it, as the garbage collector does."""
         with self.lock:
             gone = self.read(version, plural, namespace, name)
@@ -159,8 +152,6 @@ class Store:
             for key, value in ((options or {}).get("preconditions") or {}).items():
                 if value is not None and value != gone["metadata"][key]:
                     raise Refused(409, "Conflict", f"Precondition failed: {key} in precondition: {value}")
-            if dry:
-                return gone
             del self._objects[version, plural, namespace][name]
             owned = [
                 (key, item["metadata"]["name"])
@@ -212,8 +203,9 @@ class ApiServer:
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def kubeconfig(self, file: Path, user: Mapping[str, Any] | None = None) -> Path:
+    def kubeconfig(self, **user: Any) -> Path:
         """Writes one whose current context is this server."""
+        file = self.folder / "kubeconfig"
         authority = base64.b64encode((self._certs / "ca.pem").read_bytes()).decode()
         cluster = {"server": self.url, "certificate-authority-data": authority}
         config = {
@@ -222,7 +214,7 @@ class ApiServer:
             "current-context": "lab",
             "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
             "clusters": [{"name": "lab", "cluster": cluster}],
-            "users": [{"name": "me", "user": dict(user or {"token": "right"})}],
+            "users": [{"name": "me", "user": user or {"token": "right"}}],
         }
         file.write_text(json.dumps(config))
         return file
@@ -322,16 +314,11 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             for needed in ("get", "create") if what == "portforward" else (verb,):
                 if api.role is not None and (group, resource, needed) not in api.role:
                     raise Refused(403, "Forbidden", forbidden(group, resource, needed, namespace))
-            if unknown := query.keys() - _QUERIES[what or verb]:
+            if unknown := query.keys() - _QUERIES.get(what or verb, set()):
                 raise schema.Malformed(f"unknown in the query of {what or verb}: {sorted(unknown)}")
-            if query.get("dryRun", "All") != "All":
-                raise schema.Invalid(f'dryRun: Unsupported value: "{query["dryRun"]}": supported values: "All"')
-            if len(query.get("fieldManager", "")) > 128:
-                raise schema.Invalid("fieldManager: Too long: may not be more than 128 bytes")
 
         def _act(self, verb: str, at: Key, names: list[str], query: dict[str, str], body: Any) -> tuple[int, Any]:
-            version, plural, namespace = at
-            dry = "dryRun" in query
+            version, plural, _ = at
             kind = KINDS[version, plural]
             sent = self.headers.get("content-type")
             if verb == "get":
@@ -340,32 +327,15 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
                 found = api.store.list(*at, query.get("labelSelector", ""), query.get("fieldSelector", ""))
                 return 200, self._page(version, found, query)
             if verb == "create":
-                if sent not in (None, "application/json"):  # JSON is what is meant when nothing is said
-                    raise Refused(
-                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format {sent}"
-                    )
                 schema.check(version, kind, body)
-                if body["metadata"].get("namespace", namespace) != namespace:
-                    raise schema.Malformed("the namespace of the provided object does not match the namespace sent")
-                if body["metadata"].get("resourceVersion"):
-                    raise schema.Malformed("resourceVersion should not be set on objects to be created")
-                return 201, api.store.create(*at, body, dry)
+                return 201, api.store.create(*at, body)
             if verb == "patch":
-                if sent not in _PATCHES:
-                    raise Refused(
-                        415, "UnsupportedMediaType", f"the body of the request was in an unknown format {sent}"
-                    )
-                if (sent == "application/json-patch+json") != isinstance(body, list):
-                    raise schema.Malformed(f"this is no {sent}")
-                made = api.store.patch(*at, names[0], body, dry=True)
-                schema.check(version, kind, made)
-                return 200, made if dry else api.store.patch(*at, names[0], body)
+                if sent != "application/json-patch+json" or not isinstance(body, list):
+                    raise Refused(415, "UnsupportedMediaType", f"this is no JSON patch, but {sent}")
+                return 200, api.store.patch(*at, names[0], body, lambda made: schema.check(version, kind, made))
             if body is not None:
                 schema._typed(body, "V1DeleteOptions", "")
-            policy = (body or {}).get("propagationPolicy") or query.get("propagationPolicy", "Background")
-            if policy not in ("Background", "Foreground", "Orphan"):
-                raise schema.Invalid(f'propagationPolicy: Unsupported value: "{policy}"')
-            api.store.delete(*at, names[0], body, dry)
+            api.store.delete(*at, names[0], body)
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
         def _page(self, version: str, found: list[Object], query: dict[str, str]) -> Object:
@@ -453,7 +423,7 @@ def _merged(found: Any, change: Any) -> Any:
 
 
 def _edited(found: Any, operations: list[Object]) -> Any:
-    """RFC 6902, as far as objects go."""
+    """RFC 6902, as far as a job uses it: what is there no more is set anew."""
     edited = json.loads(json.dumps(found))
     for operation in operations:
         *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
@@ -462,10 +432,7 @@ def _edited(found: Any, operations: list[Object]) -> Any:
             if not isinstance(at.get(part), dict):
                 raise schema.Invalid(f"the server rejected our request: no {operation['path']}")
             at = at[part]
-        if operation["op"] == "remove":
-            del at[last]
-        elif operation["op"] == "test" and at.get(last) != operation["value"]:
-            raise schema.Invalid(f"the server rejected our request: testing {operation['path']} failed")
-        else:
-            at[last] = operation["value"]
+        if operation["op"] != "add":
+            raise schema.Malformed(f"a job adds, and this is {operation['op']}")
+        at[last] = operation["value"]
     return edited

@@ -71,7 +71,7 @@ class Lab:
     # --- what tests do
 
     def kubeconfig(self, **user: Any) -> Path:
-        return self.api.kubeconfig(self.folder / "kubeconfig", user or None)
+        return self.api.kubeconfig(**user)
 
     def do(self, step: Callable[[], None]) -> None:
         """Has `step` done by the cluster's own thread, and waits until it and what follows from it are done."""

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 
 from monarch.job import SchedulerError
-from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, api
+from monarch.job.kubernetes import KubeConfig
+from monarch.job.kubernetes import api as api_module
 from monarch.job.kubernetes.api import Cluster, ClusterError
 from monarch.job.kubernetes.api_errors import api_words, forward_refused, refusal
 from monarch.job.kubernetes.kube_config import KubeConfigError, access, parse_credential
-from tests.kube.lab import IMAGE, NAMESPACE, Lab
+from tests.kube.api_server import ApiServer
+from tests.kube.lab import NAMESPACE
+from tests.kube.values import job_in
 from tests.support.web import served
 
 POD = {"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {"containers": [{"image": "none", "name": "c"}]}}
@@ -42,9 +45,9 @@ def plugin_that(folder: Path, body: str) -> dict[str, Any]:
     return {"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin", "interactiveMode": "Never"}
 
 
-def test_a_token_in_the_file(cluster: Lab) -> None:
-    cluster.store.create("v1", "pods", NAMESPACE, POD)
-    assert [pod["metadata"]["name"] for pod in pods_through(KubeConfig.from_path(cluster.kubeconfig()))] == ["p"]
+def test_a_token_in_the_file(api: ApiServer) -> None:
+    api.store.create("v1", "pods", NAMESPACE, POD)
+    assert [pod["metadata"]["name"] for pod in pods_through(KubeConfig.from_path(api.kubeconfig()))] == ["p"]
 
 
 @pytest.mark.parametrize(
@@ -52,20 +55,20 @@ def test_a_token_in_the_file(cluster: Lab) -> None:
     ["json.dumps({'kind': 'ExecCredential', 'status': {'token': 'right'}})", "'status:\\n  token: right\\n'"],
     ids=["json", "yaml"],
 )
-def test_a_credential_plugin(cluster: Lab, printed: str) -> None:
-    plugin = plugin_that(cluster.folder, f"assert os.environ['KUBERNETES_EXEC_INFO']\nprint({printed})")
-    assert pods_through(KubeConfig.from_path(cluster.kubeconfig(exec=plugin))) == []
+def test_a_credential_plugin(api: ApiServer, printed: str) -> None:
+    plugin = plugin_that(api.folder, f"assert os.environ['KUBERNETES_EXEC_INFO']\nprint({printed})")
+    assert pods_through(KubeConfig.from_path(api.kubeconfig(exec=plugin))) == []
 
 
-def test_a_token_that_expires_is_asked_for_again(cluster: Lab) -> None:
-    count = cluster.folder / "count"
+def test_a_token_that_expires_is_asked_for_again(api: ApiServer) -> None:
+    count = api.folder / "count"
     soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     plugin = plugin_that(
-        cluster.folder,
+        api.folder,
         f"open({os.fspath(count)!r}, 'a').write('x')\n"
         f"print(json.dumps({{'status': {{'token': 'right', 'expirationTimestamp': {soon!r}}}}}))",
     )
-    assert pods_through(KubeConfig.from_path(cluster.kubeconfig(exec=plugin))) == []
+    assert pods_through(KubeConfig.from_path(api.kubeconfig(exec=plugin))) == []
     assert len(count.read_text()) >= 2
 
 
@@ -77,17 +80,17 @@ def test_a_token_that_expires_is_asked_for_again(cluster: Lab) -> None:
         ("print('{\"status\": {}}')", "neither a token nor a certificate"),
     ],
 )
-def test_a_plugin_that_gives_nothing_says_why(cluster: Lab, body: str, words: str) -> None:
-    kubeconfig = cluster.kubeconfig(exec=plugin_that(cluster.folder, body))
+def test_a_plugin_that_gives_nothing_says_why(api: ApiServer, body: str, words: str) -> None:
+    kubeconfig = api.kubeconfig(exec=plugin_that(api.folder, body))
     with pytest.raises(KubeConfigError, match=words) as raised:
         access(KubeConfig.from_path(kubeconfig))
     assert str(kubeconfig) in str(raised.value)
 
 
-def test_a_plugin_that_is_not_there(cluster: Lab) -> None:
+def test_a_plugin_that_is_not_there(api: ApiServer) -> None:
     plugin = {"apiVersion": "v1", "command": "no-such-plugin", "installHint": "Install it from the cloud's page."}
     with pytest.raises(KubeConfigError, match=r"'no-such-plugin': No such file .* Install it from the cloud's page"):
-        access(KubeConfig.from_path(cluster.kubeconfig(exec=plugin)))
+        access(KubeConfig.from_path(api.kubeconfig(exec=plugin)))
 
 
 def test_a_certificate_from_a_plugin_is_used() -> None:
@@ -112,8 +115,8 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, text: str | None, words: str
         access(KubeConfig.from_path(file))
 
 
-def test_a_proxy_that_the_file_names_is_used(cluster: Lab) -> None:
-    file = cluster.kubeconfig()
+def test_a_proxy_that_the_file_names_is_used(api: ApiServer) -> None:
+    file = api.kubeconfig()
     config = json.loads(file.read_text())
     config["clusters"][0]["cluster"]["proxy-url"] = "http://127.0.0.1:1"
     file.write_text(json.dumps(config))
@@ -135,13 +138,9 @@ def test_a_path_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- credentials of a process
 
 
-def configuration(cluster: Lab) -> Any:
-    return access(KubeConfig.from_path(cluster.kubeconfig())).configuration
-
-
-def test_credentials_in_memory_are_not_stored(cluster: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    job = KubernetesJob(NAMESPACE, kubeconfig=KubeConfig.from_config(configuration(cluster)))
-    job.add_mesh("trainers", 1, image_spec=ImageSpec(IMAGE))
+def test_credentials_in_memory_are_not_stored(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    configuration = access(KubeConfig.from_path(api.kubeconfig())).configuration
+    job = job_in(api, 1, kubeconfig=KubeConfig.from_config(configuration))
     logging.getLogger("monarch.job").addHandler(caplog.handler)
     try:
         content = job.dumps()
@@ -155,34 +154,35 @@ def test_credentials_in_memory_are_not_stored(cluster: Lab, caplog: pytest.LogCa
         stored.apply()
     stored._rebind_connection_inputs(job)
     stored.apply()
-    assert "StatefulSet trainers" in cluster.store.everything()
+    assert "StatefulSet trainers" in api.store.everything()
     stored.kill()
-    assert cluster.store.everything() == []
+    assert api.store.everything() == []
 
 
 # --- what the API server says
 
 
-def test_expired_credentials(cluster: Lab) -> None:
-    cluster.api.tokens.clear()
+def test_expired_credentials(api: ApiServer) -> None:
+    api.tokens.clear()
     with pytest.raises(ClusterError, match=r"401 Unauthorized: Unauthorized\. The credentials are expired") as raised:
-        pods_through(KubeConfig.from_path(cluster.kubeconfig()))
-    assert "context 'lab' of" in str(raised.value) and cluster.api.url in str(raised.value)
+        pods_through(KubeConfig.from_path(api.kubeconfig()))
+    assert "context 'lab' of" in str(raised.value) and api.url in str(raised.value)
 
 
-def test_a_server_that_cannot_be_reached(cluster: Lab) -> None:
-    file = cluster.kubeconfig()
-    file.write_text(file.read_text().replace(cluster.api.url, "https://127.0.0.1:1"))
-    with pytest.raises(SchedulerError, match=r"cannot be reached: .*Connection refused.*Check the network"):
-        pods_through(KubeConfig.from_path(file))
-
-
-def test_a_server_with_another_certificate(cluster: Lab) -> None:
-    file = cluster.kubeconfig()
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"server": "https://127.0.0.1:1"}, "Connection refused.*Check the network"),
+        ({"certificate-authority-data": ""}, "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_a_server_that_cannot_be_reached(api: ApiServer, changed: dict[str, Any], words: str) -> None:
+    file = api.kubeconfig()
     config = json.loads(file.read_text())
-    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+    cluster = config["clusters"][0]["cluster"] | changed
+    config["clusters"][0]["cluster"] = {key: value for key, value in cluster.items() if value}
     file.write_text(json.dumps(config))
-    with pytest.raises(SchedulerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(SchedulerError, match=f"cannot be reached: .*{words}"):
         pods_through(KubeConfig.from_path(file))
 
 
@@ -281,13 +281,13 @@ def test_a_server_that_answers_with_something_else(
 def test_an_answer_without_an_end_is_given_up(
     server: tuple[Cluster, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, status: bytes
 ) -> None:
-    monkeypatch.setattr(api, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(api_module, "_LARGEST", 1 << 20)
     cluster, said = server
     said |= {"answer": b"{", "endless": b" " * 1000, "status": status}
     with pytest.raises(ClusterError, match="more than 1,048,576 bytes"):
         cluster.pods("a=b")
     said["endless"] = b""
-    monkeypatch.setattr(api, "_WHOLE", 0.0)
+    monkeypatch.setattr(api_module, "_WHOLE", 0.0)
     with pytest.raises(ClusterError, match="not there after 0 s"):
         cluster.pods("a=b")
 

@@ -27,7 +27,7 @@ from monarch.job.kubernetes.pods import look, port_of, secret_of
 from monarch.job.progress import job_logger
 from tests.kube.api_server import APPS, CORE, ApiServer, Lost, Refused, Store
 from tests.kube.lab import IMAGE, NAMESPACE, POD_INDEX
-from tests.kube.values import Clock, allowed, places, with_
+from tests.kube.values import Clock, allowed, job_in, places, start, with_
 
 BUSY = "Too many requests, please try again later."
 
@@ -38,27 +38,6 @@ def busy(seconds: int) -> Refused:
 
 def down() -> Refused:
     return Refused(503, "ServiceUnavailable", "etcd leader changed")
-
-
-def job_of(api: ApiServer, kubeconfig: KubeConfig | None = None, size: int = 2, **options: Any) -> KubernetesJob:
-    job = KubernetesJob(NAMESPACE, kubeconfig=kubeconfig or KubeConfig.from_path(api.kubeconfig(api.folder / "config")))
-    job.add_mesh("trainers", size, image_spec=ImageSpec(IMAGE), **options)
-    return job
-
-
-def start(api: ApiServer, size: int = 2) -> None:
-    """Does as the StatefulSet controller and kubelet do."""
-    (item,) = api.store.list(APPS, "statefulsets", NAMESPACE)
-    for rank in range(size):
-        status = {"phase": "Running", "podIP": f"10.0.0.{rank}", "conditions": [{"type": "Ready", "status": "True"}]}
-        labels = item["spec"]["selector"]["matchLabels"] | {POD_INDEX: str(rank)}
-        metadata = {
-            "name": f"trainers-{rank}",
-            "labels": labels,
-            "ownerReferences": item["metadata"]["ownerReferences"],
-        }
-        body = {"metadata": metadata, "spec": item["spec"]["template"]["spec"], "status": status}
-        api.store.create(CORE, "pods", NAMESPACE, body)
 
 
 @contextmanager
@@ -85,7 +64,7 @@ def test_an_overloaded_server_is_asked_again_when_it_says(
     api: ApiServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.upset = {("POST", "secrets"): [busy(7), busy(3)], ("DELETE", "secrets"): [busy(5)]}
-    job = job_of(api)
+    job = job_in(api)
     with said(caplog) as lines:
         job.apply()
         job.kill()
@@ -97,7 +76,7 @@ def test_an_overloaded_server_is_asked_again_when_it_says(
 
 def test_an_overload_that_does_not_end_is_an_error_and_leaves_nothing(api: ApiServer, clock: Clock) -> None:
     api.refuse["POST", "statefulsets"] = busy(3600)
-    job = job_of(api)
+    job = job_in(api)
     with pytest.raises(ClusterError, match=f"answered 429 Too Many Requests: {BUSY}"):
         job.apply()
     assert clock.waits == [LIMIT]
@@ -105,7 +84,7 @@ def test_an_overload_that_does_not_end_is_an_error_and_leaves_nothing(api: ApiSe
 
 
 def test_while_pods_are_awaited_an_overloaded_server_is_left_alone(api: ApiServer, clock: Clock) -> None:
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     start(api)
     api.upset["GET", "pods"] = [busy(20)]
@@ -120,7 +99,7 @@ def test_while_pods_are_awaited_an_overloaded_server_is_left_alone(api: ApiServe
 def test_a_server_that_fails_for_a_while_is_waited_for(api: ApiServer, clock: Clock) -> None:
     for what in (("POST", "secrets"), ("POST", "services"), ("POST", "statefulsets"), ("DELETE", "statefulsets")):
         api.upset[what] = [down(), down()]
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     start(api)
     assert isinstance(job._poll(), Ready)
@@ -137,7 +116,7 @@ def test_a_server_that_starts_again_in_the_midst_of_anything(
     for method, plurals in (("POST", ("secrets", "services", "statefulsets")), ("DELETE", ("secrets", "statefulsets"))):
         for plural in plurals:
             api.upset[method, plural] = [Lost(done)]
-    job = job_of(api)
+    job = job_in(api)
     with said(caplog) as lines:
         job.apply()
         start(api)
@@ -151,17 +130,17 @@ def test_a_server_that_starts_again_in_the_midst_of_anything(
 
 
 def test_a_server_that_never_answered_is_an_error_at_once(api: ApiServer, clock: Clock) -> None:
-    file = api.kubeconfig(api.folder / "config")
+    file = api.kubeconfig()
     file.write_text(file.read_text().replace(api.url, "https://127.0.0.1:1"))
     with pytest.raises(ClusterError, match="Connection refused"):
-        job_of(api, KubeConfig.from_path(file)).apply()
+        job_in(api, kubeconfig=KubeConfig.from_path(file)).apply()
     assert clock.waits == []
 
 
 def test_an_answer_that_does_not_come_is_given_up(
     api: ApiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     start(api)
     monkeypatch.setattr(api_module, "TIME_LIMIT", (10.0, 0.05))
@@ -201,7 +180,7 @@ def theirs(api: ApiServer, **spec: Any) -> None:
 
 def test_of_an_object_that_was_there_nothing_is_left(api: ApiServer, clock: Clock) -> None:
     theirs(api)
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     (there,) = api.store.list(APPS, "statefulsets", NAMESPACE)
     made = json.dumps(there)
@@ -215,7 +194,7 @@ def test_one_that_is_too_different_is_told_and_stays(api: ApiServer, clock: Cloc
     theirs(api, serviceName="other")
     words = "updates to statefulset spec for fields other than .* An object of this name is there that is too different"
     with pytest.raises(ClusterError, match=f"cannot change StatefulSet trainers .* answered 422 .*{words}"):
-        job_of(api).apply()
+        job_in(api).apply()
     (there,) = api.store.list(APPS, "statefulsets", NAMESPACE)
     assert there["spec"]["replicas"] == 9
     assert api.store.everything() == ["StatefulSet trainers"]
@@ -227,7 +206,7 @@ CONFLICT = Refused(409, "Conflict", "the object has been modified; please apply 
 def test_changes_of_others_at_the_same_time(api: ApiServer, clock: Clock) -> None:
     theirs(api)
     api.upset["PATCH", "statefulsets"] = [CONFLICT, CONFLICT]
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     (there,) = api.store.list(APPS, "statefulsets", NAMESPACE)
     assert there["spec"]["replicas"] == 2
@@ -235,7 +214,7 @@ def test_changes_of_others_at_the_same_time(api: ApiServer, clock: Clock) -> Non
     theirs(api)
     api.refuse["PATCH", "statefulsets"] = CONFLICT
     with pytest.raises(ClusterError, match="answered 409 Conflict: the object has been modified"):
-        job_of(api).apply()
+        job_in(api).apply()
     assert api.store.everything() == ["StatefulSet trainers"]
 
 
@@ -243,7 +222,7 @@ def test_an_object_that_goes_before_it_is_changed_is_made(api: ApiServer, clock:
     theirs(api)
     api.upset["PATCH", "statefulsets"] = [Refused(404, "NotFound", "gone")]
     api.upset["POST", "statefulsets"] = [Refused(409, "AlreadyExists", "there")]
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     (there,) = api.store.list(APPS, "statefulsets", NAMESPACE)
     assert there["spec"]["replicas"] == 2
@@ -251,11 +230,11 @@ def test_an_object_that_goes_before_it_is_changed_is_made(api: ApiServer, clock:
 
 
 def test_a_mesh_that_was_taken_over_is_not_deleted_by_who_had_it(api: ApiServer, clock: Clock) -> None:
-    first, second = job_of(api), job_of(api, size=3)
+    first, second = job_in(api), job_in(api, size=3)
     first.apply()
     second.apply()
     start(api, 3)
-    assert isinstance(first._poll(), Ended)
+    assert isinstance(lost := first._poll(), Ended) and "is another job's now" in lost.why
     first.kill()
     assert isinstance(second._poll(), Ready)
     assert len(api.store.list(CORE, "secrets", NAMESPACE)) == 1
@@ -275,7 +254,7 @@ class Forgetful(dict[str, Any]):
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["all pages", "410 Gone"])
 def test_pods_are_listed_in_pages(api: ApiServer, clock: Clock, forgets: bool) -> None:
-    job = job_of(api, size=5)
+    job = job_in(api, size=5)
     job.apply()
     start(api, 5)
     api.page = 2
@@ -297,7 +276,7 @@ def test_a_refusal_names_the_rule_that_is_missing_and_these_are_the_role(api: Ap
     api.role = set()
     theirs(api)
     while True:
-        job = job_of(api)
+        job = job_in(api)
         try:
             job.apply()
             poll = job._poll()
@@ -324,7 +303,7 @@ def test_a_refusal_names_the_rule_that_is_missing_and_these_are_the_role(api: Ap
 @pytest.mark.parametrize("verb", ["get", "create"])
 def test_a_forward_that_is_not_granted_names_its_rule(api: ApiServer, clock: Clock, verb: str) -> None:
     api.role = allowed() - {("", "pods/portforward", verb)}
-    found = access(KubeConfig.from_path(api.kubeconfig(api.folder / "config")))
+    found = access(KubeConfig.from_path(api.kubeconfig()))
     with pytest.raises(ConnectionError, match=rf"resources: \[pods/portforward\], verbs: \[{verb}\]"):
         gateway._web_socket(gateway.ForwardTarget(found, NAMESPACE, "trainers-0", 26600))
 
@@ -350,9 +329,13 @@ def in_cluster(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return token
 
 
-def test_a_token_of_a_service_account_that_is_replaced(api: ApiServer, in_cluster: Path, clock: Clock) -> None:
-    job = KubernetesJob(NAMESPACE)
-    job.add_mesh("trainers", 1, image_spec=ImageSpec(IMAGE))
+@pytest.mark.parametrize("place", ["a pod", "a kubeconfig"])
+def test_a_token_in_a_file_that_is_replaced(api: ApiServer, in_cluster: Path, clock: Clock, place: str) -> None:
+    if place == "a pod":
+        job = KubernetesJob(NAMESPACE)
+        job.add_mesh("trainers", 1, image_spec=ImageSpec(IMAGE))
+    else:
+        job = job_in(api, 1, kubeconfig=KubeConfig.from_path(api.kubeconfig(tokenFile=str(in_cluster))))
     job.apply()
     start(api, 1)
     api.tokens = {"the next"}
@@ -363,7 +346,7 @@ def test_a_token_of_a_service_account_that_is_replaced(api: ApiServer, in_cluste
 
 
 def test_a_token_that_is_revoked_is_an_error(api: ApiServer, clock: Clock) -> None:
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     api.tokens.clear()
     asked = len(api.requests)
@@ -375,24 +358,12 @@ def test_a_token_that_is_revoked_is_an_error(api: ApiServer, clock: Clock) -> No
     job.kill()
 
 
-def test_a_token_in_a_file_that_the_kubeconfig_names(api: ApiServer, clock: Clock) -> None:
-    token = api.folder / "token"
-    token.write_text("right")
-    job = job_of(api, KubeConfig.from_path(api.kubeconfig(api.folder / "config", {"tokenFile": str(token)})))
-    job.apply()
-    start(api)
-    api.tokens = {"the next"}
-    token.write_text("the next")
-    assert isinstance(job._poll(), Ready)
-    job.kill()
-
-
 def test_certificates_that_are_replaced(api: ApiServer, clock: Clock) -> None:
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     start(api)
     api.replace_certificates(api.folder / "next")
-    api.kubeconfig(api.folder / "config")
+    api.kubeconfig()
     api.upset["GET", "pods"] = [Lost(done=False)]  # who is connected already does not see them
     assert isinstance(job._poll(), Waiting)
     assert isinstance(job._poll(), Ready)
@@ -401,8 +372,8 @@ def test_certificates_that_are_replaced(api: ApiServer, clock: Clock) -> None:
 
 
 def test_a_wrong_certificate_is_not_waited_for(api: ApiServer, clock: Clock) -> None:
-    file = api.kubeconfig(api.folder / "config")
-    job = job_of(api, KubeConfig.from_path(file))
+    file = api.kubeconfig()
+    job = job_in(api, kubeconfig=KubeConfig.from_path(file))
     job.apply()
     api.replace_certificates(api.folder / "next")
     api.upset["GET", "pods"] = [Lost(done=False)]
@@ -410,7 +381,7 @@ def test_a_wrong_certificate_is_not_waited_for(api: ApiServer, clock: Clock) -> 
     with pytest.raises(ClusterError, match="CERTIFICATE_VERIFY_FAILED"):
         job._poll()
     with pytest.raises(ClusterError, match="CERTIFICATE_VERIFY_FAILED"):
-        job_of(api, KubeConfig.from_path(file)).apply()
+        job_in(api, kubeconfig=KubeConfig.from_path(file)).apply()
     assert clock.waits == []
 
 
@@ -431,7 +402,7 @@ def test_nothing_is_sent_on_to_where_a_server_leads(
     try:
         elsewhere = Refused(status, "Moved", "over there", {"Location": f"{other.url}/api/v1/namespaces/x/pods"})
         api.refuse[method, "pods" if method == "GET" else "secrets"] = elsewhere
-        job = job_of(api)
+        job = job_in(api)
         with pytest.raises(
             ClusterError, match=rf"answered {status} .*over there\. It sends requests elsewhere, which are not"
         ):
@@ -444,7 +415,7 @@ def test_nothing_is_sent_on_to_where_a_server_leads(
 
 def forwarded(api: ApiServer) -> ConnectionError:
     """Returns why there is no forward."""
-    found = access(KubeConfig.from_path(api.kubeconfig(api.folder / "config")))
+    found = access(KubeConfig.from_path(api.kubeconfig()))
     with pytest.raises(ConnectionError) as raised:
         gateway._web_socket(gateway.ForwardTarget(found, NAMESPACE, "trainers-0", 26600))
     return raised.value
@@ -474,7 +445,7 @@ def test_a_forward_that_is_not_answered_is_given_up(api: ApiServer, monkeypatch:
 def test_a_forward_with_a_token_that_was_replaced(api: ApiServer) -> None:
     token = api.folder / "token"
     token.write_text("right")
-    file = api.kubeconfig(api.folder / "config", {"tokenFile": str(token)})
+    file = api.kubeconfig(tokenFile=str(token))
     target = gateway.ForwardTarget(access(KubeConfig.from_path(file)), NAMESPACE, "trainers-0", 26600)
     api.tokens = {"the next"}
     token.write_text("the next")
@@ -491,7 +462,7 @@ def test_the_token_and_the_secret_stand_in_no_error_and_no_log(
     echo = Refused(403, "Forbidden", f"denied: authorization: Bearer {word}", {"X-Echo": f"Bearer {word}"})
     told = []
     with said(caplog, "", logging.DEBUG) as lines, said(caplog) as own:
-        job = job_of(api, KubeConfig.from_path(api.kubeconfig(api.folder / "config", {"token": word})))
+        job = job_in(api, kubeconfig=KubeConfig.from_path(api.kubeconfig(token=word)))
         job.apply()
         assert job._connected().secret(job._names.secret, "secret")
         api.refuse = {("GET", "pods"): echo, ("GET", "portforward"): echo}
@@ -537,7 +508,7 @@ def test_pods_of_any_shape_are_looked_at(wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [value for value in NONE if value not in (None, [])], ids=repr)
 @pytest.mark.parametrize("part", ["items", "metadata"])
 def test_lists_of_any_shape_are_errors_or_empty(api: ApiServer, clock: Clock, wrong: Any, part: str) -> None:
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     answer = Refused(200, "", "")
     answer.body = {"items": [], "metadata": {}} | {part: wrong}
@@ -548,7 +519,7 @@ def test_lists_of_any_shape_are_errors_or_empty(api: ApiServer, clock: Clock, wr
 
 def test_a_list_without_an_end_is_given_up(api: ApiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_module, "_MOST_PODS", 10)
-    job = job_of(api)
+    job = job_in(api)
     job.apply()
     answer = Refused(200, "", "")
     for page in ([], [{}]):
