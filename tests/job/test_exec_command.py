@@ -115,9 +115,8 @@ def python(folder: Path, text: str) -> str:
     return str(folder / "program.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "out", "err"),
-    [
+def test_python_in_the_process_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for text, status, out, err in [
         (
             "import sys, neighbour; print(__name__, sys.argv[1:], neighbour.NAME)",
             0,
@@ -129,16 +128,9 @@ def python(folder: Path, text: str) -> str:
         ("import sys; sys.exit()", 0, "", ""),
         ("import sys; sys.exit('bad luck')", 1, "", "bad luck\n"),
         ("raise KeyboardInterrupt", 130, "", ""),
-    ],
-)
-def test_python_in_the_process_itself(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, status: int, out: str, err: str
-) -> None:
-    assert run(this_host(), [python(tmp_path, text), "a", "-b"]) == status
-    assert capfd.readouterr() == (out, err)
-
-
-def test_python_that_raises_shows_its_own_frames(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ]:
+        assert run(this_host(), [python(tmp_path, text), "a", "-b"]) == status, text
+        assert capfd.readouterr() == (out, err), text
     program = python(tmp_path, "def f():\n    raise ValueError('wrong')\nf()\n")
     assert run(this_host(), [program]) == 1
     err = capfd.readouterr().err

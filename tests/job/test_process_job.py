@@ -166,22 +166,15 @@ def test_a_worker_that_cannot_begin_says_why_and_nothing_is_left(jobs: Any) -> N
     assert (job.active, sessions(job), job._folder) == (False, [], None)
 
 
-@pytest.mark.parametrize(
-    ("meshes", "what"),
-    [
+def test_what_cannot_be_is_told_before_anything_starts(jobs: Any) -> None:
+    for meshes, what in [
         ({}, "one mesh or more"),
         ({"a": 0}, "one host or more"),
         ({"a/b": 1}, "not a name"),
         ({"x" * 120: 1}, "too long"),
-    ],
-    ids=["none", "no-host", "slash", "long"],
-)
-def test_meshes_that_cannot_be(jobs: Any, meshes: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        jobs(meshes).apply()
-
-
-def test_there_is_no_batch_mode(jobs: Any) -> None:
+    ]:
+        with pytest.raises(ValueError, match=what):
+            jobs(meshes).apply()
     with pytest.raises(RuntimeError, match="ProcessJob cannot run batch-mode scripts"):
         jobs({"hosts": 1}).apply("train.py")
 

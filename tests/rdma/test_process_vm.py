@@ -61,9 +61,8 @@ def hammerer(shared_procs: Any, readers: type) -> Any:
     mesh.stop().get(timeout=TIMEOUT)
 
 
-@pytest.mark.parametrize("size", [100, 64 << 10, 12 * MIB])
-def test_nobody_writes_into_memory_whose_drop_is_done(hammerer: Any, size: int) -> None:
-    for _ in range(3):
+def test_nobody_writes_into_memory_whose_drop_is_done(hammerer: Any) -> None:
+    for size in (100, 64 << 10, 12 * MIB) * 3:
         data = bytearray(size)
         buffer = RDMABuffer(data)
         port, receiver = Channel[None].open()
@@ -75,9 +74,8 @@ def test_nobody_writes_into_memory_whose_drop_is_done(hammerer: Any, size: int) 
         assert data == bytes(size)
 
 
-@pytest.mark.parametrize("size", [100, 64 << 10, 2 * MIB])
-def test_a_read_that_succeeds_saw_the_buffer_and_not_what_came_after(hammerer: Any, size: int) -> None:
-    for _ in range(5):
+def test_a_read_that_succeeds_saw_the_buffer_and_not_what_came_after(hammerer: Any) -> None:
+    for size in (100, 64 << 10, 2 * MIB) * 5:
         data = bytearray(b"\1" * size)
         buffer = RDMABuffer(data)
         port, receiver = Channel[None].open()
