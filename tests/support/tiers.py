@@ -19,7 +19,7 @@ full = pytest.mark.full
 slow = pytest.mark.slow
 
 # As many cases with real processes `make test` runs at most: tests/test_tiers.py.
-MOST_WITH_PROCESSES = 1142
+MOST_WITH_PROCESSES = 988
 
 # The fixtures that start processes or programs, by the folder of their tests ("": of all). Who asks for one, whatever is in
 # between, gets the marker `procs`.
