@@ -138,7 +138,7 @@ class LoopedWorld:
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> list[object]:
-    """Where each task of the loop is."""
+    """Returns where each task of the loop is."""
     found: list[object] = []
     for task in asyncio.all_tasks(loop):
         at, coroutine = [], task.get_coro()

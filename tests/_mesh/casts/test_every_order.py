@@ -71,7 +71,7 @@ class SmallTree(CastWorld):
                 yield partial(self.sunder, one, other, lost)
 
     def losses(self, paths: list[tuple[str, str]]) -> Iterator[dict[tuple[str, str], int]]:
-        """Of each of these, how many of the last messages do not arrive."""
+        """Counts, for each of these, how many of the last messages do not arrive."""
         counts = [range(len(self.queues.get(path, ())) + 1) for path in paths]
         return (dict(zip(paths, lost, strict=True)) for lost in itertools.product(*counts))
 

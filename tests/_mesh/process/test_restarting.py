@@ -203,7 +203,7 @@ SELECTIONS = [
 def test_a_part_is_selected_as_for_slice(
     cluster: InProcessCluster, diary: Script, selection: dict[str, Any], ranks: list[int]
 ) -> None:
-    """Of the actors, and of the processes."""
+    """Selects ranks of the actors, and of the processes."""
     procs = this_host().spawn_procs({"hosts": 2, "gpus": 3})
     mesh = spawn(diary, procs=procs)
     mesh.restart(**selection).get(TIMEOUT)
