@@ -136,7 +136,7 @@ HARM = {  # of a file, in place of its rows -> what is said of it
 
 @full
 def test_a_file_that_means_harm_gives_wrong_rows_and_no_more(tmp_path: Path) -> None:
-    """Opens a trusted file that has views and functions in place of tables: they read no file, end, and harm no other query."""
+    """Opens a trusted file with views and functions in place of tables: they read no file, end, and harm no other query."""
     import duckdb
 
     secret, path = tmp_path / "secret", tmp_path / "theirs.duckdb"
