@@ -86,6 +86,8 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
         self._concurrent = concurrent
         self._checked = checked  # whether callers check arguments against the method's signature
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # any object will do
+        # Python 3.14 has it copied as well. It refers to all of the class's namespace, which would be sent with the endpoint.
+        self.__dict__.pop("__annotate__", None)
 
     @overload
     def __get__(self, obj: None, owner: Any = None) -> Self: ...
