@@ -10,6 +10,8 @@ from _stats import MICROSECONDS, MILLISECONDS, Aim
 
 SCRIPTS = {"floor": "torch_function.py", "ours": "monarch_function.py", "torchmonarch": "monarch_function.py"}
 
+MODELS = tuple(f"{model}{how}" for model in ("perceptron", "transformer", "convolutions") for how in ("", ", fused"))
+
 QUESTION = Question(
     "tensor_function",
     "What does a call of a recorded function cost?",
@@ -41,6 +43,22 @@ QUESTION = Question(
             contenders=("ours",),
             scripts=SCRIPTS,
             needs_torch=True,
+        ),
+        Run(
+            "models",
+            tuple(
+                Measure(f"{model}: {way}{what}", f"{model}: {way}{what}", MILLISECONDS)
+                for model in MODELS
+                for way in ("here", "op by op", "function")
+                for what in ("", ", program", ", rank")
+            ),
+            {"procs": 2, "calls": 4, "warmup": 3, "count": 8},
+            {"count": 3},
+            contenders=("ours",),
+            scripts=SCRIPTS,
+            needs_torch=True,
+            in_quick=False,
+            timeout_s=300.0,
         ),
     ),
 )

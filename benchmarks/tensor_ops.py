@@ -9,6 +9,18 @@ from _question import Measure, Question, Run
 from _stats import MICROSECONDS, MILLISECONDS, Aim
 
 SCRIPTS = {"floor": "torch_local.py", "ours": "monarch_tensors.py", "torchmonarch": "monarch_tensors.py"}
+KINDS = (
+    "x + y",
+    "x.add_(y)",
+    "x.lerp_(y, 0.5)",
+    "x @ y",
+    "x.sum()",
+    "x.softmax(1)",
+    "x.t()",
+    "x[1:]",
+    "x.view(-1)",
+    "cat((x, y))",
+)  # of workloads/_operations.py
 WHO = ("floor", "ours", "torchmonarch")
 
 QUESTION = Question(
@@ -25,6 +37,15 @@ QUESTION = Question(
             ),
             {"procs": 2, "length": 1000, "warmup": 2, "count": 8},
             {"length": 300, "count": 3},
+            contenders=WHO,
+            scripts=SCRIPTS,
+            needs_torch=True,
+        ),
+        Run(
+            "kinds",
+            tuple(Measure(f"{kind}, issue, 2 procs", kind, MICROSECONDS) for kind in KINDS),
+            {"procs": 2, "length": 200, "warmup": 3, "count": 12},
+            {"count": 4},
             contenders=WHO,
             scripts=SCRIPTS,
             needs_torch=True,

@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from _operations import issued
 from _torch import torch
 from _workload import Params, Samples, main
 
@@ -47,6 +48,12 @@ def chains(params: Params) -> Samples:
                 samples["issue in place"].append((issued_in_place - middle) / length)
                 samples["complete in place"].append((end - middle) / length)
     return samples
+
+
+def kinds(params: Params) -> Samples:
+    """Seconds to issue an operation, by its kind."""
+    with mesh(params).activate():
+        return issued(params, monarch.inspect)
 
 
 def fetch(params: Params) -> Samples:
@@ -121,4 +128,4 @@ def death(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (chains, fetch, step, death)})
+    main({f.__name__: f for f in (chains, kinds, fetch, step, death)})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-import torch
+from _operations import issued
+from _torch import torch
 from _workload import Params, Samples, main
 
 
@@ -30,6 +31,11 @@ def chains(params: Params) -> Samples:
     return samples
 
 
+def kinds(params: Params) -> Samples:
+    torch.set_num_threads(1)
+    return issued(params, lambda result: None)
+
+
 def step(params: Params) -> Samples:
     samples: Samples = {"step": []}
     torch.set_num_threads(1)
@@ -49,4 +55,4 @@ def step(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (chains, step)})
+    main({f.__name__: f for f in (chains, kinds, step)})
