@@ -504,6 +504,17 @@ def test_an_update_in_place_that_kills_stops_at_the_second_time() -> None:
     made.finish()
 
 
+def test_a_stream_that_runs_gets_no_error_when_it_is_cancelled() -> None:
+    """The reader could take that for the end, and the replica would wait for it for ever."""
+    made = world()
+    running = made.request(once=True)
+    made.cancel(running)
+    assert running not in made.outcomes and made.machine.counts["cancelled"] == 0
+    made.run(1)
+    assert kinds(made, [running]) == [ReplyWith]
+    made.finish()
+
+
 def test_a_request_that_is_cancelled_makes_room() -> None:
     made = world(queue=1)
     running, waiting = made.request(), made.request()
