@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from monarch._errors import SupervisionError
 from monarch._http.answering import LARGEST_BODY
@@ -17,6 +17,7 @@ from monarch.actor import Actor, Future, endpoint, returns_future, this_host
 from monarch.service.http_routes import TIMEOUT, ServiceRoutes
 from monarch.service.numbers import check_number
 from monarch.service.service import Service
+from monarch.service.shutdown_block import ShutdownBlock
 
 _logger = logging.getLogger("monarch")
 _SHORTEST_TOKEN = 16  # characters
@@ -88,7 +89,7 @@ class HttpFrontActor(Actor):
             await asyncio.to_thread(self._server.close)
 
 
-class HttpFront:
+class HttpFront(ShutdownBlock):
     """A service over HTTP, made by `serve_http`. It ends with who made it, with `shutdown()`, or with the block of
     `with serve_http(...) as front` (or `async with`). Since 0.2.0.
     """
@@ -124,18 +125,6 @@ class HttpFront:
             await self._procs.stop()
 
         return end()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.shutdown(30.0 if exc[0] is None else 0.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown(30.0 if exc[0] is None else 0.0).get()
 
 
 def serve_http(

@@ -31,6 +31,7 @@ from monarch.service.replica import StreamReader, kinds_of
 from monarch.service.router import Replied, ServiceCall, ServiceRouter
 from monarch.service.routing import NAMED, Policy
 from monarch.service.rules import Autoscale, HealthCheck, ServiceRules
+from monarch.service.shutdown_block import ShutdownBlock
 from monarch.service.status import ServiceStatus
 from monarch.service.stream import ServiceStream
 
@@ -55,7 +56,7 @@ class _Options:
     session: str = ""
 
 
-class Service:
+class Service(ShutdownBlock):
     """The handle of a service: `service.generate.route(x)` for each endpoint of its class. It is small and may be sent to
     actors.
 
@@ -211,18 +212,6 @@ class Service:
                 await self._procs.stop()
 
         return end()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.shutdown(30.0 if exc[0] is None else 0.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown(30.0 if exc[0] is None else 0.0).get()
 
 
 class ServiceSession:
