@@ -250,6 +250,11 @@ class Challenge:
             self._fail("the answer is what this side sent: the connection leads back to itself", final=False)
 
     @property
+    def proves(self) -> bool:
+        """Returns whether both sides prove that they know a secret."""
+        return self._secret is not None
+
+    @property
     def greeted(self) -> bool:
         """Returns whether the other side has sent a hello, so that it is a host of ours or knows what one says."""
         return bool(self._theirs)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux.local_socket import same_user
-from monarch._linux.loopback_peer import stranger_at
 from monarch._wire.auth import Dialler, HandshakeFailure, Secret
 from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
@@ -185,10 +184,6 @@ class DialAttempt:
 
         def finished(outcome: StreamSocket | HandshakeFailure) -> None:
             self._handshake = None
-            if not (isinstance(outcome, HandshakeFailure) or tls or self._secret is None) and (
-                whose := stranger_at(sock)
-            ):
-                outcome = HandshakeFailure(whose, final=True)
             if self._over:
                 if not isinstance(outcome, HandshakeFailure):
                     outcome.close()

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from monarch._linux.loopback_peer import stranger_at
 from monarch._wire.auth import Challenge, HandshakeFailure
 from monarch._wire.transport.base import Reactor, StreamSocket
 
@@ -131,9 +132,14 @@ class Handshake:
                 self._out = self._out[self._sock.send(self._out) :]
             if challenge.done or challenge.failure is not None:
                 if self._tls is None or self._tls.flush():
-                    self._end(challenge.failure)
+                    self._end(challenge.failure or self._stranger())
                 return
             self._read()
+
+    def _stranger(self) -> HandshakeFailure | None:
+        """Proofs over a connection without TLS can have been passed on by another user of this machine."""
+        whose = stranger_at(self._plain) if self._tls is None and self._challenge.proves else ""
+        return HandshakeFailure(whose, final=True) if whose else None
 
     def _read(self) -> None:
         challenge = self._challenge

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._linux.descriptors import for_unknown
 from monarch._linux.local_socket import same_user
-from monarch._linux.loopback_peer import stranger_at
 from monarch._wire.auth import Acceptor, HandshakeFailure, Secret
 from monarch._wire.host_address import HostAddress
 from monarch._wire.logs import warn
@@ -120,11 +119,6 @@ class TcpListener:
 
         def done(outcome: StreamSocket | HandshakeFailure) -> None:
             self._handshakes.remove(handshake)
-            if not (isinstance(outcome, HandshakeFailure) or tls or self._secret is None) and (
-                whose := stranger_at(sock)
-            ):
-                sock.close()
-                outcome = HandshakeFailure(whose, final=True)
             if isinstance(outcome, HandshakeFailure):
                 if not self._closed:
                     self._log.failed(peer, outcome.text, self.prefix)
