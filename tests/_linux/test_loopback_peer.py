@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -98,12 +99,25 @@ def test_of_strangers_it_is_said_at_once_and_then_once_a_minute() -> None:
     assert said == [1, 3]
 
 
+def client_at_a_port_that_nobody_is_given(to: tuple[str, int]) -> socket.socket:
+    """Connects from a port below those that the kernel gives out, so that it stays free when the client has gone. Tests of
+    other processes begin to look elsewhere."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in range(first - 1 - os.getpid() % (first // 2), 1024, -1):
+        try:
+            return socket.create_connection(to, source_address=("127.0.0.1", port))
+        except OSError as exc:
+            if exc.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                raise
+    raise AssertionError("no port is free below those that the kernel gives out")
+
+
 @pytest.mark.parametrize("answers", [None, False], ids=["one socket is asked for", "the table is read"])
 def test_one_that_has_gone_is_nobodys(answers: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other end lives; and a socket that listens at the port that it had is not taken for it."""
     monkeypatch.setattr(loopback_peer, "_answers", answers)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        client = socket.create_connection(listening.getsockname())
+        client = client_at_a_port_that_nobody_is_given(listening.getsockname())
         server, peer = listening.accept()
         with server:
             here = server.getsockname()
