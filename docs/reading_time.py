@@ -1,4 +1,4 @@
-"""How long a page takes, under its title: an extension of Sphinx.
+"""The minutes that a page takes, under its title: an extension of Sphinx.
 
 Prose is read at 200 words a minute, code at 20 lines a minute. The chapters of the tutorial say it themselves, as programs
 run in them; pages in which one looks things up say nothing.

@@ -1,4 +1,4 @@
-"""What the search of the site knows: the sections of all pages, in one file that a browser loads without a server.
+"""The index of the site's search: the sections of all pages, in one file that a browser loads without a server.
 
 `_static/sections.js` is made of the finished pages. `_static/search.js` ranks them: it finds sections that have some of the
 words, and puts pages that teach before those that record. The log and the internals are left out: they are for those who work

@@ -222,7 +222,7 @@ class OutputFolder:
         self.close()
 
     def open_output(self, name: str, mode: int = 0o666) -> int:
-        """Returns what the function of this name does, of a file in it, which is no link."""
+        """Returns a descriptor to write a file of the folder anew, as the function of this name does. A link is refused."""
         return _open_output(name, self._opened, os.path.join(self._shown, name), mode)
 
     def close(self) -> None:

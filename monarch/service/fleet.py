@@ -41,9 +41,8 @@ class Fleet:
         self.settled = 0  # the last version that every replica got
         self._latest = 0  # the last that was asked for
         self._wanted_updates: deque[int] = deque()
-        self._in_place: set[int] = (
-            set()
-        )  # of those under way and wanted, the ones that replicas prepare beside requests
+        # Of those under way and wanted, the ones that replicas prepare beside requests.
+        self._in_place: set[int] = set()
         self._rolling = False
         self._preparing = False  # it is one of these, and no replica has it yet
         self._died_preparing: set[int] = set()

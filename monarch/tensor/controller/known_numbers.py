@@ -42,7 +42,7 @@ class NumberNode:
         """Computes it of what `known` has, by id."""
         return self.operation(*[known[id(one)] if isinstance(one, NumberNode) else one for one in self.operands])
 
-    # What torch asks the node of a symbolic number.
+    # Methods that torch calls on the node of a symbolic number.
 
     def guard_float(self, file: str, line: int) -> float:
         return float(self.keeper.asked(self, sys._getframe(1)))

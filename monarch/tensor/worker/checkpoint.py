@@ -423,6 +423,6 @@ def failed(error: BaseException, verb: str, path: str) -> CheckpointError:
     where = f"rank {rank} on host {socket.gethostname()} could not {verb} the checkpoint in {path}"
     if found is None or not found.errno:
         return CheckpointError(f"{where}: {type(error).__name__}: {error}")
-    # What it was opened as tells nobody anything.
+    # It was opened by a name that this process alone knows.
     file = re.sub("^/proc/self/fd/[0-9]+", lambda _: path, str(found.filename or ""))
     return CheckpointError(found.errno, f"{where}: {found.strerror}{f': {file}' if file else ''}")
