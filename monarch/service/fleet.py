@@ -51,6 +51,7 @@ class Fleet:
         self._low_peak = 0
         self._last_cause: Cause = None
         self._bad_starts: Counter[int] = Counter()  # of a host, since the last good one
+        self._generations: Counter[int] = Counter()  # of a number, which a later replica may have again
 
     # --- what the dispatcher does
 
@@ -249,7 +250,8 @@ class Fleet:
             busy[host] += bad
         replica.restarts += replica.generation > 0
         replica.host = min(range(self._usable_hosts()), key=busy.__getitem__)
-        replica.generation += 1
+        self._generations[replica.number] += 1
+        replica.generation = self._generations[replica.number]
         replica.state, replica.version = "starting", self._start_version
         self.effects.append(StartReplica(replica.number, replica.generation, replica.host, replica.version))
 

@@ -62,7 +62,8 @@ class ReplicaCall:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One place of a service, and the processes that have it now: `generation` counts those."""
+    """One place of a service, and the processes that have it now: `generation` counts those, and those of replicas that
+    had the number before."""
 
     number: int
     host: int = 0

@@ -504,6 +504,21 @@ def test_an_update_in_place_that_kills_stops_at_the_second_time() -> None:
     made.finish()
 
 
+def test_the_end_of_a_start_is_not_taken_for_that_of_a_later_replica_with_the_number() -> None:
+    """It was let go while it started, and what it has is an older version."""
+    made = world()
+    machine, first = made.machine, made.machine.replicas[0].generation
+    machine.scale(0, made.now)
+    made.settle()
+    made.update()
+    machine.scale(1, made.now)
+    made.settle()
+    machine.started(0, first, made.now)
+    assert (machine.replicas[0].state, machine.replicas[0].version) == ("starting", 1)
+    assert machine.replicas[0].generation > first
+    made.finish()
+
+
 def test_a_stream_that_runs_gets_no_error_when_it_is_cancelled() -> None:
     """The reader could take that for the end, and the replica would wait for it for ever."""
     made = world()
