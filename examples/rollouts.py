@@ -69,7 +69,7 @@ class Trainer(Actor):
 
 async def rollouts(policy: Service, reward: Service, episodes: asyncio.Queue[Episode]) -> None:
     while True:
-        made = await policy.generate.answer(4.0)
+        made = await policy.generate.answer(8.0)
         await episodes.put(Episode(made.value, await reward.grade.route(made.value), made.version))
 
 

@@ -449,11 +449,21 @@ def refuse(*_: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
+def refused_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what refuses in this thread, which sends; answers arrive in another one meanwhile, and are to be read."""
+    sender = threading.get_ident()
+
+    def either(*given: Any) -> Any:
+        return refuse() if threading.get_ident() == sender else function(*given)
+
+    return either
+
+
 REFUSED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "memfd_create": lambda patch: patch.setattr(os, "memfd_create", refuse),
     "ftruncate": lambda patch: patch.setattr(os, "ftruncate", refuse),
-    "seal": lambda patch: patch.setattr(shared_memory.fcntl, "fcntl", refuse),
-    "mmap": lambda patch: patch.setattr(shared_memory, "_map", refuse),
+    "seal": lambda patch: patch.setattr(shared_memory.fcntl, "fcntl", refused_here(shared_memory.fcntl.fcntl)),
+    "mmap": lambda patch: patch.setattr(shared_memory, "_map", refused_here(shared_memory._map)),
     "first page": lambda patch: patch.setattr(shared_memory.OwnMemory, "prepare", refuse),
 }
 
