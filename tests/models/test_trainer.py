@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,21 @@ PROGRAMS = [block.text for block in blocks(PAGE.read_text()) if block.words[:1] 
 pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
 pytest.importorskip("accelerate", reason="needs accelerate: make test-models installs it")
 
+# Run by every process of the program as it starts.
+SITE = """
+import sys
+
+class Operators:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(Operators)
+            from tests.models import torchvision_operators
+            torchvision_operators.define()
+
+sys.meta_path.insert(0, Operators)
+"""
+
 
 @full
 @pytest.mark.parametrize(
@@ -24,8 +40,16 @@ pytest.importorskip("accelerate", reason="needs accelerate: make test-models ins
 def test_a_program_of_the_page(number: int, told: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[number])
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).resolve().parents[2]}"}
     run = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, check=False, cwd=tmp_path, text=True, timeout=300
+        [sys.executable, str(program)],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     assert [line for line in run.stdout.splitlines() if "gpus" in line and "(2," in line] == [

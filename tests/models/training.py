@@ -10,16 +10,12 @@ import torch
 
 from monarch.tensor import function
 from monarch.tensor.controller.activation import no_modes
+from tests.models import torchvision_operators
 from tests.tensor.loopback import loopback
 
 STEPS = 8
 
-if not torch.backends.cuda.is_built():
-    # The registries' torchvision is for torch with CUDA, and its operators are not loaded without it. It asks for these
-    # two by name when it is imported, also by transformers; no model here uses them.
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        operators.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+torchvision_operators.define()
 
 
 def fused(parameters: Any) -> torch.optim.Optimizer:
