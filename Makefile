@@ -51,17 +51,19 @@ format: $(READY)  ## let ruff format everything
 
 # What depends on which thread reads.
 WAITING := $(addprefix tests/procs/test_,waits.py interrupts.py other_loops.py)
+# Have a target of their own.
+APART := not slow and not device and not lab and not browser and not ray and not models
 # Tests that choose by themselves who reads, or do not depend on it.
 BY_ITSELF := a_few_seconds or xdist
 
 test: $(READY)  ## every promise once, in under four minutes on two cores
-	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not browser and not ray'
+	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and $(APART)'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
-	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray'
+	@$(BIN)/python -m pytest -q $(WORKERS) -m '$(APART)'
 	@for who in always never; do \
 		echo "test-all: who waits reads: $$who"; \
-		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray' -k 'not ($(BY_ITSELF))' $(WAITING) || exit 1; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m '$(APART)' -k 'not ($(BY_ITSELF))' $(WAITING) || exit 1; \
 	done
 
 test-ray: $(READY)  ## the tests that need Ray, which is installed for them
@@ -70,7 +72,7 @@ test-ray: $(READY)  ## the tests that need Ray, which is installed for them
 
 test-models: $(READY)  ## tiny models of transformers, timm and torchvision, which are installed for them, beside plain torch
 	@$(BIN)/python -c 'import importlib.util as u; assert all(map(u.find_spec, ("accelerate", "transformers", "timm", "torchvision")))' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-models]'
-	@$(BIN)/python -m pytest -q tests/models
+	@$(BIN)/python -m pytest -q -m models
 
 test-programs: $(READY)  ## programs as libraries write them, with their times; beside torchmonarch and torchrun
 	@$(BIN)/python -m tests.programs

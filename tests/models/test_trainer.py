@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import blocks
-from tests.support.tiers import full
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/trainer.md"
 PROGRAMS = [block.text for block in blocks(PAGE.read_text()) if block.words[:1] == ["python"]]
+pytestmark = pytest.mark.models
 pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
 pytest.importorskip("accelerate", reason="needs accelerate: make test-models installs it")
 
@@ -33,7 +33,6 @@ sys.meta_path.insert(0, Operators)
 """
 
 
-@full
 @pytest.mark.parametrize(
     ("number", "told"), [(0, "(2, 8, 79.1703)"), (1, "(2, 0.1039)")], ids=["Trainer", "Accelerate"]
 )

@@ -21,6 +21,7 @@ from monarch.tensor.controller.misuse import DataDependentError
 from tests.models.training import STEPS, as_it_is, fused, is_in_the_table, of_rank_0, trained, trains_as_here
 from tests.tensor.loopback import loopback
 
+pytestmark = pytest.mark.models
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers: Any = pytest.importorskip("transformers", reason="needs transformers: make test-models installs it")
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.models.training import STEPS, is_in_the_table, trains_as_here
 
+pytestmark = pytest.mark.models
 os.environ["HF_HUB_OFFLINE"] = "1"
 timm: Any = pytest.importorskip("timm", reason="needs timm and torchvision: make test-models installs them")
 torchvision: Any = pytest.importorskip("torchvision", reason="needs torchvision: make test-models installs it")

@@ -44,7 +44,7 @@ TESTS = {
     "debug": ["tests/debugger"],
 }
 # Not what takes long, nor what needs more than this environment has.
-WITHOUT = "not full and not slow and not device and not lab and not browser and not ray"
+WITHOUT = "not full and not slow and not device and not lab and not browser and not ray and not models"
 _BOUND = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)")
 
 

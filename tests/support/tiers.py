@@ -36,7 +36,7 @@ STARTING = {
     "trace": {"program"},
 }
 COUNTED = pytest.StashKey[Counter[str]]()  # of what was collected: how many of each file count
-_ELSEWHERE = {"full", "slow", "device", "lab", "browser", "ray"}
+_ELSEWHERE = {"full", "slow", "device", "lab", "browser", "ray", "models"}
 
 
 def mark_processes(item: pytest.Item, folder: str) -> None:
