@@ -13,7 +13,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8))) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-models test-programs test-lowest test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist site docs
+.PHONY: help setup check format test test-all test-ray test-models test-programs test-lowest test-slow test-devices test-debian lab test-lab browser test-browser soak fuzz bench demo dist publish-check site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -134,6 +134,12 @@ dist: $(READY)  ## wheel and sdist in dist/, tried in an environment of their ow
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@$(BIN)/python -m twine check --strict dist/*
 	@$(BIN)/python -m tests.support.clean_install dist
+
+publish-check: dist  ## what would be uploaded, in empty Debians of this and the last release (as root)
+	@for suite in $(or $(SUITE),bookworm trixie); do \
+		TAKE=dist PACKAGES='ca-certificates python3 python3-venv' \
+			tests/fresh_debian.sh $$suite 'python3 -m tests.support.clean_install dist' || exit 1; \
+	done
 
 site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
 	@rm -rf docs/_site

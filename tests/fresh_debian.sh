@@ -8,6 +8,7 @@
 #
 # PACKAGES: what is installed besides Debian's smallest system. MIRROR: another server than debootstrap's own. APT: options of
 # apt-get, such as `-o Acquire::Check-Valid-Until=false` for a mirror that stands still.
+# TAKE: files and folders of the checkout that are not committed, and are wanted there too.
 # TMPDIR: where the root is made; with PyTorch it takes up to 10 GB.
 set -euo pipefail
 
@@ -45,6 +46,8 @@ inside() {
     say "making $suite in $root"
     debootstrap --variant=minbase "$suite" "$root" ${MIRROR:-} >"$root.log" 2>&1 || { tail -20 "$root.log" >&2; exit 1; }
     git clone -q --depth 1 "file://$HERE" "$root/root/monarch"
+    # shellcheck disable=SC2086
+    [ -z "${TAKE:-}" ] || (cd "$HERE" && cp -r --parents $TAKE "$root/root/monarch")
 
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"

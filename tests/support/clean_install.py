@@ -1,8 +1,10 @@
 """The wheel and the sdist, used as somebody who has nothing else: python -m tests.support.clean_install dist
 
 In an environment of its own: the wheel installs with its two dependencies, torch is neither needed nor imported, the first
-program of README runs and prints what README says, and the command answers. Prints what it looked at; ends with status 1 at
-the first thing that is wrong.
+program of README runs and prints what README says, and the command answers, shows its demonstration, and makes a project
+that runs. The sdist gives the same wheel. Prints what it looked at; ends with status 1 at the first thing that is wrong.
+
+Needs nothing but Python: `make publish-check` runs it in empty systems.
 """
 
 from __future__ import annotations
@@ -114,6 +116,30 @@ def check_environment(wheel: Path, folder: Path) -> None:
     print("the first program of README prints what it says")
 
 
+def check_first_steps(folder: Path) -> None:
+    """What README has a newcomer type, with the environment in `folder`."""
+    python, command = str(folder / "env" / "bin" / "python"), str(folder / "env" / "bin" / "monarch")
+    run(command, "demo", cwd=folder)
+    print("monarch demo ends well")
+    run(command, "init", "project", cwd=folder)
+    last = run(python, "train.py", cwd=folder / "project").splitlines()[-1]
+    print("the program of monarch init ends with:", last)
+
+
+def check_source(wheel: Path, sdist: Path, folder: Path) -> None:
+    """The wheel that the sdist gives has the files of the other."""
+    python = str(folder / "env" / "bin" / "python")
+    pip = python, "-m", "pip", "--disable-pip-version-check"
+    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", "again", str(sdist), cwd=folder)
+    names = []
+    for path in (wheel, only(folder / "again", "*.whl")):
+        with zipfile.ZipFile(path) as files:
+            names.append(set(files.namelist()))
+    if names[0] != names[1]:
+        raise Wrong(f"the sdist gives another wheel: {sorted(names[0] ^ names[1])[:10]}")
+    print(f"the sdist gives a wheel of the same {len(names[0])} files")
+
+
 def main(dist: Path) -> int:
     try:
         wheel, sdist = only(dist, "*.whl"), only(dist, "*.tar.gz")
@@ -123,6 +149,8 @@ def main(dist: Path) -> int:
             check_sdist(archive.getnames())
         with tempfile.TemporaryDirectory() as folder:
             check_environment(wheel.resolve(), Path(folder))
+            check_first_steps(Path(folder))
+            check_source(wheel.resolve(), sdist.resolve(), Path(folder))
     except Wrong as error:
         print(f"dist: {error}", file=sys.stderr)
         return 1
