@@ -7,6 +7,7 @@ from them has changed.
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import functools
 import io
@@ -145,7 +146,8 @@ def generator_of(value: object) -> str:
 def _state(generator: Any) -> object:
     """Returns its state, as something to compare."""
     if isinstance(generator, torch._C.Generator):
-        return bytes(generator.get_state().numpy())
+        taken = generator.get_state()
+        return ctypes.string_at(taken.data_ptr(), taken.numel())  # not by way of numpy, which torch does without
     bits = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", generator)
     state = bits.state
     key = state.get("state")
