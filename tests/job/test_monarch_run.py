@@ -114,6 +114,32 @@ def test_signals_and_statuses(monarch: CommandLine, watch: type[Watch]) -> None:
 
 
 @full
+def test_a_rank_that_is_stopped_for_suspect_timeout_has_failed(monarch: CommandLine) -> None:
+    script = program(
+        monarch,
+        """
+if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), 19)
+if rank == 1 or "wait" in sys.argv:
+    sys.exit(0)
+time.sleep(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 1000)
+""",
+    )
+    words = ["--nproc-per-node", "2", "--suspect-timeout", "200ms"]
+    done = monarch("run", *words, script, status=137)
+    assert re.search(
+        r"rank 1 \(pid (\d+)\) is stopped by SIGSTOP \(19\): it is killed and has failed unless it goes on within 0.2 s "
+        r"\(--suspect-timeout\); `kill -CONT \1` on \S+ lets it\n",
+        done.stderr,
+    )
+    assert (
+        "rank 1 was stopped by SIGSTOP (19) for 0.2 s and was killed (--suspect-timeout) (local rank 1" in done.stderr
+    )
+    assert "  ended because of it: rank 0\n" in done.stderr
+    assert "restart 1 of 1" in monarch("run", "--max-restarts", "1", *words, script).stderr
+
+
+@full
 def test_on_a_job(monarch: CommandLine) -> None:
     script = program(monarch, "print('rank', rank, os.environ['GROUP_RANK'], os.environ['LOCAL_RANK'], flush=True)")
     done = monarch("run", "--job", "jobs.job", "--nproc-per-node", "2", script)

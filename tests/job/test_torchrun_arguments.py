@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from monarch.config import configured
 from monarch.job.commands.command_plan import PYTHON, Sink
 from monarch.job.torchrun import arguments, failures, rank_plan
 from monarch.job.torchrun.arguments import RankStreams, TorchrunOptions
@@ -28,6 +29,17 @@ def test_defaults() -> None:
     assert found.command == [PYTHON, "-u", "train.py"] and found.shown is None and found.grace == 30
     assert (found.master_addr, found.master_port, found.run_id, found.log_dir) == (None, None, None, None)
     assert not found.redirects.any and not found.tee.any and found.unused == []
+
+
+def test_how_long_a_rank_may_be_stopped() -> None:
+    assert parsed("a.py").suspect_timeout == 300
+    with configured(suspect_timeout="20s"):
+        assert parsed("a.py").suspect_timeout == 20
+        assert parsed("--suspect-timeout", "1m 30s", "a.py").suspect_timeout == 90
+        assert parsed("--suspect-timeout", "0s", "a.py").suspect_timeout == 0
+        assert parsed("a.py", env={"PET_SUSPECT_TIMEOUT": "7"}).suspect_timeout == 7
+    with pytest.raises(ValueError, match=r"^--suspect-timeout is a time such as 30s, 5m or 0s: .*'soon'"):
+        parsed("--suspect-timeout", "soon", "a.py")
 
 
 def test_what_is_behind_the_script_is_the_scripts() -> None:

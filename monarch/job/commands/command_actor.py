@@ -30,6 +30,7 @@ from monarch.actor.lowlevel import importable, start_thread
 from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
 from monarch.job.commands.standard_input import InputPipe, take
+from monarch.job.commands.stopped_child import wait_unless_stopped
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -47,20 +48,31 @@ class OutputPiece(msgspec.Struct, frozen=True):
 
 class CommandEnded(msgspec.Struct, frozen=True):
     """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in
-    seconds since the epoch; `report`: what it wrote into the file that it was given for that."""
+    seconds since the epoch; `report`: what it wrote into the file that it was given for that; `stopped`: the signal that it
+    was stopped by for `stopped_limit`, and was killed for that, or 0."""
 
     status: int
     signal: int
     pid: int
     at: float = 0.0
     report: bytes = b""
+    stopped: int = 0
+
+
+class CommandStopped(msgspec.Struct, frozen=True):
+    """It was stopped by that signal, and is killed unless it goes on within `stopped_limit`."""
+
+    signal: int
+
+
+CommandNews = OutputPiece | CommandStopped | CommandEnded
 
 
 class CommandActor(Actor):
     """One command. `start` it, then `read` until it says CommandEnded."""
 
     def __init__(self) -> None:
-        self._pieces: asyncio.Queue[OutputPiece | CommandEnded] = asyncio.Queue(_PIECES)
+        self._pieces: asyncio.Queue[CommandNews] = asyncio.Queue(_PIECES)
         self._child: subprocess.Popen[bytes] | None = None
         self._input: InputPipe | None = None  # of a command on another machine than its client
         self._grace = 0.0
@@ -85,7 +97,7 @@ class CommandActor(Actor):
             return 0
 
     @concurrent_endpoint
-    async def read(self) -> list[OutputPiece | CommandEnded]:
+    async def read(self) -> list[CommandNews]:
         """Returns what came since the last call, in order; waits for something. The last one of all is CommandEnded."""
         found = [await self._pieces.get()]
         while not self._pieces.empty():
@@ -141,6 +153,7 @@ class CommandActor(Actor):
         output.close_writing()
 
         def wait() -> CommandEnded:
+            stopped = wait_unless_stopped(child, command.stopped_limit, self._tell_stopped)
             code = child.wait()
             at = time.time()
             if self._input is not None:
@@ -149,10 +162,13 @@ class CommandActor(Actor):
                 self._loop.call_soon_threadsafe(self._stopped.set)
             except RuntimeError:  # the actor has stopped
                 pass
-            return CommandEnded(shell_status(code), max(0, -code), child.pid, at, report.value())
+            return CommandEnded(shell_status(code), max(0, -code), child.pid, at, report.value(), stopped)
 
         self._follow(output, wait)
         return child.pid
+
+    def _tell_stopped(self, number: int) -> None:
+        start_thread(self._put, "monarch-stopped", CommandStopped(number))
 
     # --- a Python program in this process
 
@@ -195,7 +211,7 @@ class CommandActor(Actor):
         for data in output.pieces(number - 1):
             self._put(OutputPiece(number, data))
 
-    def _put(self, item: OutputPiece | CommandEnded) -> None:
+    def _put(self, item: CommandNews) -> None:
         """Waits while the client has enough to print."""
         try:
             asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()

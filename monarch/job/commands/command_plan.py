@@ -32,7 +32,8 @@ class RankCommand(msgspec.Struct, frozen=True):
     have told at its end. `path_first`: a folder before all others on PATH. A first word PYTHON is the interpreter of
     the process. `script`: what bash is to run, with `words` as its name and arguments; None without one. `passing`: a folder
     above the files of its output that is removed with the run of its host; "" without one. `stdin`: the name of a door at
-    which a command on the client's machine gets the client's standard input, which is sent to one elsewhere; "" for none."""
+    which a command on the client's machine gets the client's standard input, which is sent to one elsewhere; "" for none.
+    `stopped_limit`: seconds that it may be stopped (SIGSTOP) in one go until it is killed; 0 for ever."""
 
     words: list[str]
     env: dict[str, str]
@@ -48,6 +49,7 @@ class RankCommand(msgspec.Struct, frozen=True):
     script: bytes | None = None
     passing: str = ""
     stdin: str = ""
+    stopped_limit: float = 0.0
 
 
 def words_of(cmd: Sequence[str] | str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from monarch.actor import ActorError, Future, HostMesh, Point, ProcMesh, Promise
 from monarch.actor.lowlevel import when_ready
 from monarch.job.commands import command_plan
-from monarch.job.commands.command_actor import CommandActor, CommandEnded, OutputPiece
+from monarch.job.commands.command_actor import CommandActor, CommandEnded, CommandNews, OutputPiece
 from monarch.job.commands.command_plan import RankCommand, Sink
 from monarch.job.commands.printer import CommandPrinter
 from monarch.spmd.main_program import is_python
@@ -203,7 +203,7 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
     """Reads what each of these commands writes until all have ended: the largest exit status. `write(rank, stream, data)` and
     `end(rank, status)` are called on this thread."""
     ready: queue.SimpleQueue[int] = queue.SimpleQueue()
-    waiting: dict[int, Future[list[OutputPiece | CommandEnded]]] = {}
+    waiting: dict[int, Future[list[CommandNews]]] = {}
     worst = 0
 
     def ask(rank: int) -> None:
@@ -222,7 +222,7 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
             if isinstance(piece, CommandEnded):
                 worst, over = max(worst, piece.status), True
                 end(rank, piece.status)
-            else:
+            elif isinstance(piece, OutputPiece):
                 write(rank, piece.stream, piece.data)
         if not over:
             ask(rank)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from monarch._text import bracketed
+from monarch.config import settings
+from monarch.config.units import parse_duration
 from monarch.job.commands.command_plan import PYTHON
 from monarch.job.torchrun import meeting
 from monarch.job.torchrun.meeting import MeetingPlace
@@ -42,8 +44,9 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that were given. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or
     auto, cpu, gpu; `command`: what each rank executes, PYTHON for the interpreter; `filters`: words of stdout and of stderr
     whose lines are duplicated; `numa_binding`: which processors each rank gets, "" for all; `meeting`: where commands that
-    are started on every node meet, None for a single one; `lonely_endpoint`: where they would, with more than one;
-    `unused`: given and without meaning, `unused_with_job`: where a job has the hosts."""
+    are started on every node meet, None for a single one; `suspect_timeout`: seconds that a rank may be stopped, 0 for ever;
+    `lonely_endpoint`: where they would, with more than one; `unused`: given and without meaning, `unused_with_job`: where a
+    job has the hosts."""
 
     nodes: tuple[int, int] | None
     per_node: str
@@ -64,6 +67,7 @@ class TorchrunOptions(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None
     signals: list[int]
     grace: float
+    suspect_timeout: float
     meeting: MeetingPlace | None
     lonely_endpoint: str
     unused: list[str]
@@ -105,6 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="signals that are passed on (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
     )
     add("--shutdown-timeout", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default: 30)")
+    parser.add_argument(
+        "--suspect-timeout",
+        metavar="TIME",
+        help="a rank that is stopped (SIGSTOP) for so long is killed and has failed; 0s: never (default: the setting, 5m)",
+    )
     add("--standalone", action="store_true", help="one host")
     add("--rdzv-endpoint", metavar="HOST:PORT", help="where commands that are started once on every node meet")
     add("--node-rank", metavar="N", help="which node this is, of commands that meet (default: as they come)")
@@ -179,6 +188,7 @@ def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Torchr
         master_port=value("master_port", 29500 if address else None, int),
         signals=signals(value("signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")),
         grace=grace,
+        suspect_timeout=_duration("suspect_timeout", value("suspect_timeout", "")),
         meeting=_meeting(value, hosts),
         lonely_endpoint=_lonely(value("rdzv_endpoint", ""), hosts, value("standalone", False, bool)),
         unused=[_option(name) for name in WITHOUT_MEANING if getattr(given, name) is not None],
@@ -301,6 +311,14 @@ def command(script: str, arguments: Sequence[str], module: bool, no_python: bool
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _duration(name: str, text: str) -> float:
+    """Returns seconds; where there is no text, those of the setting of this name."""
+    try:
+        return parse_duration(text, "s") if text else float(getattr(settings, name)())
+    except ValueError as exc:
+        raise ValueError(f"{_option(name)} is a time such as 30s, 5m or 0s: {exc}") from None
 
 
 def _number(name: str, text: str, kind: Any) -> Any:

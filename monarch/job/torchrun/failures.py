@@ -21,7 +21,8 @@ _OTHERS = 5  # ranks that failed later and are named
 
 class RankFailure(msgspec.Struct, frozen=True):
     """A rank that did not end well. `at`: when, in seconds since the epoch; `lost`: why, when its process or host was
-    lost and there is no status; `said`: the last of its stderr; `report`: what it wrote into TORCHELASTIC_ERROR_FILE."""
+    lost and there is no status; `said`: the last of its stderr; `report`: what it wrote into TORCHELASTIC_ERROR_FILE;
+    `stopped`: the signal by which it was stopped for `limit` seconds, which it was killed for."""
 
     rank: int
     local_rank: int
@@ -34,11 +35,15 @@ class RankFailure(msgspec.Struct, frozen=True):
     report: bytes = b""
     lost: str = ""
     file: str = ""
+    stopped: int = 0
+    limit: float = 0.0
 
     @property
     def how(self) -> str:
         if self.lost:
             return f"was lost: {self.lost}"
+        if self.stopped:
+            return f"was {stopped_by(self.stopped)} for {self.limit:g} s and was killed (--suspect-timeout)"
         if self.signal:
             return f"was killed by {_signal_name(self.signal)}"
         return f"ended with status {self.status}"
@@ -115,6 +120,11 @@ def ranges(ranks: Sequence[int]) -> str:
         else:
             found.append([rank, rank])
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def stopped_by(number: int) -> str:
+    """Returns what is said of a rank that this signal stopped."""
+    return f"stopped by {_signal_name(number)}"
 
 
 def _signal_name(number: int) -> str:

@@ -70,6 +70,7 @@ def commands(
                 stdout=out,
                 stderr=err,
                 grace=options.grace,
+                stopped_limit=options.suspect_timeout,
                 report_variable=ERROR_FILE,
                 defaults={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
                 stdin="" if rank else streams.stdin,

@@ -24,7 +24,7 @@ from monarch._text import first_line, visible
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
 from monarch.config import configured, settings
-from monarch.job.commands.command_actor import CommandActor, CommandEnded
+from monarch.job.commands.command_actor import CommandActor, CommandEnded, CommandStopped
 from monarch.job.commands.command_plan import RankCommand
 from monarch.job.commands.printer import CommandPrinter
 from monarch.job.commands.run_command import one_by_one, own_folder
@@ -222,7 +222,9 @@ class _TorchrunRun:
             self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env, self._streams, visible
         )
         # A single rank has its host to itself, and as many threads as it likes, as under torchrun.
-        with configured(share_threads=settings.share_threads() and count > 1):
+        # What starts a rank may be stopped as well as the rank itself.
+        timeout = f"{self._options.suspect_timeout:g}s"
+        with configured(share_threads=settings.share_threads() and count > 1, suspect_timeout=timeout):
             meshes = [
                 host.spawn_procs({"local_rank": count}, name=self._options.role, proc_bind=bind)
                 for host, bind in zip(hosts, self._binds(hosts, names, count), strict=True)
@@ -372,6 +374,13 @@ class _TorchrunAttempt:
             if isinstance(piece, CommandEnded):
                 self._on_end(number, piece)
                 return
+            if isinstance(piece, CommandStopped):
+                self._say(
+                    f"rank {number} (pid {self._pids[number]}) is {failures.stopped_by(piece.signal)}: it is killed and has "
+                    f"failed unless it goes on within {self._options.suspect_timeout:g} s (--suspect-timeout); "
+                    f"`kill -CONT {self._pids[number]}` on {self._names[number // self._count]} lets it"
+                )
+                continue
             if piece.stream == rank_plan.STDERR:
                 self._tails[number].add(piece.data)
             self._printer.write(number, piece.stream, piece.data)
@@ -389,6 +398,7 @@ class _TorchrunAttempt:
                 RankFailure(
                     rank, rank % self._count, self._names[rank // self._count], ended.pid, ended.status, ended.signal,
                     ended.at, self._tails[rank].value(), ended.report, file=stderr.file,
+                    stopped=ended.stopped, limit=self._options.suspect_timeout,
                 )
             )  # fmt: skip
             self._end(signal.SIGTERM)
