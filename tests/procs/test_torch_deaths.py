@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.config import configured
+from tests.procs import torch_run_deaths
 from tests.procs.torch_deaths import PHASES, TIMEOUT, round_of, trainers_on
-from tests.support.tiers import full, slow
+from tests.support.command_line import CommandLine, command_line
+from tests.support.tiers import first_of, full, slow
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.procs, full, pytest.mark.usefixtures("torch_preloaded")]
+
+
+@pytest.fixture
+def monarch(tmp_path: Path) -> Iterator[CommandLine]:
+    with command_line(tmp_path) as line:
+        yield line
 
 
 @pytest.mark.parametrize(
@@ -47,3 +57,13 @@ def test_a_rank_that_is_stopped_for_suspect_timeout_counts_as_dead(spawn_procs: 
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert trainers.slice(gpus=2).pid.call_one().get(TIMEOUT) != pid
+
+
+@pytest.mark.parametrize(
+    ("victims", "phase", "restarts"),
+    first_of([([2], "backward", 0), ([0, 3], "mesh", 1), ([1], "begin", 0)], full=2),
+)
+def test_a_command_ends_all_ranks_and_names_the_dead(
+    victims: list[int], phase: str, restarts: int, monarch: CommandLine
+) -> None:
+    torch_run_deaths.round_of(monarch, 4, victims, phase, restarts)

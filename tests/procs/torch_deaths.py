@@ -2,6 +2,7 @@
 names the dead, and training goes on after `healthy()` and `setup_torch_distributed()`. As a program, many rounds of it:
 
     python -m tests.procs.torch_deaths --rounds 200 --seed 1
+    python -m tests.procs.torch_deaths --rounds 60 --command    of `monarch run`, which ends all ranks
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ finally:
 """
 
 Enter = Callable[[str], None]  # called with the name of each phase at its beginning
+MeshOf = Callable[..., Any]
 
 
 def die(number: int) -> None:
@@ -64,7 +66,7 @@ class Trainer(Pid):
                 else:
                     die(dies)
 
-        one_step = {"fsdp": fsdp, "pipeline": pipeline, "mesh": device_mesh}.get(phase, ddp)(enters)
+        one_step = step_of(phase, enters, torch_device_mesh)
         try:
             while step < steps:
                 step += 1
@@ -77,6 +79,15 @@ class Trainer(Pid):
     @endpoint
     def wait(self) -> None:
         threading.Event().wait()
+
+
+def step_of(phase: str, enters: Enter, mesh_of: MeshOf) -> Callable[[], None]:
+    """Returns a step of training that has this phase. `mesh_of` makes a DeviceMesh of all ranks."""
+    if phase == "fsdp":
+        return fsdp(enters, mesh_of())
+    if phase == "mesh":
+        return device_mesh(enters, mesh_of)
+    return pipeline(enters) if phase == "pipeline" else ddp(enters)
 
 
 def ddp(enters: Enter) -> Callable[[], None]:
@@ -105,13 +116,13 @@ def ddp(enters: Enter) -> Callable[[], None]:
     return step
 
 
-def fsdp(enters: Enter) -> Callable[[], None]:
+def fsdp(enters: Enter, mesh: Any) -> Callable[[], None]:
     import torch
     from torch.distributed.fsdp import fully_shard
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     for part in (*model, model):
-        fully_shard(part, mesh=torch_device_mesh())
+        fully_shard(part, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step() -> None:
@@ -144,12 +155,12 @@ def pipeline(enters: Enter) -> Callable[[], None]:
     return step
 
 
-def device_mesh(enters: Enter) -> Callable[[], None]:
+def device_mesh(enters: Enter, mesh_of: MeshOf) -> Callable[[], None]:
     import torch
     import torch.distributed as dist
 
     dims = {"dp": -1, "tp": 2} if dist.get_world_size() % 2 == 0 else {"dp": -1, "tp": 1}
-    mesh = torch_device_mesh(dims)
+    mesh = mesh_of(dims)
 
     def step() -> None:
         for name in dims:
@@ -251,9 +262,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 3, 4, 8])
-    parser.add_argument("--phases", nargs="*", choices=PHASES, default=PHASES)
+    parser.add_argument("--phases", nargs="*", choices=[*PHASES, "begin"])
+    parser.add_argument("--command", action="store_true")
     given = parser.parse_args()
     chance = random.Random(given.seed)
+    if given.command:
+        from tests.procs import torch_run_deaths
+
+        torch_run_deaths.rounds(given.rounds, given.ranks, given.phases or torch_run_deaths.PHASES, chance)
+        return
+    given.phases = given.phases or PHASES
     late, recovered = [], []
     for number, count in enumerate(given.ranks):
         procs = this_host().spawn_procs({"gpus": count})
