@@ -24,8 +24,9 @@ General layout, from the inside out (a file imports from above, never from below
     builtins, checkpoint, memory, profiler, random, simulator, timer
                 further public paths of what is in tensor
 
-    telemetry, admin, dashboard
-                looking inside a program: what is recorded, what is asked, and the process beside it with its pages
+    telemetry, metrics, admin, dashboard
+                looking inside a program: what is recorded, what it logs of itself, what is asked, and the process beside
+                it with its pages
     debugger, trace, replay
                 breakpoints in ranks; time lines and profiles; recorded messages given to an actor again
 

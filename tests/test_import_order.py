@@ -37,7 +37,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_http", "_runtime", "_mesh", "actor")
 PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "_http", "actor")
 LATE = ("job", "tools", "__main__")
-SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard")
+SEEING = ("telemetry", "metrics", "admin", "debugger", "trace", "replay", "dashboard")
 FACES = ("builtins", "checkpoint", "memory", "profiler", "random", "simulator", "timer")
 OTHER_FACES = {
     "gather_mount": ("remotemount",),

@@ -48,6 +48,7 @@ HISTOGRAM = 10  # name, unit, attributes, count, sum, least, most, counts, began
 GAUGE = 11  # name, unit, attributes, value, at
 MACHINE = 12  # {column: value} of host_metrics
 DEVICE = 13  # {column: value} of gpu_metrics
+LOGGED = 14  # step, ((name, value), ...), mesh, rank, at
 
 # How far a message or call was reported before it was over.
 NOT_TOLD, TOLD_WAITING, TOLD_STARTED = range(3)

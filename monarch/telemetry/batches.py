@@ -49,6 +49,7 @@ COLUMNS: dict[int, tuple[str, ...]] = {
     recorder.SUM: ("name", "unit", "attributes", "is_monotonic", "amount", "began", "happened"),
     recorder.HISTOGRAM: ("name", "unit", "attributes", "count", "sum", "least", "most", "counts", "began", "happened"),
     recorder.GAUGE: ("name", "unit", "attributes", "value", "happened"),
+    recorder.LOGGED: ("name", "value", "step", "mesh", "rank", "happened"),
 }
 COLUMNS[recorder.CALLING] = COLUMNS[recorder.CALLED]
 SOURCE = (
@@ -71,6 +72,7 @@ NAMES = {
     recorder.SUM: "sum",
     recorder.HISTOGRAM: "histogram",
     recorder.GAUGE: "gauge",
+    recorder.LOGGED: "logged",
 }
 
 KINDS = {name: kind for kind, name in NAMES.items()}
@@ -118,6 +120,12 @@ class EventColumns:
                     row += source
                     if len(row) == _WIDTHS[kind]:
                         rows[kind].append(row)
+                elif kind == recorder.LOGGED:
+                    step, values, *rest = event[1:]
+                    made = [[name, float(value), step, *rest, *source] for name, value in values]
+                    if not all(type(row[0]) is type(row[3]) is str for row in made):
+                        raise TypeError
+                    rows[kind] += [row for row in made if len(row) == _WIDTHS[kind]]
                 elif kind in (recorder.MACHINE, recorder.DEVICE):
                     measured = {**event[1], "timestamp_us": round((event[1]["timestamp"] + head.offset) * 1e6)}
                     (self.machine if kind == recorder.MACHINE else self.devices).append((head.address, measured))
@@ -208,6 +216,7 @@ _TESTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("parent_sender", "display_name"), _is_text_or_none),
     "attributes": _are_pairs,
     "counts": _are_counts,
+    "step": _is_whole(63),
     "parent_seq": lambda value: value is None or _is_whole(64)(value),
     "line": _is_whole(32),
     "adverb": lambda value: type(value) is int and value in _ADVERBS,

@@ -298,4 +298,8 @@ STATEMENTS: dict[str, list[str]] = {
             {_OF_PROCESS}, value, NULL, NULL
         FROM in_gauge"""
     ],
+    "logged": [
+        f"""INSERT INTO metrics
+        SELECT {us("happened")}, name, CAST(step AS BIGINT), value, mesh, rank, process FROM in_logged"""
+    ],
 }

@@ -29,7 +29,7 @@ _TOGETHER = 100_000  # events that are taken at a time
 _PAUSE = 0.1  # seconds between two turns, in which more comes: many rows at a time cost less
 
 _FLOATS = "arrived started ended began happened shift sum least most value"
-_WHOLES = "seq port serial told adverb rank parent_seq parent_span thread_id line count"
+_WHOLES = "seq port serial told adverb rank step parent_seq parent_span thread_id line count"
 _FLAGS = "failed spans is_monotonic"
 
 
@@ -129,6 +129,7 @@ class Ingest:
             statements = [statement for name in kinds for statement in STATEMENTS[name]]
             tables = {f"in_{name}": arrow(name, gathered.rows[name]) for name in kinds}
             self._store.write(statements, tables, at_once=False)
+            self._store.curves.add_rows(gathered.rows.get("logged", ()))
 
     def _insert_host_metrics(self, gathered: EventColumns) -> None:
         self._insert_measured("host_metrics", gathered.machine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from monarch._mesh.inspection import recording, survey
 from monarch._runtime.context import here
 from monarch._wire.address import host_of
 from monarch.config import configure
-from monarch.telemetry import frames
+from monarch.telemetry import frames, runs
 from monarch.telemetry.client import QueryEngineClient
 from monarch.telemetry.relay import RowRelay
 from monarch.telemetry.store import check_installed
@@ -277,6 +278,21 @@ def record(observer: Any, wanted: Any) -> Telemetry:
         _running.dashboard_url = addresses.dashboard_url
         _running.admin_url = addresses.admin_url
         return _running
+
+
+def keep_run(folder: str, name: str) -> str:
+    """Has what this program logs kept as a run: see `monarch.metrics.keep`. Returns the path of its file."""
+    telemetry = _running or start()
+    with _lock:
+        kept = telemetry._config
+        if kept.runs and (kept.runs, kept.run) != (folder, name or kept.run):
+            raise ValueError(f"this program's run is kept already, in {runs.path_of(kept.runs, kept.run)}")
+        name = kept.run or name or runs.new_name(folder, datetime.datetime.now())
+        path = runs.path_of(folder, name)
+        wanted = msgspec.structs.replace(kept, runs=folder, run=name)
+        telemetry._observer.serve(wanted, telemetry._folder)
+        telemetry._config = wanted
+    return path
 
 
 def running() -> Telemetry | None:

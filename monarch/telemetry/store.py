@@ -17,6 +17,7 @@ import msgspec
 from monarch._linux import private_files
 from monarch._text import first_line
 from monarch.telemetry import query_process
+from monarch.telemetry.curves import Curve, MetricCurves
 from monarch.telemetry.keeper import MEMORY, READ, WRITE, Keeper, KeeperLost, WriteFailed
 from monarch.telemetry.query_places import QueryPlaces
 from monarch.telemetry.result import QueryError, Result
@@ -43,6 +44,17 @@ _ARROW = {
     "text": "string",
     "bool": "bool",
 }
+
+
+# What was logged, folded over ranks, a row a point: in the order of `Curve`, of the newest 200,000.
+FOLDED = """
+SELECT mesh, name, step, avg(value) FILTER (fine), min(value) FILTER (fine), max(value) FILTER (fine),
+       coalesce(arg_min(rank, value) FILTER (fine), -1), coalesce(arg_max(rank, value) FILTER (fine), -1),
+       coalesce(stddev_pop(value) FILTER (fine), 0.0), count(*) FILTER (fine), count(*) FILTER (NOT fine),
+       coalesce(min(rank) FILTER (NOT fine), -1), max(timestamp_us) / 1e6
+FROM (SELECT *, isfinite(value) AS fine FROM metrics)
+GROUP BY mesh, name, step ORDER BY step DESC LIMIT 200000"""
+_FOLDS = 60.0  # seconds
 
 
 class Store:
@@ -75,13 +87,19 @@ class Store:
             raise
         self.missing: list[Callable[[], Iterable[str]]] = []  # each tells of hosts whose rows are not all here
         self._places = QueryPlaces(self.keeper)
+        self.curves = MetricCurves()  # of what was logged, as it comes: longer than its rows stay
 
     @classmethod
     def open(cls, path: str) -> Store:
         """Opens the DuckDB file at `path` for reading. FileNotFoundError; ValueError when it has no telemetry."""
         if not os.path.isfile(path):
             raise FileNotFoundError(f"no file {path}")
-        return cls(_saved=os.path.abspath(path))
+        made = cls(_saved=os.path.abspath(path))
+        try:
+            made.curves.restore(folded(made.query(FOLDED, timeout=_FOLDS).rows))
+        except QueryError as exc:  # a file of an older version has no such table
+            logger.info("the file has no metrics: %s", first_line(exc))
+        return made
 
     def write(
         self, statements: Sequence[str], reading: Mapping[str, Any] | None = None, *, at_once: bool = True
@@ -200,6 +218,15 @@ class Store:
         if self.saved is not None:
             self._saving.shutdown()
             self.saved.close()
+
+
+def folded(rows: Iterable[Sequence[Any]]) -> Iterator[Curve]:
+    """Yields what FOLDED gives, as curves of one point each."""
+    for mesh, name, step, mean, least, most, least_rank, most_rank, spread, count, odd, odd_rank, at in rows:
+        yield Curve(
+            mesh, name, 1, [step], [mean], [least], [most], [least_rank], [most_rank], [spread], [count], [odd], [odd_rank],
+            [-1], [at],
+        )  # fmt: skip
 
 
 def own_file(path: str) -> str:

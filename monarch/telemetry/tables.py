@@ -118,6 +118,13 @@ TABLES: dict[str, Table] = {
             f"{_METRIC}, {_ATTRIBUTES}, count u64, sum_f64 f64?, sum_i64 i64?, sum_u64 u64?, min_f64 f64?, min_i64 i64?, "
             "min_u64 u64?, max_f64 f64?, max_i64 i64?, max_u64 u64?, bounds_json, bucket_counts_json",
         ),
+        # What programs log of themselves: monarch.metrics.
+        _table(
+            "metrics",
+            BY_AGE,
+            _MANY,
+            "timestamp_us i64, name, step i64, value f64, mesh, rank u64, process_id",
+        ),
         _table(
             "host_metrics",
             BY_AGE,

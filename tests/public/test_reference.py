@@ -47,6 +47,7 @@ PUBLIC: dict[str, str] = {
     "monarch.job.ssh": "",
     "monarch.memory": "",
     "monarch.mesh_controller": "",
+    "monarch.metrics": "",
     "monarch.opaque_module": "",
     "monarch.opaque_object": "",
     "monarch.proc_mesh": "",

@@ -298,6 +298,42 @@ def test_logs_and_metrics(ingest: Ingest, store: Store) -> None:
     assert rows(store, "SELECT count, sum_f64, bucket_counts_json FROM metric_histograms") == [(2, 3.0, "[2,0]")]
 
 
+def test_what_a_program_logs_is_a_row_for_each_value_and_part_of_a_curve(ingest: Ingest, store: Store) -> None:
+    store.curves.clear()
+    nan = float("nan")
+    logged = [
+        (recorder.LOGGED, 7, (("loss", 0.5), ("lr", nan if rank else 1)), "trainers", rank, 2.0) for rank in (0, 1)
+    ]
+    put(ingest, batch(logged))
+    found = rows(store, "SELECT name, step, value, mesh, rank, timestamp_us FROM metrics WHERE rank = 0 ORDER BY name")
+    assert found == [("loss", 7, 0.5, "trainers", 0, us(2.0)), ("lr", 7, 1.0, "trainers", 0, us(2.0))]
+    assert rows(store, "SELECT rank, process_id FROM metrics WHERE isnan(value)") == [(1, "workers-0<m>")]
+    loss, rate = store.curves.told()
+    assert (loss.mesh, loss.name, loss.steps, loss.mean, loss.count) == ("trainers", "loss", [7], [0.5], [2])
+    assert loss.at == [2.0 + SHIFT] and (rate.odd, rate.odd_rank) == ([1], [1])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        (recorder.LOGGED, 7, (("loss", "0.5x"),), "m", 0, 2.0),
+        (recorder.LOGGED, -7, (("loss", 0.5),), "m", 0, 2.0),
+        (recorder.LOGGED, 2**63, (("loss", 0.5),), "m", 0, 2.0),
+        (recorder.LOGGED, 7, ((5, 0.5),), "m", 0, 2.0),
+        (recorder.LOGGED, 7, ((b"loss", 0.5),), "m", 0, 2.0),
+        (recorder.LOGGED, 7, (("loss", 0.5),), "m", "first", 2.0),
+        (recorder.LOGGED, 7, (("loss", 0.5),), "m", 0, 1e300),
+        (recorder.LOGGED, 7, (("loss", 0.5),)),
+        (recorder.LOGGED, 7, 8, "m", 0, 2.0),
+    ],
+)
+def test_what_no_process_logs_is_refused_and_nothing_else(ingest: Ingest, store: Store, event: Any) -> None:
+    store.curves.clear()
+    put(ingest, batch([event, (recorder.LOGGED, 1, (("good", 1.0),), "m", 0, 2.0)]))
+    assert rows(store, "SELECT name FROM metrics") == [("good",)]
+    assert store.curves.names() == [("m", "good")]
+
+
 def test_a_measurement_of_a_host(ingest: Ingest, store: Store) -> None:
     row = {column.name: 1 for column in TABLES["host_metrics"].columns} | {"hostname": "node", "timestamp": WALL}
     put(ingest, batch([(recorder.MACHINE, row)], offset=2.0))

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from monarch.telemetry.runs import read_run
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.procs
 
 BEGINNING = """
     import logging, os, signal, threading, time
-    import monarch.telemetry
+    import monarch.metrics, monarch.telemetry
     from monarch.actor import Actor, endpoint, get_meter, span, this_host
 
     class Worker(Actor):
@@ -25,6 +26,7 @@ BEGINNING = """
             with span("part"):
                 self.level.set(0.5, {"rank": 0})
             logging.getLogger("my.program").warning("worked")
+            monarch.metrics.log(step=count, loss=0.25)
             return count
 
         @endpoint
@@ -89,6 +91,8 @@ def test_what_a_program_does_is_in_the_tables(scripts: Scripts) -> None:
         assert count("SELECT count(DISTINCT process_id) FROM spans") == 3
         assert count("SELECT count(*) FROM events WHERE target = 'my.program'") == 14
         assert count("SELECT count(*) FROM metric_gauges WHERE name = 'level' AND value_f64 = 0.5") >= 2
+        logged = count("SELECT count(*) FROM metrics WHERE name = 'loss' AND step = 1 AND mesh = 'workers' AND rank = 1")
+        assert logged == 7 and count("SELECT sum(value) FROM metrics") == 3.5
         names = {(row["class"], row["given_name"]) for row in ask("SELECT class, given_name FROM meshes")}
         assert {("Proc", "trainers"), ("Python<Worker>", "workers"), ("Host", "local")} <= names, names
         rows = ask("SELECT new_status AS status, count(*) AS n FROM actor_status_events GROUP BY 1")
@@ -118,6 +122,30 @@ def test_what_a_program_does_is_in_the_tables(scripts: Scripts) -> None:
         assert value(again, "SELECT count(*) FROM actors") == 3, "those that were there before"
         """,
     )
+
+
+@full
+def test_a_run_is_kept_and_gone_on_with(scripts: Scripts) -> None:
+    for step in (1, 2):
+        run(
+            scripts,
+            f"""
+            path = monarch.metrics.keep("runs", "a")
+            assert path == os.path.abspath("runs/a.json") and path == monarch.metrics.keep("runs")
+            try:
+                monarch.metrics.keep("runs", "b")
+            except ValueError as exc:
+                assert f"is kept already, in {{path}}" in str(exc)
+            else:
+                raise AssertionError
+            workers = this_host().spawn_procs({{"gpus": 2}}).spawn("workers", Worker)
+            workers.work.call({step}).get()
+            monarch.metrics.log(step={step}, mine=1)
+            """,
+        )
+    kept = {(curve.mesh, curve.name): curve for curve in read_run(str(scripts.folder / "runs/a.json")).curves}
+    assert set(kept) == {("workers", "loss"), ("client", "mine")}
+    assert kept["workers", "loss"].steps == [1, 2] and kept["workers", "loss"].count == [2, 2]
 
 
 @full

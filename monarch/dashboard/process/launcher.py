@@ -91,8 +91,9 @@ class Observer:
         try:
             with self.connect(companion.ENDS) as connection:
                 connection.sendall(frames.pack(frames.END))
-        except OSError:
-            pass
+        except OSError:  # the run's folder has gone before it, and the socket with that
+            if self.process is not None:
+                self.process.terminate()
         self._companion.end()
 
     def start(self) -> None:

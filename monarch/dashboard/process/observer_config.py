@@ -21,6 +21,8 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_metrics_interval_secs: float = 1.0
     include_system: bool = False
     path: str = ""  # of a file that rows are written to as well
+    runs: str = ""  # the folder in which what the program logs is kept, as `run`
+    run: str = ""
 
     dashboard: bool = False
     dashboard_host: str = "127.0.0.1"
@@ -49,6 +51,8 @@ def more(serving: ObserverConfig, wanted: ObserverConfig) -> ObserverConfig:
     for part, fields in PARTS.items():
         if getattr(wanted, part) and not getattr(serving, part):
             changes.update({name: getattr(wanted, name) for name in (part, *fields)})
+    if wanted.runs:  # of one program after the other
+        changes.update(runs=wanted.runs, run=wanted.run)
     if not serving.certificate:
         changes.update(certificate=wanted.certificate, private_key=wanted.private_key)
     return msgspec.structs.replace(serving, **changes)

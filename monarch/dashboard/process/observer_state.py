@@ -20,9 +20,12 @@ from monarch.telemetry import frames
 
 if TYPE_CHECKING:
     from monarch.telemetry.ingest import Ingest
+    from monarch.telemetry.runs import RunWriter
     from monarch.telemetry.store import Store
 
 logger = logging.getLogger("monarch.observer")
+
+_LAST = 1.0  # seconds for the last rows of a run that is kept
 
 
 class CurrentProgram(Program):
@@ -59,6 +62,17 @@ class ObserverState:
         self._servers = HttpServer()
         self._opening = threading.Lock()
         self._served: dict[str, OpenSite] = {}
+        self._run: RunWriter | None = None
+
+    def use_program(self, folder: str) -> None:
+        """The program with that run folder is the one to look into. Curves are of one program."""
+        before = self.program.folder
+        self.program.use(folder)
+        if before and before != folder:
+            self._end_run()
+            self._config = msgspec.structs.replace(self._config, runs="", run="")
+            if self.store is not None:
+                self.store.curves.clear()
 
     def serve(self, wanted: ObserverConfig, token: str) -> Addresses:
         """Opens what is wanted and not served yet."""
@@ -73,6 +87,7 @@ class ObserverState:
             if config.telemetry or config.dashboard:
                 fresh = self.store is None
                 store = self._keep(config)
+                self._keep_run(config, store)
                 wanted_sites["telemetry"] = lambda: sites.api_site(store, self.program)
                 if config.dashboard:
                     wanted_sites["dashboard"] = lambda: sites.dashboard_site(config, store, self.program, token)
@@ -103,6 +118,19 @@ class ObserverState:
                 "set MONARCH_TLS_CERT and MONARCH_TLS_KEY (`monarch certs DIRECTORY` makes them)"
             )
         return notes
+
+    def _keep_run(self, config: ObserverConfig, store: Store) -> None:
+        """Keeps what the program logs, as the run that it names."""
+        from monarch.telemetry.runs import RunWriter, path_of
+
+        if config.runs and (self._run is None or self._run.path != path_of(os.path.realpath(config.runs), config.run)):
+            self._end_run()
+            self._run = RunWriter(config.runs, config.run, store.curves).start()
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
 
     def _keep(self, config: ObserverConfig) -> Store:
         """The tables, and what fills them and clears them up; made once."""
@@ -143,6 +171,9 @@ class ObserverState:
         self._end()
 
     def close(self) -> None:
+        if self._run is not None and self.ingest is not None:  # first: whoever ends it waits for a few seconds only
+            self.ingest.flush(_LAST)
+            self._end_run()
         self._servers.close()
         for stop in self._stops:
             stop()
@@ -187,7 +218,7 @@ def _answer(observer: ObserverState, end: Callable[[], Any], kind: int, body: by
     elif kind == frames.SERVE:
         return _serve(observer, msgspec.msgpack.decode(body, type=frames.Serve))
     elif kind == frames.PROGRAM:
-        observer.program.use(msgspec.msgpack.decode(body, type=frames.UseProgram).folder)
+        observer.use_program(msgspec.msgpack.decode(body, type=frames.UseProgram).folder)
     elif kind == frames.MARK:
         if observer.ingest is not None:
             observer.ingest.flush()
@@ -203,7 +234,7 @@ def _serve(observer: ObserverState, asked: frames.Serve) -> bytes:
     try:
         config = msgspec.convert(asked.config, ObserverConfig)
         if asked.folder:
-            observer.program.use(asked.folder)
+            observer.use_program(asked.folder)
         return frames.pack_struct(frames.SERVING, observer.serve(config, asked.token))
     except Exception as exc:  # told to the other side
         logger.exception("what was asked cannot be served")

@@ -7,6 +7,7 @@ also when it becomes another program (see `companion.CompanionOwner`).
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -31,6 +32,7 @@ def main() -> None:
     def stop() -> None:
         os.write(end, b".")
 
+    signal.signal(signal.SIGTERM, lambda *_: stop())
     observer = ObserverState(stop)
 
     def talk(connection: socket.socket) -> None:
