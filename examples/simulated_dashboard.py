@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import random
 import threading
 import time
@@ -53,6 +54,7 @@ class SimulatedJob:
         self.failed = False
         self._random = random.Random(seed)
         self._number = seed
+        self._number_of_step = 0
         self._hosts = -(-ranks // PER_HOST)
         self._period = STEP * max(1, ranks // MOST_CALLS)
         self._next_step = start_us + 2 * STEP
@@ -159,6 +161,7 @@ class SimulatedJob:
         if self.failed:
             return
         fails = self.failure_us is not None and at + self._period >= self.failure_us
+        self._logs_metrics(rows, at)
         self._call(rows, at, "trainers", "step", lambda rank: None if fails else self._took(rank))
         for rank in range(0, self.ranks, max(1, self.ranks // MOST_CALLS)):
             host = rank // PER_HOST
@@ -170,6 +173,21 @@ class SimulatedJob:
                 "next_batch",
                 30_000 + self._random.randrange(15_000),
             )
+
+    def _logs_metrics(self, rows: Rows, at: int) -> None:
+        """What `monarch.metrics.log` would have recorded. The straggler has fewer tokens a second, and one loss is NaN."""
+        number, self._number_of_step = self._number_of_step, self._number_of_step + 1
+        for rank in range(self.ranks):
+            loss = 2.2 * 0.96**number + 0.8 + 0.02 * self._random.random()
+            values = {
+                "loss": math.nan if number == 9 and rank == 5 else loss,
+                "grad/norm": loss / 2 + 0.1 * self._random.random(),
+                "tokens/s": (820 if rank == STRAGGLER else 1750) + 60 * self._random.random(),
+            }
+            rows["metrics"] += [
+                (at, name, number, value, "trainers", rank, self.process("trainers", rank).partition("@")[0])
+                for name, value in values.items()
+            ]
 
     def _took(self, rank: int) -> int:
         return (900_000 if rank == STRAGGLER else 420_000) + self._random.randrange(60_000)
@@ -319,6 +337,14 @@ def _view(labels: list[str], offset: int, sizes: list[int], strides: list[int]) 
     return json.dumps({"labels": labels, "slice": {"offset": offset, "sizes": sizes, "strides": strides}})
 
 
+def put(store: Store, rows: Rows) -> None:
+    """Puts rows into a store, and what was logged into its curves."""
+    for table, some in rows.items():
+        store.insert(table, some)
+    for at, name, step, value, mesh, rank, _ in rows.get("metrics", ()):
+        store.curves.add(mesh, name, step, value, rank, at / 1e6)
+
+
 class Simulation:
     """The simulated job, growing in a store as time goes by; `LiveData` for the dashboard."""
 
@@ -352,8 +378,7 @@ class Simulation:
     def catch_up(self) -> None:
         """Puts into the store what has happened until now."""
         with self._lock:
-            for table, rows in self._job.advance(int(time.time() * 1e6)).items():
-                self._store.insert(table, rows)
+            put(self._store, self._job.advance(int(time.time() * 1e6)))
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):

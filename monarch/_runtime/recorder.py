@@ -29,6 +29,7 @@ LIMIT = 50_000  # events that wait to be taken
 TEXTS = 16 << 20  # characters of those that have texts of the program
 _LONG = 0.5  # seconds after which what is still under way is reported
 _WAITING = 256  # messages of one mailbox that are reported before they are handled
+VALUES = 64  # of a LOGGED
 TEXT = 4096  # characters of a reason or a line of the log
 
 # Kinds of events, the first field of each.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 
-from monarch.telemetry import runs
 
-
-def keep(folder: str | os.PathLike[str] = runs.FOLDER, name: str = "") -> str:
+def keep(folder: str | os.PathLike[str] = "runs", name: str = "") -> str:
     """Keeps what all processes of this program log, from its beginning on, as a run: FOLDER/NAME.json. Returns that path.
 
     To be called by the program, not in a process of a mesh. It starts telemetry, unless that runs. The file has each
@@ -21,7 +19,7 @@ def keep(folder: str | os.PathLike[str] = runs.FOLDER, name: str = "") -> str:
 
     Since 0.2.0.
     """
-    from monarch.telemetry import starting  # loads the client
+    from monarch.telemetry import runs, starting  # loads the client, which scripts do without
 
     where = os.path.abspath(folder)
     path = runs.path_of(where, name) if name else ""

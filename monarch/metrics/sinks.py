@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from monarch._linux import private_files
 from monarch.metrics import logged
-from monarch.metrics.logged import Pairs
+from monarch.metrics.passing import Pairs
 
 LARGEST = 1 << 30  # bytes that are written to a file
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from email.message import Message
 from typing import Any
@@ -37,13 +38,29 @@ class QueryEngineClient:
             raise urllib.error.HTTPError(f"{self.url}/api/query", status, str(reply["error"]), Message(), None)
         return dict(reply)
 
+    def metrics(self, match: str = "", mesh: str | None = None) -> dict[str, Any]:
+        """Returns what `monarch.metrics.log` was given, folded over ranks: `curves` whose name has `match` in it, a column a
+        list; `names`, mesh and name of all; `left_out`, how many values are of curves that were too many.
+
+        `urllib.error.URLError` when nobody answers; RuntimeError when what answers is no telemetry.
+
+        Since 0.2.0.
+        """
+        asked = {"match": match, **({} if mesh is None else {"mesh": mesh})}
+        reply = self._ask(f"/api/metrics?{urllib.parse.urlencode(asked)}", None, self.timeout)
+        if not isinstance(reply, dict) or not {"curves", "left_out"} <= set(reply):
+            raise RuntimeError(f"invalid telemetry response from {self.url}: no curves in {str(reply)[:200]!r}")
+        return reply
+
     def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
         """Keeps a stack dump, the JSON that `/v1/pyspy/{proc}` gives, in the tables `pyspy_*`."""
         body = {"dump_id": dump_id, "proc_ref": proc_ref, "pyspy_result_json": pyspy_result_json}
         self._post("/api/pyspy_dump", body, self.timeout)
 
     def _post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
-        data = json.dumps(body).encode()
+        return self._ask(path, json.dumps(body).encode(), timeout)
+
+    def _ask(self, path: str, data: bytes | None, timeout: float) -> Any:
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=timeout) as response:

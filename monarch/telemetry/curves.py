@@ -17,6 +17,7 @@ import msgspec
 
 CURVES = 500
 POINTS = 512
+_SETTLES = 3.0  # seconds until a point has what all ranks have logged of it
 _LEAST_RANKS = 4  # values that a point has, at least, if one of them is to be said to differ
 _FAR, _FEWER = 5.0, 40.0  # spreads of the others by which a value differs; so many more where it is compared with one
 
@@ -166,8 +167,12 @@ class _Growing:
             into.merge(point)
         return made
 
-    def told(self, mesh: str, name: str) -> Curve:
+    def told(self, mesh: str, name: str, now: float) -> Curve:
         places = sorted(self.points)
+        if len(places) > 1:
+            last, before = self.points[places[-1]], self.points[places[-2]]
+            if now - last.at < _SETTLES and last.count + last.odd < before.count + before.odd:
+                places.pop()  # other ranks have not logged it yet
         points = [self.points[place] for place in places]
         return Curve(
             mesh=mesh,
@@ -246,8 +251,17 @@ class MetricCurves:
         with self._lock:
             return list(self._curves)
 
-    def told(self, text: str = "", mesh: str | None = None, *, most: int = CURVES, points: int = POINTS) -> list[Curve]:
-        """Returns the first `most` curves whose name has `text` in it, with at most `points` points each."""
+    def told(
+        self,
+        text: str = "",
+        mesh: str | None = None,
+        *,
+        most: int = CURVES,
+        points: int = POINTS,
+        now: float = math.inf,
+    ) -> list[Curve]:
+        """Returns the first `most` curves whose name has `text` in it, with at most `points` points each. `now`: seconds
+        since the epoch, of somebody who looks: the newest point is left out while ranks are about to log it."""
         with self._lock:
             chosen = [
                 (key, growing)
@@ -257,7 +271,7 @@ class MetricCurves:
             copies = [(key, growing.copy() if len(growing.points) > points else growing) for key, growing in chosen]
             for _, growing in copies:
                 growing.widen(points)
-            return [growing.told(*key) for key, growing in copies]
+            return [growing.told(*key, now) for key, growing in copies]
 
 
 def _restored(curve: Curve, number: int) -> FoldedPoint:

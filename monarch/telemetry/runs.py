@@ -103,11 +103,13 @@ class RunWriter:
         self._started = now()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._written = -1
         if os.path.lexists(self.path):
             run = read_run(self.path)
             self._started = run.started
+            fresh = not curves.changes
             curves.restore(run.curves)
-        self._written = curves.changes if os.path.lexists(self.path) else -1
+            self._written = curves.changes if fresh else -1
 
     def start(self) -> RunWriter:
         self._thread = threading.Thread(target=self._run, name="runs", daemon=True)

@@ -88,6 +88,7 @@ class Store:
         self.missing: list[Callable[[], Iterable[str]]] = []  # each tells of hosts whose rows are not all here
         self._places = QueryPlaces(self.keeper)
         self.curves = MetricCurves()  # of what was logged, as it comes: longer than its rows stay
+        self.runs = ""  # the folder with runs that were kept, if this one is
 
     @classmethod
     def open(cls, path: str) -> Store:

@@ -5,7 +5,8 @@
     monarch certs    makes a job's certificates
     verbs            the other commands, in monarch.tools.verbs:
         apply, run, exec, shell, kill, context                    jobs, and commands on their hosts
-        status, stacks, doctor, debug, query, profile, tui, dashboard, logs     looking into a program that runs
+        status, stacks, doctor, debug, query, metrics, profile, tui, dashboard, logs
+                                                                  looking into a program that runs
         replay                                                    an actor that was recorded, once more
         completion                                                for the shell
         demo, init                                                a look at it, and a project to begin from

@@ -20,6 +20,7 @@ import msgspec
 from monarch._linux import terminal
 from monarch.admin.stacks import Finding
 from monarch.admin.status import FailureNote, HostUsage, RunningHandler, StatusTable, WaitEdge
+from monarch.telemetry.curves import Curve
 
 
 class StreamLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
@@ -297,6 +298,21 @@ class QueryRows(Document, frozen=True, kw_only=True, tag="monarch.query/1"):
     truncated: bool = False
     note: str | None = None
     missing_hosts: list[str] = []
+
+
+class RunCurves(msgspec.Struct, frozen=True):
+    """The curves of a run that was kept; `name` is "" for the program that runs."""
+
+    name: str
+    curves: list[Curve]
+
+
+class MetricCurvesFound(Document, frozen=True, kw_only=True, tag="monarch.metrics/1"):
+    """The curves of what a program, or each of several runs, has logged, folded over ranks. `left_out`: values of curves that were too
+    many."""
+
+    runs: list[RunCurves]
+    left_out: int = 0
 
 
 class ProfileWritten(Document, frozen=True, kw_only=True, tag="monarch.profile/1"):

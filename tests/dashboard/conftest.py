@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from examples.simulated_dashboard import SimulatedJob
+from examples.simulated_dashboard import SimulatedJob, put
 from monarch._mesh.inspection.diagnosis import Finding
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
@@ -58,7 +58,6 @@ class Recorded:
 def recorded() -> Iterator[Recorded]:
     store = Store()
     job = SimulatedJob(ranks=RANKS, start_us=START, failure_at=12.0)
-    for table, rows in job.advance(START + 60_000_000).items():
-        store.insert(table, rows)
+    put(store, job.advance(START + 60_000_000))
     yield Recorded(store, job)
     store.close()

@@ -48,6 +48,7 @@ def client(recorded: Any) -> Iterator[httpx.Client]:
         "sent_messages",
         "tables",
         "hardware?seconds=30",
+        "metrics?match=loss&mesh=trainers",
         "stacks",
         "profiles",
     ],

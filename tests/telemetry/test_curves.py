@@ -138,3 +138,15 @@ def test_the_rank_that_stands_out() -> None:
         for rank in range(8):
             found.add("m", "x", step, 5.0 if rank == 6 and step > 3 else 1.0, rank, 0.0)
     assert only(found).standing_out() == (6, 6)
+
+
+def test_a_point_that_not_all_ranks_have_logged_yet_is_not_shown_to_who_looks() -> None:
+    found = MetricCurves()
+    for step, ranks in ((0, 4), (1, 4), (2, 1)):
+        for rank in range(ranks):
+            found.add("m", "x", step, 1.0, rank, 100.0 + step)
+    assert only(found, now=102.5).steps == [0, 1]
+    assert only(found, now=106.0).steps == only(found).steps == [0, 1, 2], "the others are late, or have ended"
+    for rank in range(1, 4):
+        found.add("m", "x", 2, 1.0, rank, 102.0)
+    assert only(found, now=102.5).steps == [0, 1, 2]

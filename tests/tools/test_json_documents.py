@@ -16,8 +16,9 @@ import pytest
 import monarch.actor
 from monarch._errors import NotFoundError, SupervisionError
 from monarch.job.commands.printer import LinePrinter
+from monarch.telemetry.curves import MetricCurves
 from monarch.tools import cli, documents, exit_codes, json_output
-from monarch.tools.verbs import exec_verb, query_verb, run_verb
+from monarch.tools.verbs import exec_verb, metrics_verb, query_verb, run_verb
 from tests.support import command_line_page, json_lines, json_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -170,12 +171,25 @@ class Client:
     def query(self, sql: str, timeout: float) -> dict[str, Any]:
         return {"rows": ROWS, "missing_hosts": ["n2"]}
 
+    def metrics(self, match: str, mesh: str | None) -> dict[str, Any]:
+        curves = MetricCurves()
+        curves.add(mesh or "m", match or "loss", 3, 0.5, 0, 10.0)
+        curves.add(mesh or "m", match or "loss", 4, float("nan"), 0, 11.0)
+        return {"curves": msgspec.to_builtins(curves.told()), "left_out": 2}
+
 
 def test_rows_of_a_query(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_verb, "client_of", lambda pid: Client())
     [found] = told("query", "--json", "SELECT")
     assert (found.columns, found.rows) == (["a", "b", "c"], ROWS)
     assert (found.missing_hosts, found.truncated) == (["n2"], False)
+
+
+def test_curves_of_what_is_logged(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_verb, "client_of", lambda pid: Client())
+    [found] = told("metrics", "--json", "--mesh", "trainers")
+    ((run),) = found.runs
+    assert (run.name, found.left_out, run.curves[0].mesh, run.curves[0].mean) == ("", 2, "trainers", [0.5, None])
 
 
 def test_what_processes_write(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +240,8 @@ def json_lines_of(capsys: pytest.CaptureFixture[str]) -> list[Any]:
         (["tui", "--json", "--once"], 66, "not_found", "no program of yours"),
         (["debug", "--json", "list"], 66, "not_found", "no program of yours"),
         (["query", "--json", "SELECT 1"], 66, "not_found", "no active job was found in this context"),
+        (["metrics", "--json"], 66, "not_found", "no active job was found in this context"),
+        (["metrics", "--json", "none"], 66, "not_found", "there is no run"),
         (["replay", "--json", "none.monarchrec"], 66, "not_found", "No such file"),
         (["exec", "--json", "--nonsense", "true"], 2, "usage", "unrecognized arguments: --nonsense"),
         (["stat", "--json"], 2, "usage", "did you mean 'status'?"),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.latest_findings import LatestFindings
 from monarch.dashboard.pages.live_data import LiveData
+from monarch.dashboard.pages.metrics_data import MetricsData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
 from monarch.telemetry.result import Result
@@ -53,6 +54,7 @@ class PageData:
         self._findings = LatestFindings(live.findings) if findings is None and live is not None else findings
         self._answers = SharedAnswers(FRESH)
         self._profiles = TraceFiles(self._profile)
+        self.metrics = MetricsData(store, self._answers)
 
     # --- overview
 

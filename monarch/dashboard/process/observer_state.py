@@ -126,6 +126,7 @@ class ObserverState:
         if config.runs and (self._run is None or self._run.path != path_of(os.path.realpath(config.runs), config.run)):
             self._end_run()
             self._run = RunWriter(config.runs, config.run, store.curves).start()
+            store.runs = config.runs
 
     def _end_run(self) -> None:
         run, self._run = self._run, None

@@ -80,6 +80,10 @@ def routes_of(api: PageData) -> list[Any]:
         get("/api/sent_messages", lambda ask: api.sent_messages(ask.id("sender_actor_id"))),
         get("/api/tables", lambda ask: api.tables()),
         get("/api/hardware", lambda ask: api.hardware(ask.seconds() or 600.0)),
+        get(
+            "/api/metrics",
+            lambda ask: api.metrics.told(ask.text("match") or "", ask.text("mesh"), ask.names("runs")),
+        ),
         get("/api/stacks", lambda ask: api.stacks()),
         get("/api/profiles", lambda ask: api.profiles()),
         get("/api/profiles/{name}", lambda ask: _download(api.profile_file(ask.name()), ask.name())),

@@ -20,7 +20,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 
@@ -31,6 +31,7 @@ from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
 from monarch.job.commands.standard_input import InputPipe, take
 from monarch.job.commands.stopped_child import wait_unless_stopped
+from monarch.metrics import passing
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -140,15 +141,25 @@ class CommandActor(Actor):
         if command.stdin and given is None:
             self._input = InputPipe()
             given = self._input.reading
-        with _script(command) as (beginning, script), _closed_here(given):
+        rank = command.env.get("RANK", "")
+        logged = passing.received(int(rank)) if rank.isdecimal() else None
+        metrics = {} if logged is None else {passing.VARIABLE: str(logged.fileno())}
+        with _script(command) as (beginning, script), _closed_here(given), logged or nullcontext():
             self._child = child = subprocess.Popen(
                 [*beginning, *words],
                 stdin=subprocess.DEVNULL if given is None else given,
                 stdout=output.writing[0],
                 stderr=output.writing[1],
                 cwd=_folder(command),
-                env={**command.defaults, **os.environ, **_path(command), **command.env, **report.environment},
-                pass_fds=script,
+                env={
+                    **command.defaults,
+                    **os.environ,
+                    **_path(command),
+                    **command.env,
+                    **report.environment,
+                    **metrics,
+                },
+                pass_fds=[*script, *(() if logged is None else [logged.fileno()])],
             )
         output.close_writing()
 

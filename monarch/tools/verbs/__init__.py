@@ -1,6 +1,6 @@
 """The verbs of the command `monarch`, one a file: jobs and their hosts (apply, run, exec, shell, kill, context), looking into
-a program that runs (status, stacks, doctor, debug, query, profile, tui, dashboard, logs), a recorded actor (replay), the
-shell (completion), and a beginning (demo, init). Each file has
+a program that runs (status, stacks, doctor, debug, query, metrics, profile, tui, dashboard, logs), a recorded actor (replay),
+the shell (completion), and a beginning (demo, init). Each file has
 
     NAME, LINE, TEXT       the verb, one line about it, its help: what is before `examples:` and from there on
     arguments(parser)      what it takes
@@ -27,6 +27,7 @@ NAMES = (
     "doctor",
     "debug",
     "query",
+    "metrics",
     "profile",
     "replay",
     "tui",

@@ -37,6 +37,7 @@ examples:
   monarch run --job cluster.job --nnodes 4 --nproc-per-node gpu -m package.train
   srun monarch run --nnodes 4 --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id "$SLURM_JOB_ID" train.py
   monarch run --nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 train.py
+  monarch run --nproc-per-node 4 --keep-metrics runs train.py
 """
 
 
@@ -45,6 +46,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", metavar="JOB", help="MODULE.ATTRIBUTE, or a job of monarch.toml or pyproject.toml")
     parser.add_argument("--mesh", metavar="NAME", help="of the job (default: the first)")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the ranks")
+    parser.add_argument(
+        "--keep-metrics",
+        metavar="FOLDER",
+        help="keep what the ranks log by monarch.metrics.log as a run in this folder, for monarch metrics",
+    )
     add_kill(parser)
     torchrun.add_arguments(parser)
 
@@ -66,6 +72,14 @@ def run_on(
     env = environment(options.env)
     current = the_job(options.job)
     torchrun.check_starts(wanted, os.environ, current is not None)
+    if options.keep_metrics is not None:
+        if wanted.meeting is not None:
+            options.parser.error(
+                "--keep-metrics is for one command that starts all ranks: use it without --rdzv-endpoint"
+            )
+        from monarch.metrics import keep
+
+        terminal.note(f"monarch run: metrics are kept in {keep(options.keep_metrics)}")
     if current is not None:
         wanted = msgspec.structs.replace(wanted, unused=[*wanted.unused_with_job, *wanted.unused])
         try:
