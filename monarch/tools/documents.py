@@ -308,8 +308,8 @@ class RunCurves(msgspec.Struct, frozen=True):
 
 
 class MetricCurvesFound(Document, frozen=True, kw_only=True, tag="monarch.metrics/1"):
-    """The curves of what a program, or each of several runs, has logged, folded over ranks. `left_out`: values of curves that were too
-    many."""
+    """The curves of what a program, or each of several runs, has logged, folded over ranks. `left_out`: values of curves
+    that were too many."""
 
     runs: list[RunCurves]
     left_out: int = 0
