@@ -12,9 +12,12 @@ import pytest
 from monarch._http.server import HttpServer, Site
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.routes.page_routes import routes_of
+from monarch.telemetry.curves import MetricCurves
+from monarch.telemetry.runs import RunWriter
 
 PAGES = {
     "/": "Slowest endpoints",
+    "/metrics": "tokens/s",
     "/topology": "trainers",
     "/topology?view=graph": "node1:26600",
     "/actors": "trainers",
@@ -102,6 +105,37 @@ def test_a_failed_rank_is_found_from_the_overview(window: Any, served: Any) -> N
     page.locator(".missing:visible").wait_for()  # this process has ended
     page.go_back()
     page.get_by_text("Messages over time").wait_for()
+
+
+def test_curves_and_runs_beside_them(window: Any, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        curves = MetricCurves()
+        for step in range(200):
+            curves.add("trainers", "loss", step, 1 / (step + 1), 0, 0.0)
+        RunWriter(str(tmp_path), name, curves).close()
+    monkeypatch.setattr(served.store, "runs", str(tmp_path))
+    opened = window()
+    page = opened.open(f"{served.url}/metrics")
+    page.get_by_text("Rank 17 differs from all others of trainers").wait_for()
+    assert page.locator("svg.curve").count() == 3
+    loss = page.get_by_role("region", name="loss")
+    loss.get_by_text("NaN or infinite first at step 9, rank 5.").wait_for()
+    page.get_by_label("Filter by name").fill("loss")
+    page.wait_for_function("() => document.querySelectorAll('svg.curve').length === 1")
+    page.get_by_label("first").check()
+    loss.locator("path.run-0").wait_for()
+    page.get_by_label("second").check()
+    loss.locator("path.run-1").wait_for()
+    page.get_by_role("button", name="Log").click()
+    page.wait_for_url(f"{served.url}/metrics?match=loss&runs=first%2Csecond&scale=log")
+    page.reload()  # the address has all of it
+    loss.locator("path.run-1").wait_for()
+    assert page.get_by_label("Filter by name").input_value() == "loss" and page.get_by_label("first").is_checked()
+    loss.locator("svg").hover()
+    loss.locator(".reading").get_by_text("second 0.").wait_for()
+    page.get_by_label("first").uncheck()
+    page.wait_for_url(f"{served.url}/metrics?match=loss&runs=second&scale=log")
+    assert opened.problems == []
 
 
 def test_the_explorer_filters(window: Any, served: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch.dashboard")
 
 STATIC = Path(__file__).parents[1] / "static"
-PAGES = ("overview", "topology", "actors", "sql", "hardware", "stacks", "traces")
+PAGES = ("overview", "metrics", "topology", "actors", "stacks", "hardware", "sql", "traces")
 SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
 
 _TYPES = {

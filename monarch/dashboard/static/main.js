@@ -6,14 +6,15 @@ import {closeDrawer} from "./drawer.js";
 import {connection, watch} from "./poller.js";
 import * as overview from "./pages/overview.js";
 import * as topology from "./pages/topology.js";
+import * as metrics from "./pages/metrics.js";
 import * as actors from "./pages/actors.js";
 import * as sql from "./pages/sql.js";
 import * as hardware from "./pages/hardware.js";
 import * as stacks from "./pages/stacks.js";
 import * as traces from "./pages/traces.js";
 
-const PAGES = {overview, topology, actors, sql, hardware, stacks, traces};
-const TITLES = {overview: "Overview", topology: "Topology", actors: "Actors", sql: "SQL", hardware: "Hardware", stacks: "Stacks", traces: "Traces"};
+const PAGES = {overview, metrics, topology, actors, stacks, hardware, sql, traces};
+const TITLES = {overview: "Overview", metrics: "Metrics", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
 const $ = id => document.getElementById(id);
 
 let leave = null;
