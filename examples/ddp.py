@@ -3,6 +3,7 @@
     python examples/ddp.py                                    # four processes, under a minute on two cores
     python examples/ddp.py --procs 8 --device cuda --batch 64  # one process a device
     python examples/ddp.py --workers tcp://node1:26600 tcp://node2:26600  # two hosts, four processes each: docs/hosts.md
+    python examples/ddp.py --keep runs  # and `monarch metrics` in another terminal
     python examples/ddp.py --mesh trainers  # the hosts that this project's file describes, Slurm's say: docs/jobs.md
 
 The text is the standard library's own source, which every machine that has Python has. There is no launcher:
@@ -28,6 +29,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import monarch.metrics
 from monarch.actor import (
     Actor,
     attach_to_workers,
@@ -128,7 +130,9 @@ class Trainer(Actor):
         self.optimizer.zero_grad()
         marks = [start, forward, self.backward_ended, reduced, self.clock()]
         self.seconds.append([after - before for before, after in pairwise(marks)])
-        return float(loss.item())
+        value = float(loss.item())
+        monarch.metrics.log(step=number, loss=value, learning_rate=self.optimizer.param_groups[0]["lr"])
+        return value
 
     @endpoint
     @torch.no_grad()
@@ -215,10 +219,13 @@ async def main() -> None:
     parser.add_argument("--steps", type=int, default=Settings.steps, help="steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=Settings.batch, help="sequences a rank a step")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, xpu, ... (default %(default)s)")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the losses as a run: docs/how-to/metrics.md")
     args = parser.parse_args()
     settings = Settings(choose_device(args.device, args.procs), args.steps, args.batch)
     tokens = settings.batch * settings.context
 
+    if args.keep:
+        print(f"losses are kept in {monarch.metrics.keep(args.keep)}")
     if args.mesh:
         hosts = hosts_from_config(args.mesh)
     else:

@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import monarch.actor
+import monarch.metrics
 from monarch.actor import (
     Actor,
     ActorError,
@@ -109,6 +110,7 @@ class Trainer(Actor):
         else:
             self.optimizer.step()
             self.kept = {number: self.kept[number], number + 1: self.state_now()}
+            monarch.metrics.log(step=number, loss=loss)
             return float(loss.item())
         del self.model  # leave at once: those who wait for this rank notice by its connections
         if dist.is_initialized():

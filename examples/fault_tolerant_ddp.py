@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import monarch.actor
+import monarch.metrics
 from monarch.actor import (
     Actor,
     ActorError,
@@ -112,6 +113,7 @@ class Trainer(Actor):
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.kept = {number: self.kept[number], number + 1: self.state_now()}
+        monarch.metrics.log(step=number, loss=loss)
         return loss
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from char_gpt import GPT, LEARNING_RATE, Settings, Text, loss_of, losses_alone
 
+import monarch.metrics
 from monarch.actor import Actor, current_rank, endpoint, setup_torch_distributed, this_host
 from monarch.spmd import torch_device_mesh
 
@@ -73,6 +74,7 @@ class Trainer(Actor):
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        monarch.metrics.log(step=number, loss=loss)
         return float(loss.item()), numbers
 
     @endpoint

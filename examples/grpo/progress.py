@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import monarch.metrics
+
 
 class Progress:
     def __init__(self, steps: int, unit: str = "step") -> None:
@@ -29,6 +31,7 @@ class Progress:
             seconds, known = self.values.setdefault(name.replace("_", " "), ([], []))
             seconds.append(round(self.seconds, 3))
             known.append(round(value, 4))
+            monarch.metrics.log(step=len(known) - 1, **{name: value})
 
     def recent(self, label: str, count: int = 10) -> float:
         """The mean of the latest values of a label."""
