@@ -19,6 +19,7 @@ General layout, from the inside out (a file imports from above, never from below
     tensor      tensors spread over processes, worked on from one
     spmd        the processes of a mesh as ranks of torch.distributed
     service     replicas of an actor class behind one handle
+    graph       endpoints called again and again in one order, without messages
     remotemount, gather_mount
                 folders of the client on every host, and of all hosts in one of the client's
     builtins, checkpoint, memory, profiler, random, simulator, timer
@@ -90,6 +91,7 @@ _HOMES = {
     "mesh_controller": ("monarch.mesh_controller", ""),
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
+    "graph": ("monarch.graph", ""),
     "rdma": ("monarch.rdma", ""),
     "service": ("monarch.service", ""),
     "spmd": ("monarch.spmd", ""),

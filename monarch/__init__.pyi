@@ -4,6 +4,7 @@ from monarch import actor as actor
 from monarch import builtins as builtins
 from monarch import checkpoint as checkpoint
 from monarch import config as config
+from monarch import graph as graph
 from monarch import rdma as rdma
 from monarch import service as service
 from monarch import spmd as spmd

@@ -24,6 +24,8 @@ OUTER: dict[str, tuple[str, str]] = {
     "debugger.serve": ("debugger.visit", "serve"),
     "debugger.stop": ("debugger.stopped", "stop"),
     "debugger.stop_at": ("debugger.stopped", "stop_at"),
+    "graph.bind": ("graph.nodes", "bind"),
+    "graph.serve": ("graph.driver", "serve"),
     "job.hosts_from_config": ("job.project_file", "hosts_from_config"),
     "observer.at": ("dashboard.process.launcher", "observer_at"),
     "observer.config": ("dashboard.process.observer_config", "ObserverConfig"),

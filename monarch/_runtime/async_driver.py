@@ -162,6 +162,8 @@ class AsyncDriver:
                     self._hooks_to_begin = False
                     await asyncio.sleep(0)  # the selector looks at the control items; other tasks get their turn
                     continue
+                if mailbox.feed is not None:
+                    mailbox.feed.poll()
                 if not mailbox.messages:
                     turn = 0
                     self.idle = self.loop.create_future()
@@ -209,6 +211,8 @@ class AsyncDriver:
             elif type(item) is OnThread:
                 item.run()
         idle, instance = self.idle, self.instance
+        if idle is not None and instance.mailbox.feed is not None:
+            instance.mailbox.feed.poll()
         if idle is not None and (instance.mailbox.messages or instance.leaving is not None) and not idle.done():
             idle.set_result(None)
 

@@ -13,7 +13,7 @@ from monarch._runtime import recorder as recording
 from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import abandon, aborted_meanwhile, cleanup_failed, stop_owned
-from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
+from monarch._runtime.instance import Delivery, Fed, Instance, Leave, Supervise
 from monarch._wire.message import Bounced
 from monarch.config import settings
 
@@ -59,7 +59,7 @@ def _run_sync(instance: Instance) -> None:
             if instance.leaving is not None:
                 raise instance.leaving
             item = mailbox.take()
-            if type(item) is Delivery:
+            if type(item) is Delivery or isinstance(item, Fed):
                 item.started = instance.last_taken = now()
                 instance.last_call = item.call
                 instance.current = item

@@ -52,6 +52,20 @@ class Delivery:
         return codec.decode(body, buffers)
 
 
+class Fed(Delivery):
+    """A Call that came through a Feed (see `mailbox`) and not in a message: subclasses have the arguments, and take the
+    answer."""
+
+    __slots__ = ()
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call, b"", (), call.back, up=True)
+
+    def answer(self, kind: int, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        """Takes what a message would carry back. On the actor's thread; a failure on any."""
+        raise NotImplementedError
+
+
 class Leave(Exception):
     """The reason why an actor's thread is to end: `failure` None is an ordinary stop with `reason`.
 
@@ -368,6 +382,7 @@ class Instance:
             waiting: list[Delivery] = self.mailbox.drain() + self._reorder.drain()
             waiting += self.concurrent.values()
             self.concurrent = {}
+            feed, self.mailbox.feed = self.mailbox.feed, None
             current, self.current = self.current, None  # read once: its thread may be done with it just now
             if current is not None:
                 self.processed += 1
@@ -377,6 +392,8 @@ class Instance:
         if recording.active is not None:
             self._record_unhandled(waiting)
         self._answer_all(waiting, failure)
+        if feed is not None:
+            feed.close()
         body = message.encode(failure)
         told = {(delivery.back, delivery.call.port, delivery.call.rank) for delivery in waiting}
         for back, number, rank in ports - told:

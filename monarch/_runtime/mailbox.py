@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from monarch._runtime import leader
 from monarch._runtime.leader import wait_for
@@ -19,10 +19,25 @@ from monarch._runtime.loop import wake
 WAKE: Any = object()  # a control item that only wakes: something has changed that its taker looks at by itself
 
 
+class Feed(Protocol):
+    """Another place that an actor gets calls from, without messages (`monarch.graph`). All but `close` on the actor's
+    thread."""
+
+    def poll(self) -> None:
+        """Puts a call behind the messages that wait, if one is due. Called between two messages."""
+
+    def wait(self, mailbox: Mailbox) -> None:
+        """Sleeps until something is put, or a call is due. May wake for nothing."""
+
+    def close(self) -> None:
+        """The actor takes nothing more; any thread."""
+
+
 class Mailbox:
-    __slots__ = ("_lock", "_wakers", "control", "messages")
+    __slots__ = ("_lock", "_wakers", "control", "feed", "messages")
 
     def __init__(self) -> None:
+        self.feed: Feed | None = None
         self.control: deque[Any] = deque()
         self.messages: deque[Any] = deque()
         self._lock = threading.Lock()
@@ -67,12 +82,18 @@ class Mailbox:
         while True:
             if self.control:
                 return self.control.popleft()
+            feed = self.feed
+            if feed is not None:
+                feed.poll()
             if self.messages:
                 try:
                     return self.messages.popleft()
                 except IndexError:  # drained just now
                     pass
-            self.wait(None)
+            if feed is None:
+                self.wait(None)
+            else:
+                feed.wait(self)
 
     def forked(self) -> None:
         """In a forked child: what is here its parent takes."""

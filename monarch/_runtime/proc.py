@@ -31,7 +31,7 @@ from monarch._runtime.event_loops import running_loop
 from monarch._runtime.flight_recorder import FlightRecorder
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations, last_on
-from monarch._runtime.instance import Delivery, Instance
+from monarch._runtime.instance import Delivery, Fed, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.processes import Processes, Transport, send_first
 from monarch._runtime.replies import Gather, OneReply, Ports
@@ -284,6 +284,9 @@ class Proc:
         answer = Answer(call.port, call.rank, kind)
         if not delivery.up:
             self.answer(delivery.back, answer, body, buffers, coalesce_within)
+            return
+        if isinstance(delivery, Fed):
+            delivery.answer(kind, body, buffers)
             return
         try:
             self.post(agent_of(self.address), message.TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)

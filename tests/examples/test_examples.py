@@ -69,6 +69,16 @@ def test_ping_pong_plays_rallies_in_which_the_players_take_turns(tmp_path: Path)
     assert score == f"after 4 rallies: ping {points['ping']}, pong {points['pong']}"
 
 
+@full
+def test_compiled_graph_counts_words_and_goes_on_after_an_error(tmp_path: Path) -> None:
+    assert run("compiled_graph.py", cwd=tmp_path) == [
+        "'A rose is a rose is a rose': 3 different words, by counter [0, 2, 1]",
+        "'To be, or not to be': 4 different words, by counter [1, 0, 3]",
+        "'': an empty text",
+        "'Never, never, never!': 1 different words, by counter [0, 0, 1]",
+    ]
+
+
 @pytest.mark.parametrize("crawlers", first_of([1, 3]))
 def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None:
     *pages, total = run("crawler.py", "--crawlers", str(crawlers), cwd=tmp_path)

@@ -38,6 +38,7 @@ PUBLIC: dict[str, str] = {
     "monarch.gather_mount": "",
     "monarch.gradient": "",
     "monarch.gradient_generator": "",
+    "monarch.graph": "",
     "monarch.job": "",
     "monarch.job.kubernetes": "",
     "monarch.job.ray": "",

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from monarch._mesh import plugins
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -64,6 +65,10 @@ class Actor(MeshTrait):
     def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:
         """Called when a port message of this actor could not be delivered; a true result means handled."""
         return False
+
+    def _serve_graph(self, order: str, *args: Any) -> Any:
+        """Called by compiled graphs that this actor takes part in (`monarch.graph`)."""
+        return plugins.outer("graph.serve")(order, *args)
 
     @property
     def _ndslice(self) -> NoReturn:

@@ -380,6 +380,13 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         answers = [make_future(Arrival(entry, ranked=True, reader=reader)) for _ in range(count)]
         return (sender.proc.address, sender.unique, entry.number), answers
 
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """A node of a graph to be compiled, which runs this endpoint on every rank: see `monarch.graph`. Sends nothing.
+
+        Arguments are values, or nodes whose results they stand for. Since 0.2.0.
+        """
+        return plugins.outer("graph.bind")(self, args, kwargs)
+
     def with_timeout(self, seconds: float) -> Endpoint[P, R_co]:
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))

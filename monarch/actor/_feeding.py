@@ -1,0 +1,45 @@
+"""Names for `monarch.graph`, which calls endpoints without messages: no package outside of this distribution uses them."""
+
+from __future__ import annotations
+
+from monarch._mesh.actors.feeding import (
+    ActorsWatch,
+    EndpointFacts,
+    FedCall,
+    call_for,
+    check_bound,
+    cut,
+    endpoint_facts,
+    expect_end,
+    is_own,
+    on_this_host,
+    ordered,
+    own_instance,
+    sender_name,
+)
+from monarch._runtime.future import Source, check_timeout, make_future
+from monarch._runtime.remote_errors import decode_answer
+from monarch._wire.codec import decode, encode_call, encode_value
+
+__all__ = [
+    "ActorsWatch",
+    "EndpointFacts",
+    "FedCall",
+    "Source",
+    "call_for",
+    "check_bound",
+    "check_timeout",
+    "cut",
+    "decode",
+    "decode_answer",
+    "encode_call",
+    "encode_value",
+    "endpoint_facts",
+    "expect_end",
+    "is_own",
+    "make_future",
+    "on_this_host",
+    "ordered",
+    "own_instance",
+    "sender_name",
+]

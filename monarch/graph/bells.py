@@ -1,0 +1,128 @@
+"""Waking a process that sleeps: a pipe each, that others write a byte to. Found through /proc, which asks for the same
+permission as reading the other's memory.
+
+A pipe and not a futex: the kernel starts its reader on the core of a writer that is about to sleep, which is faster, and an
+event loop can wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+_BYTES = 4096
+_ANOTHER_RAN = 15e-6  # seconds that giving way takes when somebody else gets the core
+_LEAVE_OUT = 1000  # waits without looking after that
+
+
+class SharedMachine(NamedTuple):
+    """The things that two processes have in common which can share memory."""
+
+    boot: str
+    pids: int  # the namespace of process ids
+    user: int
+
+
+def this_machine() -> SharedMachine:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return SharedMachine(file.read().strip(), os.stat("/proc/self/ns/pid").st_ino, os.getuid())
+
+
+class DescriptorAt(NamedTuple):
+    """A descriptor of a process, for others to open what it stands for."""
+
+    pid: int
+    fd: int
+
+    def open(self, flags: int) -> int:
+        """OSError when that process is gone."""
+        return os.open(f"/proc/{self.pid}/fd/{self.fd}", flags | os.O_CLOEXEC)
+
+
+class OwnBell:
+    """The bell of one thread that sleeps. `ring` on any thread, `sleep` on that one."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+        self.at = DescriptorAt(os.getpid(), self._write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody sleeps
+            os.write(self._write, b"\0")
+
+    def sleep(self, timeout: float | None = None) -> None:
+        """Returns once it was rung since the last time, or after `timeout` seconds."""
+        if timeout is None or self._poll.poll(max(0.0, timeout) * 1000):
+            os.read(self._read, _BYTES)
+
+    def forget(self) -> None:
+        """It counts as not rung."""
+        if self._poll.poll(0):
+            os.read(self._read, _BYTES)
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+class OtherBell:
+    """The bell of another process. OSError when that is gone."""
+
+    def __init__(self, at: DescriptorAt) -> None:
+        self._fd = at.open(os.O_WRONLY | os.O_NONBLOCK)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; its process has ended: others tell of that
+            os.write(self._fd, b"\0")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Spin:
+    """Looks again and again for a short time, before a thread sleeps: waking a core that sleeps takes far longer. Gives its
+    core to whoever else wants it meanwhile; where somebody does, there is none to spare, and it does not look for a while.
+
+    0 seconds: not at all. `now` is the clock, `give_way` lets others run.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        now: Callable[[], float] = perf_counter,
+        give_way: Callable[[], None] = os.sched_yield,
+    ) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._give_way = give_way
+        self._left_out = 0
+
+    def until(self, there: Callable[[], bool]) -> bool:
+        """Returns whether `there()` became true."""
+        if not self._seconds:
+            return False
+        if self._left_out:
+            self._left_out -= 1
+            return False
+        before = self._now()
+        end = before + self._seconds
+        while before < end:
+            if there():
+                return True
+            self._give_way()
+            now = self._now()
+            if now - before > _ANOTHER_RAN:
+                self._left_out = _LEAVE_OUT
+                return there()
+            before = now
+        return False

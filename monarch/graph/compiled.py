@@ -1,0 +1,524 @@
+"""Compiled graphs, as the process has them that compiled them: executions, their results, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from monarch._linux import procfs
+from monarch.actor import Future
+from monarch.actor._feeding import (
+    ActorsWatch,
+    Source,
+    check_timeout,
+    decode_answer,
+    encode_call,
+    encode_value,
+    make_future,
+    on_this_host,
+    ordered,
+    sender_name,
+)
+from monarch.actor.lowlevel import own_process, start_thread
+from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin, this_machine
+from monarch.graph.driver import Entered, Part, mesh_of
+from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
+from monarch.graph.nodes import EndpointNode, MultiOutput
+from monarch.graph.plan import CLIENT, INPUT_RING, Plan, Slots, make_plan
+
+if TYPE_CHECKING:
+    import asyncio
+
+_SPIN = 100e-6  # seconds that a thread looks before it sleeps, where there is a core for each that may
+_PATIENCE = 30.0  # seconds for actors to leave a graph: they do once what they run has returned
+
+
+class GraphExecution(Source):
+    """One execution under way. Whoever waits for it reads the results of all that come before it as well."""
+
+    __slots__ = ("__weakref__", "_error", "_graph", "_seen", "deadline", "number", "slot", "timeout", "values")
+
+    def __init__(self, graph: CompiledGraph, number: int, slot: int, timeout: float | None) -> None:
+        super().__init__()
+        self._graph = graph
+        self.number = number
+        self.slot = slot
+        self.timeout = timeout
+        self.deadline = None if timeout is None else monotonic() + timeout
+        self.values: dict[int, Value] = {}
+        self._error: BaseException | None = None
+        self._seen: Callable[[], None] = _nothing
+
+    def fail(self, error: BaseException, seen: Callable[[], None]) -> None:
+        if not self.ready:
+            self._error = error
+            self._seen = seen
+            self.set_ready()
+
+    def late(self) -> None:
+        """Its deadline has passed."""
+        if not self.ready:
+            self.fail(
+                TimeoutError(
+                    f"an execution of the graph took more than {self.timeout:g} s{self.awaited()}; it goes on, and "
+                    f"its result will be dropped"
+                ),
+                _nothing,
+            )
+
+    def awaited(self) -> str:
+        return self._graph._awaited(self)
+
+    def of(self) -> str:
+        return "an execution of a graph"
+
+    def wait(self, timeout: float | None, since: float | None = None) -> bool:
+        end = None if timeout is None else monotonic() + timeout
+        return self._graph._wait_for(self, end)
+
+    def start(self) -> None:
+        start_thread(self._graph._wait_for, "monarch-graph", self, None)
+
+    def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        if self.ready:
+            return
+        late = None
+        if self.deadline is not None:
+            late = loop.call_later(max(0.0, self.deadline - monotonic()), self.late)
+        stop = self._graph._watch_on(loop)
+        try:
+            yield from super().wait_async(loop)
+        finally:
+            stop()
+            if late is not None:
+                late.cancel()
+
+    def value(self) -> Any:
+        if self._error is not None:
+            self._seen()
+            raise self._error
+        values, self.values = self.values, {}
+        return self._graph._result(values)
+
+
+def _nothing() -> None:
+    return None
+
+
+class CompiledGraph:
+    """A graph that is ready to be executed: made by `compile`, ended by `close()` or at the end of a `with` block.
+
+        with InputNode() as x:
+            last = b.step.bind(a.step.bind(x))
+        with monarch.graph.compile(last, depth=8) as graph:
+            print(graph.execute(1).get())
+
+    It belongs to the process that compiled it, any thread of which may execute it. Values go from process to process in
+    shared memory, without messages. Actors serve ordinary calls between two steps: a step goes behind the messages that wait
+    when its values are there. Of several steps that are due an actor runs that of the oldest execution.
+
+    Arrays and tensors in arguments lie in that memory, uncopied, and may be written to; what an endpoint keeps of them is
+    copied when it has returned, and stays what it was. So do those of results, which are the caller's own.
+
+    An exception of an endpoint is raised by the Future of its execution, as a call would raise it; later nodes of that
+    execution do not run, other executions go on. When an actor or process of it ends, the graph ends as a whole: all
+    executions raise what a call would. Compile it anew after a restart. Since 0.2.0.
+    """
+
+    def __init__(self, output: EndpointNode | MultiOutput, depth: int, buffer: int | str) -> None:
+        self._plan = plan = make_plan(output, depth, buffer, procfs.memory()[1])
+        self._lock = threading.Lock()  # of beginning executions
+        self._reading = threading.Lock()  # who has it reads results
+        self._followers: deque[Callable[[], Any]] = deque()  # of those who wait meanwhile
+        self._slots = Slots(depth)
+        self._pending: deque[GraphExecution] = deque()
+        self._lent: dict[int, list[Lent]] = {}  # by slot: results that may still be used
+        self._sources = plan.sources()
+        self._error: BaseException | None = None
+        self._seen: Callable[[], None] = _nothing
+        self._loops: dict[Any, int] = {}
+        self._name = f"{os.getpid()}.{id(self):x}.{monotonic():.6f}"
+        self._bells: dict[int, OtherBell] = {}
+        self._watches: list[ActorsWatch] = []
+        self._memory: GraphMemory | None = None
+        self._bell = OwnBell()
+        self._closed = False
+        self._orders = [ordered(node.endpoint) for node in plan.nodes]
+        try:
+            self._compile(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- compiling
+
+    def _compile(self, plan: Plan) -> None:
+        for node in plan.nodes:
+            if not all(map(on_this_host, node.facts.addresses)):
+                raise ValueError(
+                    f"{node.facts.label} has ranks on other hosts, and graphs are for processes of one host: use ordinary "
+                    f"calls for those, as in {node.facts.label}.call(...)"
+                )
+        back, incarnation = own_process()
+        self._watches = [ActorsWatch(node.endpoint, self._failed) for node in plan.nodes]
+        self._failed()
+        if self._error is not None:
+            raise self._ended()
+        watches: list[dict[int, list[tuple[int, int]]]] = []
+        for node, watch in zip(plan.nodes, self._watches, strict=True):
+            watches.append({rank: [(watch.number, index)] for index, rank in enumerate(node.facts.ranks)})
+        entered: dict[tuple[str, int], Entered] = {}
+        calls = [
+            order.call("enter", self._name, back, incarnation, watched)
+            for order, watched in zip(self._orders, watches, strict=True)
+        ]
+        for node, call in zip(plan.nodes, calls, strict=True):
+            for rank, found in zip(node.facts.ranks, call.get().values(), strict=True):
+                entered[node.facts.key, rank] = found
+                if found.why_not:
+                    raise ValueError(f"{node.facts.label} of rank {rank} cannot take part in a graph: {found.why_not}")
+                if found.machine != this_machine():
+                    raise ValueError(
+                        f"{node.facts.label} of rank {rank} shares no memory with this process (another machine, container "
+                        f"or user): use ordinary calls, as in {node.facts.label}.call(...)"
+                    )
+        self._share(plan, [entered[place[:2]].bell for place in plan.places], back)
+
+    def _share(self, plan: Plan, bells: Sequence[DescriptorAt], back: str) -> None:
+        fd = os.memfd_create("monarch-graph", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, plan.memory)
+            private = [ring.reads > 1 for ring in plan.rings]
+            self._memory = GraphMemory(os.dup(fd), len(plan.rings), plan.depth, plan.slot_size, private, plan.buffer)
+            cores = len(os.sched_getaffinity(0))
+            spin = _SPIN if len(plan.places) + 1 <= cores else 0.0
+            self._spin = Spin(spin)
+            parts: dict[str, dict[int, Part]] = {}
+            sender, memory = sender_name(), DescriptorAt(os.getpid(), fd)
+            for place, steps in zip(plan.places, plan.steps, strict=True):
+                readers = {reader for step in steps for reader in plan.rings[step.ring].readers}
+                woken = {reader: self._bell.at if reader == CLIENT else bells[reader] for reader in readers}
+                part = Part(
+                    memory, plan.depth, plan.slot_size, plan.buffer, plan.rings, steps, woken, spin, sender, back
+                )
+                parts.setdefault(place.key, {})[place.rank] = part
+            for reader in plan.rings[INPUT_RING].readers:
+                self._bells[reader] = OtherBell(bells[reader])
+            calls = [
+                order.call("join", self._name, parts[node.facts.key])
+                for order, node in zip(self._orders, plan.nodes, strict=True)
+            ]
+            for call in calls:
+                call.get()
+        finally:
+            os.close(fd)
+
+    # --- executing
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory that it takes at most; pages are taken when they are first used."""
+        return self._plan.memory
+
+    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Future[Any]:
+        """Begins an execution, and gives the Future of its result. Arguments are encoded before it returns.
+
+        While `depth` executions are under way it waits for the oldest of them. The Future raises TimeoutError when the result
+        is not there `timeout` seconds after this call; the execution goes on then, and keeps its place until it is done.
+        MessageTooLargeError when the arguments exceed `buffer`, TypeError when there are other arguments than the graph
+        takes, RuntimeError when the graph was closed; what has ended the graph, if something has.
+        """
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        began = monotonic()
+        if self._plan.parts:
+            body, buffers = encode_call(args, kwargs)
+        elif len(args) == 1 and not kwargs:
+            body, buffers = encode_value(args[0])
+        else:
+            raise TypeError(
+                f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
+                f"bind x[0], x[1] or x['name'] for several"
+            )
+        with self._lock:
+            while self._slots.full:
+                oldest = self._pending[0] if self._pending else None
+                if oldest is None or self._error is not None:
+                    break
+                if not self._wait_done(oldest, None if timeout is None else began + timeout):
+                    raise TimeoutError(
+                        f"{self._plan.depth} executions of the graph are under way, and none was done within {timeout:g} s"
+                        f"{self._awaited(oldest)}: nothing was begun"
+                    )
+            memory = self._memory
+            if self._error is not None or memory is None:
+                raise self._ended()
+            number, slot = self._slots.begin(self._in_use())
+            try:
+                self._take_back(slot)
+                memory.write(INPUT_RING, slot, VALUE, body, buffers, "the input")
+            except BaseException:
+                self._slots.undo(slot)
+                raise
+            execution = GraphExecution(self, number, slot, timeout)
+            self._pending.append(execution)
+            memory.tell(INPUT_RING, number, slot)
+        for bell in self._bells.values():
+            bell.ring()
+        if self._error is not None:  # it ended meanwhile, and this was perhaps not seen
+            self._fail_all()
+        return make_future(execution)
+
+    def _ended(self) -> BaseException:
+        if self._error is None:
+            return RuntimeError("the graph was closed: compile it anew")
+        self._seen()
+        return self._error
+
+    def _in_use(self) -> set[int]:
+        return {slot for slot, lent in self._lent.items() if any(each.used for each in lent)}
+
+    def _take_back(self, slot: int) -> None:
+        memory = self._memory
+        for lent in self._lent.pop(slot, ()):
+            if memory is not None:
+                memory.give_back(lent)
+
+    # --- results
+
+    def _due(self) -> bool:
+        memory = self._memory
+        if self._error is not None or memory is None:
+            return True
+        pending = self._pending
+        return bool(pending) and all(memory.written(ring, pending[0].number) for ring in self._sources)
+
+    def _collect(self) -> None:
+        """Reads what is there. Runs with `_reading` held."""
+        if self._error is not None:
+            self._fail_all()
+        while (memory := self._memory) is not None and self._pending and self._due():
+            execution = self._pending[0]
+            values = {ring: memory.read(ring, execution.number) for ring in self._sources}
+            lent = [value.lent for value in values.values() if value.lent is not None]
+            if lent:
+                self._lent[execution.slot] = lent
+            self._slots.finish(execution.slot)  # first: who begins another looks at what is pending while all are taken
+            self._pending.popleft()
+            if not execution.ready:
+                execution.values = values
+                execution.set_ready()
+
+    def _wait_for(self, execution: GraphExecution, end: float | None) -> bool:
+        """Waits until it is ready; False at `end`."""
+        deadline = execution.deadline
+        if deadline is not None and (end is None or deadline < end):
+            if not self._wait(lambda: execution.ready, deadline, execution.on_ready, execution.discard):
+                execution.late()
+            return True
+        return self._wait(lambda: execution.ready, end, execution.on_ready, execution.discard)
+
+    def _wait_done(self, execution: GraphExecution, end: float | None) -> bool:
+        """Waits until it gives its slot back."""
+
+        def done() -> bool:
+            return self._slots.done > execution.number or self._error is not None
+
+        return self._wait(done, end, _ignore, _ignore)
+
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        end: float | None,
+        on_ready: Callable[[Callable[[], Any]], None],
+        discard: Callable[[Callable[[], Any]], None],
+    ) -> bool:
+        """Reads results until `done()`, or waits while another thread does; False at `end`."""
+        while not done():
+            left = None if end is None else end - monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._reading.acquire(False):
+                try:
+                    self._read_once(left)
+                finally:
+                    self._reading.release()
+                    self._wake_follower()
+                continue
+            lock = threading.Lock()
+            lock.acquire()
+
+            def wake(lock: threading.Lock = lock) -> None:
+                with contextlib.suppress(RuntimeError):
+                    lock.release()
+
+            self._followers.append(wake)
+            on_ready(wake)
+            try:
+                if not self._reading.locked() or done():
+                    continue
+                lock.acquire(timeout=-1 if left is None else left)
+            finally:
+                discard(wake)
+                try:
+                    self._followers.remove(wake)
+                except ValueError:  # it was to read next
+                    self._wake_follower()
+        return True
+
+    def _read_once(self, left: float | None) -> None:
+        if not self._due() and not self._spin.until(self._due):
+            self._bell.sleep(left)
+        self._collect()
+
+    def _wake_follower(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._followers.popleft()()
+
+    def _watch_on(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Has results read by that loop, until the function that this returns is called."""
+
+        awaits_turn = False
+
+        def look() -> None:
+            nonlocal awaits_turn
+            awaits_turn = False
+            if self._reading.acquire(False):
+                try:
+                    self._bell.forget()
+                    self._collect()
+                finally:
+                    self._reading.release()
+                    self._wake_follower()
+            elif not awaits_turn:
+                awaits_turn = True
+                self._followers.append(lambda: loop.call_soon_threadsafe(look))
+
+        if not self._loops.get(loop):
+            loop.add_reader(self._bell.fileno(), look)
+        self._loops[loop] = self._loops.get(loop, 0) + 1
+        loop.call_soon(look)
+
+        def stop() -> None:
+            self._loops[loop] -= 1
+            if not self._loops[loop]:
+                del self._loops[loop]
+                if not self._closed:
+                    loop.remove_reader(self._bell.fileno())
+
+        return stop
+
+    def _result(self, values: dict[int, Value]) -> Any:
+        made = [self._output(output.label, output.rings, output.extent, values) for output in self._plan.outputs]
+        return made if self._plan.several else made[0]
+
+    def _output(self, label: str, rings: Sequence[int], extent: Any, values: dict[int, Value]) -> Any:
+        raw = [(rank, values[ring].kind, values[ring].body, values[ring].buffers) for rank, ring in enumerate(rings)]
+        raised = [one for one in raw if one[1] != VALUE]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(raw))
+        made = [decode_answer(one, label) for one in raw]
+        return made[0] if extent is None else mesh_of(extent, made)
+
+    def _awaited(self, execution: GraphExecution) -> str:
+        memory = self._memory
+        if memory is None or execution.number < self._slots.done:
+            return ""
+        for ring, made in enumerate(self._plan.rings):
+            if not memory.written(ring, execution.number):
+                return f": {made.label}() of rank {made.rank} has not returned"
+        return ""
+
+    # --- the end
+
+    def _failed(self) -> None:
+        """An actor, or its process, has ended. On the I/O thread."""
+        watch = next((watch for watch in self._watches if watch.ready), None)
+        if watch is None or self._error is not None or self._closed:
+            return
+        self._error, self._seen = watch.outcome()
+        self._fail_all()
+        if self._memory is not None:
+            self._memory.end()
+        for bell in self._bells.values():
+            bell.ring()
+        self._bell.ring()
+
+    def _fail_all(self) -> None:
+        error, seen = self._error, self._seen
+        assert error is not None
+        for execution in list(self._pending):
+            execution.fail(error, seen)
+        self._seen = _nothing  # those have it: if nobody sees it there, the owner is told
+
+    def close(self) -> None:
+        """Ends the graph: executions under way raise RuntimeError, actors leave it once what they run has returned. Nothing
+        of it stays behind. May be called again; after the end of an actor as well."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._error is None:
+                self._error = RuntimeError("the graph was closed: compile it anew")
+        if self._memory is not None:
+            self._memory.end()
+        self._bell.ring()
+        for watch in self._watches:
+            watch.close()
+        calls = []
+        for order in self._orders:
+            with contextlib.suppress(Exception):
+                calls.append(order.call("leave", self._name))
+        for call in calls:
+            with contextlib.suppress(Exception):  # what has ended needs not leave
+                call.get(_PATIENCE)
+        with self._reading:
+            self._fail_all()
+            self._pending.clear()
+            for slot in list(self._lent):
+                self._take_back(slot)
+            for loop in self._loops:
+                with contextlib.suppress(Exception):
+                    loop.remove_reader(self._bell.fileno())
+            memory, self._memory = self._memory, None
+            if memory is not None:
+                memory.close()
+            for bell in self._bells.values():
+                bell.close()
+            self._bells.clear()
+            self._bell.close()
+        self._wake_follower()
+
+    def __enter__(self) -> CompiledGraph:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "ended" if self._error is not None else "ready"
+        nodes = " -> ".join(node.facts.label for node in self._plan.nodes[:8])
+        return f"<CompiledGraph {nodes} ({state}, {len(self._pending)} of {self._plan.depth} under way)>"
+
+
+def _ignore(_wake: Any) -> None:
+    return None
+
+
+def compile(output: EndpointNode | MultiOutput, *, depth: int = 8, buffer: int | str = "1MiB") -> CompiledGraph:
+    """Makes a graph ready to be executed: checks it, gives it shared memory, and has its actors join.
+
+    `output`: the node, or a MultiOutput of several, whose values an execution gives; it leads back to all others. `depth`:
+    how many executions may be under way at once. `buffer`: how large each value may be, in bytes or as "64MiB"; where one is
+    larger, the error says which. Takes memory for depth x buffer for each value, as it is used.
+
+    ValueError or TypeError when something is wrong with the graph: a cycle, a node that takes nothing of it, more memory than
+    the machine has, ranks on another host (use ordinary calls for those), endpoints that overlap or answer through a port.
+    What a call would raise when an actor has ended. Since 0.2.0.
+    """
+    return CompiledGraph(output, depth, buffer)

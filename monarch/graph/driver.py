@@ -1,0 +1,330 @@
+"""The part of an actor in compiled graphs: on its own thread, between two messages, it runs what is due.
+
+A step whose values are there goes behind the messages that wait in the actor's mailbox, one step at a time; so what was sent
+to the actor before is served before, and neither starves the other. It runs there as a call does: same context, same records,
+same errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.actor import Extent, NDSlice, Shape, ValueMesh
+from monarch.actor._feeding import (
+    FedCall,
+    call_for,
+    decode,
+    expect_end,
+    own_instance,
+)
+from monarch.actor.lowlevel import watch_processes
+from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, SharedMachine, Spin, this_machine
+from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
+from monarch.graph.plan import Ring, Step, Take, Turns
+
+
+@dataclass
+class Entered:
+    """An actor's own facts: `why_not` it can take part; "" if it can."""
+
+    bell: DescriptorAt
+    machine: SharedMachine
+    why_not: str
+
+
+@dataclass
+class Part:
+    """A graph as the client describes it to an actor. `bells` are of the client (number -1) and the actors whom it wakes."""
+
+    memory: DescriptorAt  # where the file is
+    depth: int
+    slot_size: int
+    buffer: int
+    rings: list[Ring]
+    steps: list[Step]
+    bells: dict[int, DescriptorAt]
+    spin: float
+    sender: str
+    back: str
+
+
+def mesh_of(extent: Extent, values: list[Any]) -> ValueMesh[Any]:
+    return ValueMesh(Shape(list(extent.labels), NDSlice.new_row_major(list(extent.sizes))), values)
+
+
+class GraphMember:
+    """One graph of an actor."""
+
+    def __init__(self, driver: Driver, name: str, ends: Sequence[Callable[[], None]]) -> None:
+        self.driver = driver
+        self.name = name
+        self.memory: GraphMemory | None = None
+        self._ends = list(ends)
+        self._bells: dict[int, OtherBell] = {}
+        self.gone = False  # its client has ended
+
+    def join(self, part: Part) -> None:
+        for number, at in part.bells.items():
+            self._bells[number] = OtherBell(at)
+        fd = part.memory.open(os.O_RDWR)
+        private = [ring.reads > 1 for ring in part.rings]
+        memory = GraphMemory(fd, len(part.rings), part.depth, part.slot_size, private, part.buffer)
+        self._part = part
+        self._turns = Turns([step.reads for step in part.steps])
+        self.memory = memory
+
+    def due(self) -> bool:
+        memory = self.memory
+        return memory is not None and (self.gone or memory.ended or self._turns.due(memory.written) is not None)
+
+    def next(self) -> GraphCall | None:
+        """The call that is due. What only passes on an error is done here."""
+        memory = self.memory
+        assert memory is not None
+        while (due := self._turns.due(memory.written)) is not None:
+            index, number = due
+            step = self._part.steps[index]
+            self._turns.done(index)
+            values = {ring: memory.read(ring, number) for ring in step.reads}
+            slot = memory.written.slot(step.reads[0], number)
+            call = GraphCall(self, step, number, slot, values, self._part)
+            failed = next((value for value in values.values() if value.kind != VALUE), None)
+            if failed is None:
+                return call
+            call.pass_on(failed)
+        return None
+
+    def write(self, call: GraphCall, kind: int, body: Any, buffers: Sequence[Any]) -> None:
+        memory, step = self.memory, call.step
+        if memory is not None:
+            memory.write(step.ring, call.slot, kind, body, buffers, f"the return value of {step.label}()")
+
+    def tell(self, call: GraphCall) -> None:
+        memory = self.memory
+        if memory is not None:
+            memory.tell(call.step.ring, call.number, call.slot)
+            for reader in self._part.rings[call.step.ring].readers:
+                self._bells[reader].ring()
+
+    def leave(self) -> None:
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        for bell in self._bells.values():
+            bell.close()
+        self._bells.clear()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()
+
+
+class GraphCall(FedCall):
+    """One step of one execution, in the actor's mailbox."""
+
+    __slots__ = ("_lent", "_values", "member", "number", "slot", "step")
+
+    def __init__(
+        self, member: GraphMember, step: Step, number: int, slot: int, values: dict[int, Value], part: Part
+    ) -> None:
+        instance = member.driver.instance
+        super().__init__(instance, call_for(instance, step.method, step.index, step.view, part.sender, part.back))
+        self.member = member
+        self.step = step
+        self.number = number
+        self.slot = slot
+        self._values = values
+        self._lent: list[Lent] = [value.lent for value in values.values() if value.lent is not None]
+
+    def arguments(self) -> Any:
+        values, self._values = self._values, {}
+        args = [self._argument(arg, values) for arg in self.step.args]
+        kwargs = {name: self._argument(arg, values) for name, arg in self.step.kwargs.items()}
+        return args, kwargs
+
+    def _argument(self, arg: Any, values: dict[int, Value]) -> Any:
+        if type(arg) is not Take:
+            return arg
+        made = [decode(values[ring].body, values[ring].buffers) for ring in arg.rings]
+        if arg.extent is not None:
+            return mesh_of(arg.extent, made)
+        if arg.part is None:
+            return made[0]
+        args, kwargs = made[0]
+        return args[arg.part] if isinstance(arg.part, int) else kwargs[arg.part]
+
+    def keep(self, kind: int, body: Any, buffers: Sequence[Any]) -> None:
+        self.member.write(self, kind, body, buffers)
+        self.member.driver.answered(self)
+
+    def pass_on(self, failed: Value) -> None:
+        self.member.write(self, failed.kind, failed.body, failed.buffers)
+        self._values = {}
+        failed.buffers = ()
+        self.release()
+        self.member.tell(self)
+
+    @property
+    def lends(self) -> bool:
+        return bool(self._lent)
+
+    def release(self) -> None:
+        """Gives back what the arguments lay in."""
+        self._values = {}
+        memory, lent = self.member.memory, self._lent
+        self._lent = []
+        if memory is not None:
+            for each in lent:
+                memory.give_back(each)
+
+
+class Driver:
+    """The Feed of an actor that takes part in graphs. `answered` and `close` on any thread, all else on the actor's."""
+
+    def __init__(self, instance: Any) -> None:
+        self.instance = instance
+        self.bell = OwnBell()
+        self.members: list[GraphMember] = []
+        self._spin = Spin(0.0)
+        self._call: GraphCall | None = None  # in the mailbox, or running
+        self._answered: GraphCall | None = None  # its arguments may still be used by the frame that made the answer
+        self._loop: Any = None
+
+    # --- the actor's thread
+
+    def begin(self) -> None:
+        self.instance.mailbox.feed = self
+        if self.instance.behaviour.is_async:
+            self._loop = self.instance.task.get_loop()
+            self._loop.add_reader(self.bell.fileno(), self._rung)
+
+    def _rung(self) -> None:
+        """A callback of the actor's event loop, which has looked before: what came since would wait for the next ring."""
+        self.bell.forget()
+        if self._due():
+            self.instance.mailbox.put_control(None)  # it looks again before it sleeps
+
+    def poll(self) -> None:
+        answered = self._answered
+        if answered is not None:
+            self._answered = None
+            answered.release()
+            answered.member.tell(answered)
+        if self._call is not None:
+            return
+        for index, member in enumerate(self.members):
+            memory = member.memory
+            if memory is None:
+                continue
+            if member.gone or memory.ended:
+                self.leave(member)
+                return
+            call = member.next()
+            if call is not None:
+                self._call = call
+                self.members.append(self.members.pop(index))  # another graph is first the next time
+                self.instance.mailbox.messages.append(call)
+                return
+
+    def _due(self) -> bool:
+        mailbox = self.instance.mailbox
+        return bool(mailbox.control or mailbox.messages) or any(member.due() for member in self.members)
+
+    def wait(self, mailbox: Any) -> None:
+        if not self._spin.until(self._due) and mailbox.arm(self.bell.ring):
+            try:
+                if not self._due():
+                    self.bell.sleep()
+            finally:
+                mailbox.disarm()
+
+    def answered(self, call: GraphCall) -> None:
+        """Tells the readers, at once or when nothing uses the arguments any more."""
+        self._call = None
+        if call.lends:
+            self._answered = call
+        else:
+            call.member.tell(call)
+
+    def join(self, member: GraphMember, part: Part) -> None:
+        member.join(part)
+        self._spin = Spin(part.spin)
+
+    def leave(self, member: GraphMember) -> None:
+        if member in self.members:
+            self.members.remove(member)
+        call = self._call
+        if call is not None and call.member is member and self.instance.current is not call:
+            with contextlib.suppress(ValueError):  # it is on its way to those who wait for it
+                self.instance.mailbox.messages.remove(call)
+            self._call = None
+            call.release()
+        member.leave()
+        if not self.members:
+            self._end()
+
+    def _end(self) -> None:
+        if self.instance.mailbox.feed is self:
+            self.instance.mailbox.feed = None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self.bell.fileno())
+        self.bell.close()
+
+    def close(self) -> None:
+        """The actor has ended: those who wait for it are told by the runtime, or by the failure that its call was answered
+        with."""
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            answered.release()
+            answered.member.tell(answered)
+        for member in list(self.members):
+            with contextlib.suppress(ValueError):
+                self.leave(member)
+
+
+def serve(order: str, name: str, *args: Any) -> Any:
+    """Does what the client of a graph asks of an actor, on its thread: "enter", "join", then "leave"."""
+    instance = own_instance()
+    driver = instance.mailbox.feed
+    if order == "enter":
+        return _enter(instance, driver, name, *args)
+    if not isinstance(driver, Driver):
+        if order == "join":
+            raise RuntimeError("the graph has ended meanwhile")
+        return None
+    member = next((one for one in driver.members if one.name == name), None)
+    if order == "join":
+        if member is None:
+            raise RuntimeError("the graph has ended meanwhile")
+        part = args[0][instance.rank]
+        if member.memory is None:
+            driver.join(member, part)
+    elif member is not None:
+        driver.leave(member)
+    return None
+
+
+def _enter(
+    instance: Any, driver: Any, name: str, back: str, incarnation: int, watches: dict[int, list[tuple[int, int]]]
+) -> Entered:
+    if instance.watcher is not None:
+        return Entered(
+            DescriptorAt(0, 0), this_machine(), "what it receives is recorded for a replay, which has messages only"
+        )
+    if driver is None:
+        driver = Driver(instance)
+        driver.begin()
+    if not any(member.name == name for member in driver.members):
+        ends = [expect_end(instance, back, number, index) for number, index in watches[instance.rank]]
+        member = GraphMember(driver, name, ends)
+
+        def client_ended(_address: str, _how: str, _stopped: bool) -> None:
+            member.gone = True
+            driver.bell.ring()
+
+        member._ends.append(watch_processes({back: incarnation}, client_ended))
+        driver.members.append(member)
+    return Entered(driver.bell.at, this_machine(), "")

@@ -1,0 +1,232 @@
+"""The shared memory of a graph: an anonymous file, of which each process maps what it uses.
+
+A slot holds one value: its kind, the lengths, the pickle, and the buffers beside it. What is made of the buffers lies in the
+slot, uncopied. When the slot is given back and some of it is still used (an endpoint has kept an array), it is taken out: a
+copy comes under the same addresses, in one step, and belongs to who kept it. So the value stays what it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import struct
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from monarch import _text
+from monarch.actor import MessageTooLargeError
+from monarch.graph.plan import Written, control_size
+
+_READ_WRITE, _SHARED, _PRIVATE, _ANONYMOUS = 3, 0x01, 0x02, 0x20
+_MAY_MOVE, _FIXED = 1, 2  # mremap(2)
+_DONT_NEED = 4
+_ALIGN = 64
+VALUE = 0  # the kind of what is no error; those are what messages have
+_HEAD = struct.Struct("=IIQ")  # kind, number of buffers, bytes of the pickle
+# Whether a store is seen by other processors after all that were made before it.
+_ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
+_fence = threading.Lock()
+
+Buffer = bytes | bytearray | memoryview
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+
+
+def fence() -> None:
+    """Orders what was written, or read, before it and after it."""
+    if not _ORDERED:
+        _fence.acquire()
+        _fence.release()
+        _fence.acquire()
+        _fence.release()
+
+
+def _map(fd: int, size: int, flags: int, offset: int) -> int:
+    address = _libc.mmap(None, size, _READ_WRITE, flags, fd, offset)
+    if address is None or address == 2**64 - 1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(address)
+
+
+class _Mapping:
+    """One slot as this process sees it: `private` where others read it too, and none is to see what another writes."""
+
+    __slots__ = ("_type", "address", "private", "size", "used", "view")
+
+    def __init__(self, fd: int, offset: int, size: int, private: bool, kind: Any) -> None:
+        self.size = size
+        self.private = private
+        self.used = 0
+        self._type = kind
+        self.address = _map(fd, size, _PRIVATE if private else _SHARED, offset)
+        self.view = _bytes(kind.from_address(self.address))
+
+    def lend(self) -> tuple[memoryview, weakref.ref[Any]]:
+        """The memory, and what says whether any of it is still used, once that view is gone."""
+        array = self._type.from_address(self.address)
+        return _bytes(array), weakref.ref(array)
+
+    def take_out(self, user: Any) -> None:
+        """Gives the memory to its user, with a copy of what is there. This mapping is of no use any more."""
+        fresh = _map(-1, self.size, _PRIVATE | _ANONYMOUS, 0)
+        ctypes.memmove(fresh, self.address, self.used)
+        if _libc.mremap(fresh, self.size, self.size, _MAY_MOVE | _FIXED, self.address) != self.address:
+            _libc.munmap(fresh, self.size)
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        weakref.finalize(user, _libc.munmap, self.address, self.size).atexit = False
+        self.address = 0
+
+    def forget_writes(self) -> None:
+        _libc.madvise(self.address, -(-self.used // 4096) * 4096, _DONT_NEED)
+
+    def close(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            _libc.munmap(address, self.size)
+
+
+def _bytes(array: Any) -> memoryview:
+    return pickle.PickleBuffer(array).raw()  # ctypes' own format is not that of bytes
+
+
+class Lent:
+    """A slot of which something is used here, or may be."""
+
+    __slots__ = ("mapping", "place", "user")
+
+    def __init__(self, place: tuple[int, int], mapping: _Mapping, user: weakref.ref[Any]) -> None:
+        self.place = place
+        self.mapping = mapping
+        self.user = user
+
+    @property
+    def used(self) -> bool:
+        return self.user() is not None
+
+
+class Value:
+    """The contents of a slot: kind, pickle, and buffers that lie in the slot."""
+
+    __slots__ = ("body", "buffers", "kind", "lent")
+
+    def __init__(self, kind: int, body: bytes, buffers: Sequence[memoryview], lent: Lent | None) -> None:
+        self.kind = kind
+        self.body = body
+        self.buffers = buffers
+        self.lent = lent
+
+
+class GraphMemory:
+    """The memory of one graph in one process. Takes `fd`. Not for several threads at once, but for `ended`."""
+
+    def __init__(self, fd: int, rings: int, depth: int, slot_size: int, private: Sequence[bool], buffer: int) -> None:
+        self._fd = fd
+        self._depth = depth
+        self._slot_size = slot_size
+        self._private = private
+        self._buffer = buffer
+        self._control = control_size(rings, depth)
+        self._type = ctypes.c_ubyte * slot_size
+        self._reading: dict[tuple[int, int], _Mapping] = {}
+        self._writing: dict[tuple[int, int], _Mapping] = {}
+        self._head = _Mapping(fd, 0, self._control, False, ctypes.c_ubyte * self._control)
+        words = self._head.view.cast("Q")
+        self._ended = words[:1]
+        self.written = Written(words[1:], depth)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._ended[0])
+
+    def end(self) -> None:
+        """Tells all who look that the graph has ended."""
+        self._ended[0] = 1
+
+    def _mapped(self, place: tuple[int, int], kept: dict[tuple[int, int], _Mapping], private: bool) -> _Mapping:
+        mapping = kept.get(place)
+        if mapping is None:
+            offset = self._control + (place[0] * self._depth + place[1]) * self._slot_size
+            mapping = kept[place] = _Mapping(self._fd, offset, self._slot_size, private, self._type)
+        return mapping
+
+    def write(self, ring: int, slot: int, kind: int, body: Buffer, buffers: Sequence[Buffer], what: str) -> None:
+        """Puts a value into a slot. MessageTooLargeError when it does not fit."""
+        count, start = len(buffers), _HEAD.size + 8 * len(buffers)
+        sizes = [memoryview(buffer).nbytes for buffer in buffers]
+        whole = start + len(body) + sum(size + _ALIGN for size in sizes)
+        if whole > self._slot_size:
+            size = len(body) + sum(sizes)
+            raise MessageTooLargeError(
+                f"{what} is {_text.size(size)} ({size} bytes), more than the {_text.size(self._buffer)} that each value of "
+                f"the graph may have: compile it with buffer={size} or more"
+            )
+        view = self._mapped((ring, slot), self._writing, False).view
+        _HEAD.pack_into(view, 0, kind, count, len(body))
+        if not count:
+            view[start : start + len(body)] = body
+            return
+        struct.pack_into(f"={count}Q", view, _HEAD.size, *sizes)
+        view[start : start + len(body)] = body
+        at = start + len(body)
+        for buffer, size in zip(buffers, sizes, strict=True):
+            at = -(-at // _ALIGN) * _ALIGN
+            view[at : at + size] = memoryview(buffer).cast("B")
+            at += size
+
+    def tell(self, ring: int, number: int, slot: int) -> None:
+        """The value is there."""
+        fence()
+        self.written.write(ring, number, slot)
+
+    def read(self, ring: int, number: int) -> Value:
+        """The value of an execution, which is there. `give_back` what it lends."""
+        fence()
+        place = ring, self.written.slot(ring, number)
+        mapping = self._mapped(place, self._reading, self._private[ring])
+        view = mapping.view
+        kind, count, length = _HEAD.unpack_from(view, 0)
+        start = _HEAD.size + 8 * count
+        body = bytes(view[start : start + length])
+        if not count:
+            return Value(kind, body, (), None)
+        sizes = struct.unpack_from(f"={count}Q", view, _HEAD.size)
+        whole, user = mapping.lend()
+        buffers, at = [], start + length
+        for size in sizes:
+            at = -(-at // _ALIGN) * _ALIGN
+            buffers.append(whole[at : at + size])
+            at += size
+        mapping.used = at
+        return Value(kind, body, buffers, Lent(place, mapping, user))
+
+    def give_back(self, lent: Lent) -> None:
+        """Its writer may use the slot again: what is still used of it is taken out."""
+        user = lent.user()
+        if user is not None:
+            lent.mapping.take_out(user)
+            self._reading.pop(lent.place, None)
+        elif lent.mapping.private:
+            lent.mapping.forget_writes()
+
+    def close(self) -> None:
+        """Unmaps all. What is lent has to be given back before."""
+        for mapping in (*self._reading.values(), *self._writing.values()):
+            mapping.close()
+        self._reading.clear()
+        self._writing.clear()
+        self._ended.release()
+        self.written.words.release()
+        self._head.close()
+        os.close(self._fd)

@@ -1,0 +1,144 @@
+"""Values in shared memory: in place, kept, read by several, too large."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from monarch.actor import MessageTooLargeError
+from monarch.graph.bells import OtherBell, OwnBell, Spin
+from monarch.graph.memory import GraphMemory
+from monarch.graph.plan import control_size
+
+RINGS, DEPTH, SLOT = 2, 2, 128 << 10
+
+
+@pytest.fixture
+def memories() -> Iterator[tuple[GraphMemory, GraphMemory]]:
+    """The same memory as two processes have it. Ring 1 is read by several."""
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, control_size(RINGS, DEPTH) + RINGS * DEPTH * SLOT)
+    made = [GraphMemory(os.dup(fd), RINGS, DEPTH, SLOT, [False, True], 100_000) for _ in range(2)]
+    os.close(fd)
+    yield made[0], made[1]
+    for memory in made:
+        memory.close()
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_a_value_goes_from_one_to_the_other(memories: tuple[GraphMemory, GraphMemory], ring: int) -> None:
+    writer, reader = memories
+    assert not reader.written(ring, 5)
+    writer.write(ring, 1, 0, b"body", [b"x" * 5000, bytearray(b"y" * 7)], "it")
+    writer.tell(ring, 5, 1)
+    assert reader.written(ring, 5)
+    assert not reader.written(ring, 3)
+    value = reader.read(ring, 5)
+    assert (value.kind, value.body, [bytes(buffer) for buffer in value.buffers]) == (
+        0,
+        b"body",
+        [b"x" * 5000, b"y" * 7],
+    )
+    assert value.lent is not None
+    value.buffers = ()
+    assert not value.lent.used
+    reader.give_back(value.lent)
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_what_is_kept_stays_what_it_was(memories: tuple[GraphMemory, GraphMemory], ring: int) -> None:
+    writer, reader = memories
+    kept = []
+    for number in range(4):
+        writer.write(ring, 0, 0, b"", [bytes([number]) * 9000], "it")
+        writer.tell(ring, number, 0)
+        value = reader.read(ring, number)
+        kept.append(memoryview(value.buffers[0])[10:])
+        lent, value.buffers = value.lent, ()
+        assert lent is not None
+        assert lent.used
+        reader.give_back(lent)
+    assert [bytes(view) == bytes([number]) * 8990 for number, view in enumerate(kept)] == [True] * 4
+    kept[0][0] = 77  # its owner's own
+    assert kept[1][0] == 1
+
+
+def test_of_several_readers_none_sees_what_another_writes(memories: tuple[GraphMemory, GraphMemory]) -> None:
+    for number in range(2):
+        memories[0].write(1, 0, 0, b"", [b"a" * 9000], "it")
+        memories[0].tell(1, number, 0)
+        for reader in memories:
+            value = reader.read(1, number)
+            assert value.buffers[0][0] == ord("a")
+            value.buffers[0][0] = ord("b")
+            lent, value.buffers = value.lent, ()
+            assert lent is not None
+            reader.give_back(lent)
+
+
+def test_what_is_too_large_says_which_buffer_to_set(memories: tuple[GraphMemory, GraphMemory]) -> None:
+    with pytest.raises(MessageTooLargeError) as failed:
+        memories[0].write(0, 0, 0, b"1234", [bytes(SLOT)], "the return value of a.step()")
+    assert str(failed.value) == (
+        "the return value of a.step() is 128 KiB (131076 bytes), more than the 98 KiB that each value of the graph may have: "
+        "compile it with buffer=131076 or more"
+    )
+
+
+def test_nothing_stays_mapped() -> None:
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return maps.read().count("memfd:gone")
+
+    fd = os.memfd_create("gone")
+    os.ftruncate(fd, control_size(RINGS, DEPTH) + RINGS * DEPTH * SLOT)
+    memory = GraphMemory(fd, RINGS, DEPTH, SLOT, [False, False], SLOT)
+    memory.write(0, 0, 0, b"", [bytes(9000)], "it")
+    memory.tell(0, 0, 0)
+    value = memory.read(0, 0)
+    kept, value.buffers = value.buffers[0], ()
+    assert value.lent is not None
+    memory.give_back(value.lent)
+    memory.close()
+    gc.collect()
+    assert mapped() == 0
+    assert bytes(kept) == bytes(9000)
+    assert not os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def test_a_bell_wakes_who_sleeps_and_rings_are_not_counted() -> None:
+    own = OwnBell()
+    other = OtherBell(own.at)
+    for _ in range(100_000):  # more than a pipe holds: nobody waits for room
+        other.ring()
+    own.forget()
+    own.sleep(0.0)
+    thread = threading.Thread(target=own.sleep)
+    thread.start()
+    while thread.is_alive():
+        other.ring()
+    own.close()
+    other.ring()
+    other.close()
+
+
+def test_who_spins_gives_way_and_stops_where_somebody_else_wants_the_core() -> None:
+    at, gave = 0.0, 0.0
+
+    def give_way() -> None:
+        nonlocal at
+        at += gave
+
+    gave = 5e-6
+    spin = Spin(100e-6, lambda: at, give_way)
+    assert spin.until(lambda: at > 50e-6)
+    assert not spin.until(lambda: False)
+    gave, before = 5e-3, at
+    assert not spin.until(lambda: False)
+    assert at == before + gave
+    assert not spin.until(lambda: True)  # not for a while
+    assert not Spin(0.0, lambda: at, give_way).until(lambda: True)
