@@ -7,7 +7,6 @@ event loop can wait for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 from collections.abc import Callable
@@ -57,8 +56,10 @@ class OwnBell:
         return self._read
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody sleeps
+        try:
             os.write(self._write, b"\0")
+        except OSError:  # full: it is awake; closed: nobody sleeps
+            pass
 
     def sleep(self, timeout: float | None = None) -> None:
         """Returns once it was rung since the last time, or after `timeout` seconds."""
@@ -82,8 +83,10 @@ class OtherBell:
         self._fd = at.open(os.O_WRONLY | os.O_NONBLOCK)
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake; its process has ended: others tell of that
+        try:
             os.write(self._fd, b"\0")
+        except OSError:  # full: it is awake; its process has ended: others tell of that
+            pass
 
     def close(self) -> None:
         os.close(self._fd)

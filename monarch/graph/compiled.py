@@ -60,6 +60,9 @@ class GraphExecution(Source):
             self._seen = seen
             self.set_ready()
 
+    def is_ready(self) -> bool:
+        return self.ready
+
     def late(self) -> None:
         """Its deadline has passed."""
         if not self.ready:
@@ -235,7 +238,7 @@ class CompiledGraph:
         """
         if timeout is not None:
             timeout = check_timeout(timeout)
-        began = monotonic()
+        began = 0.0 if timeout is None else monotonic()
         if self._plan.parts:
             body, buffers = encode_call(args, kwargs)
         elif len(args) == 1 and not kwargs:
@@ -258,9 +261,10 @@ class CompiledGraph:
             memory = self._memory
             if self._error is not None or memory is None:
                 raise self._ended()
-            number, slot = self._slots.begin(self._in_use())
+            number, slot = self._slots.begin(self._in_use() if self._lent else ())
             try:
-                self._take_back(slot)
+                if slot in self._lent:
+                    self._take_back(slot)
                 memory.write(INPUT_RING, slot, VALUE, body, buffers, "the input")
             except BaseException:
                 self._slots.undo(slot)
@@ -296,7 +300,7 @@ class CompiledGraph:
         if self._error is not None or memory is None:
             return True
         pending = self._pending
-        return bool(pending) and all(memory.written(ring, pending[0].number) for ring in self._sources)
+        return bool(pending) and memory.written.all(self._sources, pending[0].number)
 
     def _collect(self) -> None:
         """Reads what is there. Runs with `_reading` held."""
@@ -318,10 +322,10 @@ class CompiledGraph:
         """Waits until it is ready; False at `end`."""
         deadline = execution.deadline
         if deadline is not None and (end is None or deadline < end):
-            if not self._wait(lambda: execution.ready, deadline, execution.on_ready, execution.discard):
+            if not self._wait(execution.is_ready, deadline, execution.on_ready, execution.discard):
                 execution.late()
             return True
-        return self._wait(lambda: execution.ready, end, execution.on_ready, execution.discard)
+        return self._wait(execution.is_ready, end, execution.on_ready, execution.discard)
 
     def _wait_done(self, execution: GraphExecution, end: float | None) -> bool:
         """Waits until it gives its slot back."""
@@ -340,16 +344,13 @@ class CompiledGraph:
     ) -> bool:
         """Reads results until `done()`, or waits while another thread does; False at `end`."""
         while not done():
-            left = None if end is None else end - monotonic()
-            if left is not None and left <= 0:
-                return False
             if self._reading.acquire(False):
                 try:
-                    self._read_once(left)
+                    return self._read_until(done, end)
                 finally:
                     self._reading.release()
-                    self._wake_follower()
-                continue
+                    if self._followers:
+                        self._wake_follower()
             lock = threading.Lock()
             lock.acquire()
 
@@ -360,9 +361,12 @@ class CompiledGraph:
             self._followers.append(wake)
             on_ready(wake)
             try:
+                left = -1.0 if end is None else end - monotonic()
                 if not self._reading.locked() or done():
                     continue
-                lock.acquire(timeout=-1 if left is None else left)
+                if end is not None and left <= 0:
+                    return False
+                lock.acquire(timeout=left)
             finally:
                 discard(wake)
                 try:
@@ -371,10 +375,16 @@ class CompiledGraph:
                     self._wake_follower()
         return True
 
-    def _read_once(self, left: float | None) -> None:
-        if not self._due() and not self._spin.until(self._due):
-            self._bell.sleep(left)
+    def _read_until(self, done: Callable[[], bool], end: float | None) -> bool:
         self._collect()
+        while not done():
+            left = None if end is None else end - monotonic()
+            if left is not None and left <= 0:
+                return False
+            if not self._spin.until(self._due):
+                self._bell.sleep(left)
+            self._collect()
+        return True
 
     def _wake_follower(self) -> None:
         with contextlib.suppress(IndexError):
@@ -418,12 +428,14 @@ class CompiledGraph:
         return made if self._plan.several else made[0]
 
     def _output(self, label: str, rings: Sequence[int], extent: Any, values: dict[int, Value]) -> Any:
+        if extent is None:
+            value = values[rings[0]]
+            return decode_answer((0, value.kind, value.body, value.buffers), label)
         raw = [(rank, values[ring].kind, values[ring].body, values[ring].buffers) for rank, ring in enumerate(rings)]
         raised = [one for one in raw if one[1] != VALUE]
         if raised:
             decode_answer(raised[0], label, len(raised), len(raw))
-        made = [decode_answer(one, label) for one in raw]
-        return made[0] if extent is None else mesh_of(extent, made)
+        return mesh_of(extent, [decode_answer(one, label) for one in raw])
 
     def _awaited(self, execution: GraphExecution) -> str:
         memory = self._memory

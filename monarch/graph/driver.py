@@ -92,10 +92,12 @@ class GraphMember:
             values = {ring: memory.read(ring, number) for ring in step.reads}
             slot = memory.written.slot(step.reads[0], number)
             call = GraphCall(self, step, number, slot, values, self._part)
-            failed = next((value for value in values.values() if value.kind != VALUE), None)
-            if failed is None:
+            for value in values.values():
+                if value.kind != VALUE:
+                    call.pass_on(value)
+                    break
+            else:
                 return call
-            call.pass_on(failed)
         return None
 
     def write(self, call: GraphCall, kind: int, body: Any, buffers: Sequence[Any]) -> None:
@@ -235,11 +237,8 @@ class Driver:
 
     def wait(self, mailbox: Any) -> None:
         if not self._spin.until(self._due) and mailbox.arm(self.bell.ring):
-            try:
-                if not self._due():
-                    self.bell.sleep()
-            finally:
-                mailbox.disarm()
+            self.bell.sleep()  # what came since it was looked for has rung
+            mailbox.disarm()
 
     def answered(self, call: GraphCall) -> None:
         """Tells the readers, at once or when nothing uses the arguments any more."""

@@ -44,9 +44,7 @@ _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 
 def fence() -> None:
     """Orders what was written, or read, before it and after it."""
-    if not _ORDERED:
-        _fence.acquire()
-        _fence.release()
+    for _ in range(2):
         _fence.acquire()
         _fence.release()
 
@@ -163,6 +161,12 @@ class GraphMemory:
 
     def write(self, ring: int, slot: int, kind: int, body: Buffer, buffers: Sequence[Buffer], what: str) -> None:
         """Puts a value into a slot. MessageTooLargeError when it does not fit."""
+        if not buffers and _HEAD.size + len(body) <= self._slot_size:
+            mapping = self._writing.get((ring, slot)) or self._mapped((ring, slot), self._writing, False)
+            view = mapping.view
+            _HEAD.pack_into(view, 0, kind, 0, len(body))
+            view[_HEAD.size : _HEAD.size + len(body)] = body
+            return
         count, start = len(buffers), _HEAD.size + 8 * len(buffers)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         whole = start + len(body) + sum(size + _ALIGN for size in sizes)
@@ -174,9 +178,6 @@ class GraphMemory:
             )
         view = self._mapped((ring, slot), self._writing, False).view
         _HEAD.pack_into(view, 0, kind, count, len(body))
-        if not count:
-            view[start : start + len(body)] = body
-            return
         struct.pack_into(f"={count}Q", view, _HEAD.size, *sizes)
         view[start : start + len(body)] = body
         at = start + len(body)
@@ -187,14 +188,16 @@ class GraphMemory:
 
     def tell(self, ring: int, number: int, slot: int) -> None:
         """The value is there."""
-        fence()
+        if not _ORDERED:
+            fence()
         self.written.write(ring, number, slot)
 
     def read(self, ring: int, number: int) -> Value:
         """The value of an execution, which is there. `give_back` what it lends."""
-        fence()
+        if not _ORDERED:
+            fence()
         place = ring, self.written.slot(ring, number)
-        mapping = self._mapped(place, self._reading, self._private[ring])
+        mapping = self._reading.get(place) or self._mapped(place, self._reading, self._private[ring])
         view = mapping.view
         kind, count, length = _HEAD.unpack_from(view, 0)
         start = _HEAD.size + 8 * count

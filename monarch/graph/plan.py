@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from monarch import _text
@@ -291,11 +292,18 @@ class Turns:
 
     def due(self, written: Written) -> tuple[int, int] | None:
         """Returns (step, execution), or None while nothing is due."""
-        best: tuple[int, int] | None = None
+        words, depth = written.words, written.depth
+        found, oldest = -1, 0
         for step, number in enumerate(self.next):
-            if (best is None or number < best[1]) and all(written(ring, number) for ring in self._reads[step]):
-                best = step, number
-        return best
+            if found >= 0 and number >= oldest:
+                continue
+            place = number % depth
+            for ring in self._reads[step]:
+                if words[ring * depth + place] >> SLOT_BITS != number + 1:
+                    break
+            else:
+                found, oldest = step, number
+        return None if found < 0 else (found, oldest)
 
     def done(self, step: int) -> None:
         self.next[step] += 1
@@ -304,22 +312,31 @@ class Turns:
 class Written:
     """Says whether an execution's value is in a ring; `words[ring * depth + number % depth]` has the last that is."""
 
-    __slots__ = ("_depth", "words")
+    __slots__ = ("depth", "words")
 
     def __init__(self, words: Any, depth: int) -> None:
         self.words = words
-        self._depth = depth
+        self.depth = depth
 
     def __call__(self, ring: int, number: int) -> bool:
-        return bool(self.words[ring * self._depth + number % self._depth] >> SLOT_BITS == number + 1)
+        return bool(self.words[ring * self.depth + number % self.depth] >> SLOT_BITS == number + 1)
+
+    def all(self, rings: Sequence[int], number: int) -> bool:
+        """Says so of several rings."""
+        words, depth = self.words, self.depth
+        place, wanted = number % depth, number + 1
+        for ring in rings:  # noqa: SIM110 - a generator costs more than the rest
+            if words[ring * depth + place] >> SLOT_BITS != wanted:
+                return False
+        return True
 
     def slot(self, ring: int, number: int) -> int:
         """The slot that it is in."""
-        return int(self.words[ring * self._depth + number % self._depth]) & (1 << SLOT_BITS) - 1
+        return int(self.words[ring * self.depth + number % self.depth]) & (1 << SLOT_BITS) - 1
 
     def write(self, ring: int, number: int, slot: int) -> None:
         """Tells readers of the value: the last thing that its writer does, one store."""
-        self.words[ring * self._depth + number % self._depth] = number + 1 << SLOT_BITS | slot
+        self.words[ring * self.depth + number % self.depth] = number + 1 << SLOT_BITS | slot
 
 
 SLOT_BITS = 16
@@ -344,8 +361,14 @@ class Slots:
         `lent` only where all are."""
         if self.full:
             raise ValueError("as many executions are under way as the depth allows")
-        slot = min(self._free, key=lambda free: (free in lent, free))
-        self._free.remove(slot)
+        slot = heappop(self._free)
+        if slot in lent:
+            others = [free for free in self._free if free not in lent]
+            if others:
+                heappush(self._free, slot)
+                slot = min(others)
+                self._free.remove(slot)
+                heapify(self._free)
         number = self.begun
         self.begun += 1
         return number, slot
@@ -353,9 +376,9 @@ class Slots:
     def undo(self, slot: int) -> None:
         """Takes the last `begin` back."""
         self.begun -= 1
-        self._free.append(slot)
+        heappush(self._free, slot)
 
     def finish(self, slot: int) -> None:
         """The oldest has come out at the end."""
-        self._free.append(slot)  # first: another thread may begin one
+        heappush(self._free, slot)  # first: another thread may begin one
         self.done += 1

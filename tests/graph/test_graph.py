@@ -262,16 +262,16 @@ def test_a_closed_graph_says_so(cluster: InProcessCluster) -> None:
 
 
 def test_the_end_of_an_actor_ends_the_graph_as_a_call_would_say_it(cluster: InProcessCluster) -> None:
-    many, one, gate = spawn(2), spawn(), Local(threading.Event())
+    other, one, gate = spawn(), spawn(), Local(threading.Event())
     with InputNode() as x:
-        last = many.note.bind(one.wait.bind(x))
+        last = other.note.bind(one.wait.bind(x))
     compiled = graph.compile(last)
     waiting = [compiled.execute(gate) for _ in range(2)]
-    many.stop().get(10)
+    other.stop().get(10)
     errors = [future.exception(10) for future in waiting]
     gate.value.set()
     with pytest.raises(SupervisionError) as of_call:
-        many.note.call("").get(10)
+        other.note.call("").get(10)
     with pytest.raises(SupervisionError) as of_later:
         compiled.execute(gate)
     for error in (*errors, of_later.value):
