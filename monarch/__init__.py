@@ -18,6 +18,7 @@ General layout, from the inside out (a file imports from above, never from below
     rdma        memory of one process, read and written by others
     tensor      tensors spread over processes, worked on from one
     spmd        the processes of a mesh as ranks of torch.distributed
+    references  results that stay where they were made, and tasks
     service     replicas of an actor class behind one handle
     graph       endpoints called again and again in one order, without messages
     remotemount, gather_mount
@@ -93,6 +94,7 @@ _HOMES = {
     "config": ("monarch.config", ""),
     "graph": ("monarch.graph", ""),
     "rdma": ("monarch.rdma", ""),
+    "references": ("monarch.references", ""),
     "service": ("monarch.service", ""),
     "spmd": ("monarch.spmd", ""),
     "tensor": ("monarch.tensor", ""),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from monarch._mesh.actors.behaviour import explain_errors
-from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
+from monarch._mesh.actors.receivers import Receivers, encode_for, lives_here, own_key, reduce_for
 from monarch._mesh.inspection.status_tables import StatusTable, tell_table
-from monarch._mesh.process.named_actors import process_service
+from monarch._mesh.process.named_actors import process_service, service_of
 from monarch._mesh.process.process_watch import own_process, watch_processes
 from monarch._mesh.process.residents import hold_health
 from monarch._runtime.dropped_future import read_if_dropped
@@ -25,6 +25,7 @@ __all__ = [
     "Sealed",
     "Secret",
     "StatusTable",
+    "encode_for",
     "explain_errors",
     "follow",
     "hold_health",
@@ -39,6 +40,7 @@ __all__ = [
     "read_if_dropped",
     "reduce_for",
     "serve_streams",
+    "service_of",
     "start_thread",
     "stream_encrypted",
     "stream_obstacle",

@@ -175,6 +175,7 @@ _ADVERBS = (
     adverb_codes.BROADCAST,
     adverb_codes.SEND,
     adverb_codes.KEEP,
+    adverb_codes.KEEP_COUNTED,
 )
 
 

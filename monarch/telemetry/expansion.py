@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, KEEP, SEND, STREAM
+from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, KEEP, KEEP_COUNTED, SEND, STREAM
 from monarch._runtime.metrics import BOUNDS
 
 SOURCE_BITS = 48  # the source is above them
@@ -22,6 +22,7 @@ _ADVERBS = {
     BROADCAST: "broadcast",
     SEND: "send",
     KEEP: "rref",
+    KEEP_COUNTED: "keep",
 }
 _ENDPOINT_TARGET = "monarch_hyperactor::telemetry::endpoint"
 _TARGET = "monarch_hyperactor::telemetry"

@@ -145,6 +145,7 @@ DEFAULTS: dict[str, Any] = {
     "record": "",
     "record_folder": "",
     "record_bytes": 1073741824,
+    "reference_bytes": None,
     "segment_bytes": None,
     "segment_from": 262144,
     "small_write_threshold": 256,
@@ -219,6 +220,7 @@ ENVIRONMENT = {
     "MONARCH_RECORD": ("record", "trainers[3]", "trainers[3]"),
     "MONARCH_RECORD_FOLDER": ("record_folder", "/tmp/r", "/tmp/r"),
     "MONARCH_RECORD_BYTES": ("record_bytes", "7", 7),
+    "MONARCH_REFERENCE_BYTES": ("reference_bytes", "7", 7),
     "MONARCH_SEGMENT_BYTES": ("segment_bytes", "7", 7),
     "MONARCH_SEGMENT_FROM": ("segment_from", "7", 7),
 }

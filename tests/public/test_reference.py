@@ -55,6 +55,7 @@ PUBLIC: dict[str, str] = {
     "monarch.profiler": "",
     "monarch.random": "",
     "monarch.rdma": "",
+    "monarch.references": "",
     "monarch.remote_class": "",
     "monarch.remotemount.remotemount": "MountHandler remotemount",
     "monarch.replay": "",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD
 from monarch.config import settings
 
-# KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
-CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
+# KEEP: the result stays in the actor's process, for whom it is told there (`rref`). KEEP_COUNTED: it does so under a
+# reference that is counted (`keep`). Those that keep the result are the last.
+CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP, KEEP_COUNTED = range(8)
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}

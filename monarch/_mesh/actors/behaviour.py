@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
-from monarch._mesh.actors.adverb_codes import KEEP
+from monarch._mesh.actors.adverb_codes import KEEP, KEEP_COUNTED
 from monarch._mesh.actors.endpoint import EndpointProperty
+from monarch._mesh.actors.receivers import OneReceiver, ReceiversUnknown, encode_for
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -165,11 +166,14 @@ class ActorBehaviour:
         return port
 
     def _reply(self, delivery: Delivery, result: Any) -> None:
-        if delivery.call.adverb == KEEP:
+        if delivery.call.adverb >= KEEP:
             _keep(delivery, result, None)
             result = None
         try:
-            body, buffers = codec.encode_value(result)
+            try:
+                body, buffers = codec.encode_value(result)
+            except ReceiversUnknown:
+                body, buffers = encode_for(OneReceiver(delivery.back), result)
             self.proc.check_size(body, buffers)
         except BaseException as exc:  # of the result's own methods, which may raise anything
             what = f"the return value of {type(self.actor).__qualname__}.{delivery.call.method}"
@@ -187,7 +191,7 @@ class ActorBehaviour:
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call, exc = delivery.call, _advise(exc)
         self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
-        if call.adverb == KEEP:
+        if call.adverb >= KEEP:
             _keep(delivery, None, exc)
         if getattr(type(exc), "_as_it_is", False):
             self.proc.reply(delivery, RAISED, *codec.encode(exc))
@@ -343,7 +347,10 @@ class Aborted(Exception):
 def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
     """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
     name = (delivery.back, delivery.call.sender, delivery.call.port)
-    plugins.outer("tensor.keep")(name, result, error)
+    if delivery.call.adverb == KEEP_COUNTED:
+        plugins.outer("references.keep")(name, delivery.call.rank, result, error)
+    else:
+        plugins.outer("tensor.keep")(name, result, error)
 
 
 # What is added to exceptions of endpoints that say little to somebody who does not know where endpoints run.

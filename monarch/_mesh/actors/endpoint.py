@@ -16,7 +16,18 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
-from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, HOLD, KEEP, SEND, STREAM, few
+from monarch._mesh.actors.adverb_codes import (
+    BROADCAST,
+    CALL,
+    CALL_ONE,
+    CHOOSE,
+    HOLD,
+    KEEP,
+    KEEP_COUNTED,
+    SEND,
+    STREAM,
+    few,
+)
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, not_callable, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
@@ -215,6 +226,18 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
+class Kept(Protocol[P]):
+    """An endpoint whose results stay where they are made: see `Endpoint.keep`."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Any]:
+        """Runs on every rank; a reference a rank."""
+        ...
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs on the only rank of a mesh of one; a reference."""
+        ...
+
+
 class Endpoint(MapAdverb, Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
@@ -366,6 +389,15 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
             )
         return plugins.outer("tensor.rref")(self, args, kwargs)  # type: ignore[no-any-return]
 
+    @property
+    def keep(self) -> Kept[P]:
+        """Calls whose results stay where they are made: `counters.total.keep.call_one(x)` gives an ObjectRef of it at once,
+        `keep.call(x)` a ValueMesh of them, one a rank. See `monarch.references`.
+
+        Since 0.2.0.
+        """
+        return plugins.outer("references.kept")(self)  # type: ignore[no-any-return]
+
     def _keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
@@ -386,6 +418,17 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         Arguments are values, or nodes whose results they stand for. Since 0.2.0.
         """
         return plugins.outer("graph.bind")(self, args, kwargs)
+
+    def _keep_counted(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+    ) -> tuple[tuple[str, str, int], Future[None]]:
+        """Runs on that rank of the view, where the result stays under the name this gives, and the rank; and a Future that is
+        done when it is there, and raises what a `call` raises."""
+        entry = OneReply(self._target or self._make_target(), rank)
+        self._cast(entry, KEEP_COUNTED, args, kwargs, only=rank)
+        running = current.get()
+        sender: Instance = root() if running is None else running.instance
+        return (sender.proc.address, sender.unique, entry.number), make_future(entry)
 
     def with_timeout(self, seconds: float) -> Endpoint[P, R_co]:
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""

@@ -39,6 +39,15 @@ class Receivers:
         self.before: dict[str, Callable[[], None]] = {}
 
 
+class OneReceiver(Receivers):
+    """The one process that a result goes to."""
+
+    __slots__ = ()
+
+    def __init__(self, address: str) -> None:
+        super().__init__("", "a result", (address,))
+
+
 class _Now(threading.local):
     receivers: Receivers | None = None
 
@@ -46,13 +55,13 @@ class _Now(threading.local):
 _now = _Now()
 
 
-def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> None:
+def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str, results: bool = False) -> None:
     """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments
-    of endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For optional
-    packages."""
+    of endpoints and constructors, with `results` in what endpoints return too. Anywhere else (port messages)
+    NotSendableError says `why` not. For optional packages."""
 
     def reduced(obj: Any) -> Any:
-        if _now.receivers is None:
+        if _now.receivers is None or (isinstance(_now.receivers, OneReceiver) and not results):
             raise ReceiversUnknown(f"a {cls.__name__} cannot be sent here: {why}")
         return reduce(obj, _now.receivers)
 
@@ -61,7 +70,7 @@ def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> 
 
 def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memoryview]]:
     """`codec.encode(value)` for a message to `receivers`, with what has to happen before it is sent. Raises what
-    pickling raises, MessageTooLargeError, and what that raises."""
+    pickling raises, MessageTooLargeError, and what that raises. For optional packages."""
     before, _now.receivers = _now.receivers, receivers
     try:
         body, buffers = codec.encode(value)

@@ -25,6 +25,7 @@ from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.meshes.replacer import AttachedMeshes
 from monarch._mesh.output import rank_files
 from monarch._mesh.process.health import Health
+from monarch._mesh.process.named_actors import serve_references
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.owners import Owners
 from monarch._mesh.process.residents import Residents
@@ -85,6 +86,7 @@ class MeshLayer(Hooks):
         }
         proc.receivers.update(receivers)
         questions.serve(proc)
+        serve_references(proc)
         reduce.serve(proc)
         self._explainer = Explainer(proc)
         Watchdog(proc, self._explainer.slow)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor, needs_loop
 from monarch._mesh.actors.endpoint import concurrent_endpoint
 from monarch._mesh.failures.ledger import MeshFailure
@@ -110,8 +111,37 @@ def process_service(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P
     SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
     ValueError for a class that is not an Actor.
     """
+    return _service(here(), name, Class, args, kwargs)  # type: ignore[no-any-return]
+
+
+def service_of(address: str, name: str, Class: Callable[..., A]) -> A:
+    """The actor that is the `process_service` of this name in the process at `address`, which makes it if it is one of
+    REFERENCES. For optional packages."""
     proc = here()
-    key = f"{sendable(name, NAME_LIMIT)}@{name_of(proc.address)}"  # senders number their messages by it
+    if address == proc.address:
+        return process_service(name, Class)
+    return proc.mesh.spawning.reference(proc_mesh_of(address), _key(name, address), Class)  # type: ignore[no-any-return]
+
+
+REFERENCES = "references"  # the service that any process has as soon as another sends to it
+
+
+def serve_references(proc: Proc) -> None:
+    """Makes the service of references when another process sends to it first."""
+
+    def make() -> None:
+        if proc.closed is None:
+            _service(proc, REFERENCES, plugins.outer("references.service"), (), {})
+
+    proc.table.absent[_key(REFERENCES, proc.address)] = make
+
+
+def _key(name: str, address: str) -> str:
+    return f"{sendable(name, NAME_LIMIT)}@{name_of(address)}"  # senders number their messages by it
+
+
+def _service(proc: Proc, name: str, Class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    key = _key(name, proc.address)
     known = proc.services.get(key)
     if known is None:
         check_class(Class)
@@ -121,7 +151,7 @@ def process_service(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P
             if known is None:
                 _make_service(proc, mesh, key, Class, args, kwargs)
                 known = proc.services[key] = proc.mesh.spawning.reference(mesh, key, Class)
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _make_service(proc: Proc, mesh: Any, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,94 @@
+"""ObjectRef: a value that stays in the process where it was made, by a name that goes anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from monarch.references.counting import RefId
+
+if TYPE_CHECKING:
+    from monarch.references.store import ReferenceStore
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class RefFacts(NamedTuple):
+    """The part of a reference that travels: its name, its owner's address, and who makes the value, for people."""
+
+    ref: RefId
+    owner: str
+    maker: str
+
+
+class ObjectRef(Generic[T_co]):
+    """A reference to a value that stays in the process where it was made, or where it will be. It is small and can be sent
+    anywhere: as an argument, in what an endpoint returns, within values that are put.
+
+        ref = actor.make.keep.call_one(x)   # at once
+        other.use.call_one(ref).get()       # there: await ref, or ref.get()
+
+    `get()` and `await` give the value, each time unpickled anew. On the owner's host arrays and tensors view its memory,
+    uncopied: numpy arrays and memoryviews are read-only; who writes to a tensor changes it for this process alone. To another
+    host the bytes go once for each process. Errors: ActorError with what the endpoint raised, ReferenceLost when the owner
+    ended, TimeoutError after `timeout` seconds.
+
+    The value is freed when no process has an ObjectRef of it any more and none is under way in a message; a process that ends
+    has none. References that hold each other in a circle are not freed before their owners end.
+
+    Since 0.2.0.
+    """
+
+    __slots__ = ("__weakref__", "_facts", "_store")
+
+    _facts: RefFacts
+    _store: ReferenceStore
+
+    def __init__(self) -> None:
+        raise TypeError("an ObjectRef is made by put(value), endpoint.keep.call_one(...) or submit(...)")
+
+    def get(self, timeout: float | None = None) -> T_co:
+        """Returns the value, once it was made; blocks this thread until then. See the class for what it raises."""
+        return self._store.fetch(self).get(timeout)
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        return self._store.fetch(self).__await__()
+
+    @property
+    def owner(self) -> str:
+        """The address of the process that has the value."""
+        return self._facts.owner
+
+    def __eq__(self, other: object) -> bool:
+        return self._facts.ref == other._facts.ref if isinstance(other, ObjectRef) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._facts.ref)
+
+    def __repr__(self) -> str:
+        return f"<ObjectRef of {self._facts.maker}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an ObjectRef is counted, and can be pickled in messages to actors only: as an argument, in what an endpoint "
+            "returns, in a value that is put. Elsewhere send what ref.get() gives"
+        )
+
+    def __copy__(self) -> ObjectRef[T_co]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ObjectRef[T_co]:
+        return self
+
+    def __del__(self) -> None:
+        store = getattr(self, "_store", None)
+        if store is not None:
+            store.dropped.put(self._facts)
+
+
+def handle(facts: RefFacts, store: ReferenceStore) -> ObjectRef[Any]:
+    """Makes a handle that the store has counted."""
+    ref: ObjectRef[Any] = ObjectRef.__new__(ObjectRef)
+    ref._facts = facts
+    ref._store = store
+    return ref

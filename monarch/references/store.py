@@ -1,0 +1,577 @@
+"""The references of one process: values that were made here, handles that it has of any, and what it tells other owners.
+
+What each process holds is decided by `counting`; this carries it out. Every process has a `ReferenceService`, an actor with
+which others speak, made by the first use or the first message. All that is told to owners is sent in its name, so it arrives
+in the order in which it was sent. A handle that is dropped leaves word in a queue, from whatever the collector
+interrupts; a thread tells the owner.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import logging
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from monarch import _text
+from monarch._linux import procfs
+from monarch.actor import Actor, ActorError, Future, Port, Promise, SupervisionError, endpoint
+from monarch.actor.lowlevel import (
+    Receivers,
+    Sealed,
+    encode_for,
+    follow,
+    own_process,
+    process_service,
+    reduce_for,
+    service_of,
+    start_thread,
+    watch_processes,
+    when_ready,
+)
+from monarch.config import settings
+from monarch.references.counting import HolderTable, LocalHandles, Process, RefId, Ticket
+from monarch.references.errors import ReferenceLimitError, ReferenceLost
+from monarch.references.object_ref import ObjectRef, RefFacts, handle
+from monarch.references.stored_value import MemoryPlace, StoredValue, inner, mapped, unpickle
+
+T = TypeVar("T")
+
+_SERVICE = "references"
+_BATCH = 1000  # dropped handles that are told to their owners at once
+_PATIENCE = 30.0  # seconds until the service of this process has started
+
+_log = logging.getLogger("monarch")
+
+
+class _KeptReceivers(Receivers):
+    """Stands for who gets a value that is kept: the references within it, which it keeps."""
+
+    __slots__ = ("refs",)
+
+    def __init__(self) -> None:
+        super().__init__("", "a value that is kept", ())
+        self.refs: list[ObjectRef[Any]] = []
+
+
+class _KeptValue(NamedTuple):
+    """A value that was made here, and the references within it."""
+
+    stored: StoredValue
+    refs: Sequence[ObjectRef[Any]]
+
+
+class _KeptError(NamedTuple):
+    """An error that was raised in place of a value; `error` is sealed, None if it cannot be pickled."""
+
+    error: Sealed | None
+    text: str
+
+
+class FetchedValue(NamedTuple):
+    """The answer of an owner: where the value is, or its pickle and buffers; and the references within it, with tickets."""
+
+    place: MemoryPlace | None
+    lengths: Sequence[int]
+    pieces: Sequence[Any]
+    refs: Sequence[tuple[RefFacts, Ticket]]
+
+
+class _LocalValue(NamedTuple):
+    """A value as this process has it."""
+
+    pieces: Sequence[Any]
+    refs: Sequence[ObjectRef[Any]]
+
+
+_Kept = _KeptValue | _KeptError
+
+
+class _Lending:
+    """Tells the owner, before a message is sent, that it carries a reference."""
+
+    __slots__ = ("_addresses", "_facts", "_store", "ticket")
+
+    def __init__(self, store: ReferenceStore, facts: RefFacts, addresses: Sequence[str]) -> None:
+        self._store, self._facts, self._addresses = store, facts, tuple(addresses)
+        self.ticket = store.new_ticket()
+
+    def __call__(self) -> None:
+        self._store.lend(self._facts, self.ticket, self._addresses)
+
+
+class ReferenceStore:
+    """See the module. Any thread, but the I/O thread, which only leaves word in `dropped`."""
+
+    def __init__(self) -> None:
+        self.process: Process = own_process()
+        # What handles leave that are no more, and what else is told on a thread of its own.
+        self.dropped: queue.SimpleQueue[RefFacts | Callable[[], None] | None] = queue.SimpleQueue()
+        self._context = contextvars.copy_context()  # of the service: the sender of all that is told
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # of what follows; nothing waits while it is held
+        self._table = HolderTable()
+        self._handles = LocalHandles()
+        self._kept: dict[RefId, _Kept] = {}
+        self._fetched: dict[RefId, _LocalValue] = {}
+        self._waiting: dict[RefId, list[Callable[[_Kept], None]]] = {}
+        self._bytes = 0
+        self._watched: set[Process] = set()
+        self._sending = threading.Lock()  # what is decided under it is sent in this order
+        self._services: dict[str, Any] = {}
+        self._closed = False
+        start_thread(self._context.copy().run, "monarch-references", self._run)
+
+    # --- for tests and people
+
+    @property
+    def number(self) -> int:
+        """The number of references there are whose values are here, or will be."""
+        with self._lock:
+            return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept here."""
+        with self._lock:
+            return self._bytes
+
+    @property
+    def is_clean(self) -> bool:
+        """True if nothing is kept here of any reference, and there is no handle."""
+        with self._lock:
+            return self._table.is_clean and not (self._handles or self._kept or self._fetched or self._bytes)
+
+    # --- values of this process
+
+    def put(self, value: Any, maker: str) -> ObjectRef[Any]:
+        """Keeps a value."""
+        kept = self._encoded(value, maker)
+        facts = RefFacts(RefId(self.process[0], "", next(self._numbers), self.process[1]), self.process[0], maker)
+        self._admit(kept, maker)
+        with self._lock:
+            self._table.create(facts.ref, self.process)
+            self._table.made(facts.ref)
+            self._kept[facts.ref] = kept
+            self._handles.added(facts.ref)
+        return handle(facts, self)
+
+    def keep(self, ref: RefId, result: Any, error: BaseException | None, maker: str) -> None:
+        """Keeps the result of a call, or its error, for who made it. Does not raise."""
+        kept: _Kept
+        try:
+            if error is not None:
+                raise error
+            kept = self._encoded(result, maker)
+            self._admit(kept, maker)
+        except BaseException as exc:
+            kept = _failed(exc)
+        self._fill(ref, kept)
+
+    def _fill(self, ref: RefId, kept: _Kept) -> None:
+        with self._lock:
+            wanted = ref not in self._kept and self._table.made(ref)
+            if wanted:
+                self._kept[ref] = kept
+            waiting = self._waiting.pop(ref, []) if wanted else []
+        if not wanted:
+            self._let_go(kept)
+            return
+        self._watch_namer(ref)
+        for answer in waiting:
+            answer(kept)
+
+    def _encoded(self, value: Any, maker: str) -> _KeptValue:
+        inside = _KeptReceivers()
+        body, buffers = encode_for(inside, value)
+        limit, size = _limit(), len(body) + sum(buffer.nbytes for buffer in buffers)
+        if size > limit:
+            raise _no_room(size, 0, limit, maker)
+        return _KeptValue(StoredValue([body, *buffers]), inside.refs)
+
+    def _admit(self, kept: _KeptValue, maker: str) -> None:
+        limit, size = _limit(), kept.stored.size
+        with self._lock:
+            used = self._bytes
+            if used + size <= limit:
+                self._bytes += size
+                return
+        raise _no_room(size, used, limit, maker)
+
+    def _let_go(self, kept: _Kept | None) -> None:
+        if isinstance(kept, _KeptValue):
+            with self._lock:
+                self._bytes -= kept.stored.size
+
+    def _free(self) -> None:
+        """Lets go of what nobody holds any more; handles within it leave word in the queue."""
+        with self._lock:
+            freed, self._table.freed = self._table.freed, []
+            gone = [(ref, self._kept.pop(ref, None), self._waiting.pop(ref, [])) for ref in freed]
+        for ref, kept, waiting in gone:
+            self._let_go(kept)
+            for answer in waiting:
+                answer(_failed(ReferenceLost(f"the value of {ref} was freed: nobody held it")))
+
+    # --- handles
+
+    def created(self, facts: RefFacts) -> ObjectRef[Any]:
+        """A handle of a value that its owner will make, and that this process has named."""
+        with self._sending:
+            with self._lock:
+                self._handles.added(facts.ref)
+            self._tell(facts.owner, "create", facts.ref)
+        return handle(facts, self)
+
+    def arrived(self, facts: RefFacts, ticket: Ticket) -> ObjectRef[Any]:
+        """A handle that a message has brought."""
+        with self._sending:
+            with self._lock:
+                self._handles.added(facts.ref)
+            self._tell(facts.owner, "claim", facts.ref, ticket)
+        return handle(facts, self)
+
+    def new_ticket(self) -> Ticket:
+        return Ticket(self.process, next(self._numbers))
+
+    def lend(self, facts: RefFacts, ticket: Ticket, addresses: Sequence[str]) -> None:
+        with self._sending:
+            self._tell(facts.owner, "lend", facts.ref, ticket, addresses)
+
+    def failed(self, facts: RefFacts, error: Exception) -> None:
+        """The owner lives, and its actor will not make the value."""
+        with self._sending:
+            self._tell(facts.owner, "failed", facts.ref, str(error))
+
+    def when_answered(self, facts: RefFacts, future: Future[None]) -> None:
+        """Tells the owner if its actor ends before it has made the value."""
+
+        def look() -> None:
+            try:
+                future.get()
+            except SupervisionError as exc:
+                self.failed(facts, exc)
+            except Exception:  # the owner knows
+                pass
+
+        when_ready(future, lambda: self.dropped.put(look))
+
+    def _tell(self, owner: str, what: str, *facts: Any) -> None:
+        """Runs with `_sending` held."""
+        if owner == self.process[0]:
+            self.hear(self.process, [(what, *facts)])
+        else:
+            self._in_context(lambda: self._service(owner).tell.broadcast(self.process, [(what, *facts)]))
+
+    def _in_context(self, act: Callable[[], T]) -> T:
+        return self._context.copy().run(act)
+
+    def _service(self, address: str) -> Any:
+        known = self._services.get(address)
+        if known is None:
+            known = self._services[address] = service_of(address, _SERVICE, ReferenceService)
+        return known
+
+    # --- what others tell
+
+    def hear(self, process: Process, batch: Sequence[tuple[Any, ...]]) -> None:
+        """Another process, or this one, tells what it holds."""
+        self._watch(process)
+        for what, ref, *facts in batch:
+            if what == "failed":
+                self._fill(ref, _failed(SupervisionError(facts[0])))
+                continue
+            with self._lock:
+                if what == "create":
+                    self._table.create(ref, process)
+                elif what == "claim":
+                    self._table.claim(ref, process, facts[0])
+                elif what == "lend":
+                    self._table.lend(ref, *facts)
+                else:
+                    self._table.release(ref, process)
+            if what == "lend":
+                for address in facts[1]:
+                    self._watch((address, -1))
+            elif what == "claim":
+                self._watch_namer(ref)
+        if self._table.freed:
+            self._free()
+
+    def _watch_namer(self, ref: RefId) -> None:
+        if not self._table.is_named(ref):
+            self._watch((ref.process, -1))
+
+    def _watch(self, process: Process) -> None:
+        if process[0] == self.process[0] or process in self._watched:
+            return
+        self._watched.add(process)
+        address, incarnation = process
+
+        def ended(address: str, how: str, stopped: bool) -> None:
+            self.dropped.put(lambda: self._ended(process))
+
+        self._in_context(lambda: watch_processes({address: incarnation}, ended))
+
+    def _ended(self, process: Process) -> None:
+        with self._lock:
+            self._watched.discard(process)
+            if process[1] < 0:
+                self._table.address_ended(process[0])
+            else:
+                self._table.ended(process)
+        self._free()
+
+    # --- values
+
+    def fetch(self, ref: ObjectRef[T]) -> Future[T]:
+        """The Future of the value."""
+        facts = ref._facts
+        known = self._fetched.get(facts.ref)
+        if known is not None:
+            return _done(known, ref)
+        if facts.owner == self.process[0]:
+            promise: Promise[_Kept] = Promise()
+            self.when_made(facts.ref, promise.set)
+            return follow(promise.future, lambda kept: _value(_opened(kept, facts), ref))
+        with self._sending:
+            asked = self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, False))
+        return follow(asked, lambda answer: _value(self._took(answer, facts), ref), lambda exc: _lost(facts, exc))
+
+    def when_made(self, ref: RefId, answer: Callable[[_Kept], None]) -> None:
+        """Calls `answer` with what is kept of a reference, as soon as it is."""
+        with self._lock:
+            kept = self._kept.get(ref)
+            if kept is None and ref in self._table:
+                self._waiting.setdefault(ref, []).append(answer)
+                return
+        if kept is None:
+            kept = _failed(ReferenceLost("its value is not in the process that made it any more"))
+        answer(kept)
+
+    def show(self, kept: _Kept, reader: Process, whole: bool) -> FetchedValue | _KeptError:
+        """Returns what a reader is told of a value; `whole`: it cannot map its memory."""
+        if isinstance(kept, _KeptError):
+            return kept
+        stored = kept.stored
+        place = None if whole else stored.place
+        if place is None:
+            import pickle
+
+            pieces = [pickle.PickleBuffer(piece) for piece in stored.pieces()]
+        else:
+            pieces = []
+        refs = []
+        for one in kept.refs:
+            ticket = self.new_ticket()
+            self.lend(one._facts, ticket, (reader[0],))
+            refs.append((one._facts, ticket))
+        return FetchedValue(place, stored.lengths, pieces, refs)
+
+    def _took(self, answer: FetchedValue | _KeptError, facts: RefFacts) -> _LocalValue:
+        if isinstance(answer, _KeptError):
+            raise _raised(answer, facts)
+        refs = [self.arrived(*one) for one in answer.refs]
+        pieces: Sequence[Any] | None = answer.pieces
+        if answer.place is not None:
+            pieces = mapped(answer.place, answer.lengths)
+            if pieces is None:
+                with self._sending:
+                    asked = self._in_context(
+                        lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, True)
+                    )
+                return self._took(asked.get(), facts)
+        assert pieces is not None
+        here = _LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs)
+        with self._lock:
+            if facts.ref in self._handles:
+                here = self._fetched.setdefault(facts.ref, here)
+        return here
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while True:
+            work: list[Any] = [self.dropped.get()]
+            while len(work) < _BATCH:
+                try:
+                    work.append(self.dropped.get_nowait())
+                except queue.Empty:
+                    break
+            released: dict[str, list[tuple[str, RefId]]] = {}
+            with self._sending:
+                with self._lock:
+                    for facts in work:
+                        if isinstance(facts, RefFacts) and self._handles.dropped(facts.ref):
+                            self._fetched.pop(facts.ref, None)
+                            released.setdefault(facts.owner, []).append(("release", facts.ref))
+                for owner, batch in released.items():
+                    self._release(owner, batch)
+            for one in work:
+                if one is None:
+                    return
+                if not isinstance(one, RefFacts):
+                    self._do(one)
+            del work, one  # they may hold what is to be freed
+
+    def _release(self, owner: str, batch: list[tuple[str, RefId]]) -> None:
+        try:
+            if owner == self.process[0]:
+                self.hear(self.process, batch)
+            else:
+                self._in_context(lambda: self._service(owner).tell.broadcast(self.process, batch))
+        except Exception as exc:  # it has ended, or this process ends
+            _log.debug("the owner of references, %s, was not told that they are dropped: %s", owner, exc)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:
+            if not self._closed:
+                _log.debug("of references: %s", exc)
+
+    def close(self) -> None:
+        """Nothing is told any more."""
+        self._closed = True
+        _stores.pop(self.process, None)
+        self.dropped.put(None)
+
+
+def _limit() -> int:
+    limit = settings.reference_bytes()
+    return procfs.memory()[0] // 4 if limit is None else limit
+
+
+def _no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError:
+    return ReferenceLimitError(
+        f"a value of {_text.size(size)}, made by {maker}, is not kept: pid {os.getpid()} keeps {_text.size(used)} for "
+        f"references already, and {_text.size(limit)} is the most it may (setting reference_bytes). Nothing is written to "
+        f"disk. Drop references that you need no more, make the value in another process, or raise the setting"
+    )
+
+
+def _failed(exc: BaseException) -> _KeptError:
+    text = "".join(traceback.format_exception(exc))
+    try:
+        return _KeptError(Sealed(exc.with_traceback(None)), text)
+    except Exception:  # of the exception's own methods
+        return _KeptError(None, text)
+
+
+def _raised(kept: _KeptError, facts: RefFacts) -> Exception:
+    try:
+        exc = None if kept.error is None else kept.error.open()
+    except Exception:  # its class is not here
+        exc = None
+    if isinstance(exc, ReferenceLost):
+        return ReferenceLost(f"the value that {facts.maker} made is lost: {exc}")
+    if isinstance(exc, ReferenceLimitError):
+        return exc
+    return ActorError(exc, f"{facts.maker}, whose result was kept, failed.", kept.text)
+
+
+def _lost(facts: RefFacts, exc: Exception) -> Exception:
+    if isinstance(exc, SupervisionError):
+        _, *why = exc.message.splitlines()  # the first names an actor that no program knows
+        return ReferenceLost(
+            f"the value that {facts.maker} made is lost with its process, {facts.owner}: "
+            f"{why[0].strip() if why else exc.message}. Make it again"
+        )
+    return exc
+
+
+def _opened(kept: _Kept, facts: RefFacts) -> _LocalValue:
+    if isinstance(kept, _KeptError):
+        raise _raised(kept, facts)
+    return _LocalValue(kept.stored.pieces(), kept.refs)
+
+
+def _value(here: _LocalValue, ref: ObjectRef[T]) -> T:
+    """Unpickles the value of a reference that lives as long."""
+    return unpickle(here.pieces, here.refs)  # type: ignore[no-any-return]
+
+
+def _done(here: _LocalValue, ref: ObjectRef[T]) -> Future[T]:
+    promise: Promise[_LocalValue] = Promise()
+    promise.set(here)
+    return follow(promise.future, lambda here: _value(here, ref))
+
+
+class ReferenceService(Actor):
+    """The references of its process, for other processes."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        self._store = ReferenceStore()
+        with _started:
+            _stores[self._store.process] = self._store
+            _started.notify_all()
+
+    @endpoint(instrument=False)
+    def tell(self, process: Process, batch: Sequence[tuple[Any, ...]]) -> None:
+        """Hears what a process holds."""
+        self._store.hear(process, batch)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def fetch(self, port: Port[Any], ref: RefId, reader: Process, whole: bool) -> None:
+        """Answers with the value, or where it is, once it was made."""
+        store = self._store
+
+        def answer(kept: _Kept) -> None:
+            port.send(store.show(kept, reader, whole))
+
+        store.when_made(ref, answer)
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        return True
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self._store.close()
+
+
+_stores: dict[Process, ReferenceStore] = {}
+_started = threading.Condition()
+os.register_at_fork(after_in_child=_stores.clear)
+
+
+def store() -> ReferenceStore:
+    """The store of this process."""
+    process = own_process()
+    known = _stores.get(process)
+    if known is None:
+        process_service(_SERVICE, ReferenceService)
+        with _started:
+            if not _started.wait_for(lambda: process in _stores, _PATIENCE):
+                raise RuntimeError(f"the service of references did not start within {_PATIENCE:g} s in this process")
+            known = _stores[process]
+    return known
+
+
+def _reduce(ref: ObjectRef[Any], receivers: Receivers) -> tuple[Any, ...]:
+    if isinstance(receivers, _KeptReceivers):
+        receivers.refs.append(ref)
+        return inner, (len(receivers.refs) - 1,)
+    key = f"reference {ref._facts.ref}"
+    lending = receivers.before.get(key)
+    if not isinstance(lending, _Lending):
+        lending = receivers.before[key] = _Lending(ref._store, ref._facts, receivers.addresses)
+    return _arrived, (ref._facts, lending.ticket)
+
+
+def _arrived(facts: RefFacts, ticket: Ticket) -> ObjectRef[Any]:
+    return store().arrived(facts, ticket)
+
+
+reduce_for(
+    ObjectRef,
+    _reduce,
+    "a reference is counted for who gets it. It goes as an argument of an endpoint, in what an endpoint returns, and within "
+    "a value that is put",
+    results=True,
+)

@@ -1,0 +1,73 @@
+"""Actors that make, take and hand on references, for several files of tests."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from monarch.actor import Actor, endpoint
+from monarch.references import ObjectRef, put
+from monarch.references import store as stores
+
+
+class Maker(Actor):
+    """Makes values, keeps references of others."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    @endpoint
+    def squares(self, number: int) -> list[int]:
+        return [index * index for index in range(number)]
+
+    @endpoint
+    def zeros(self, size: int) -> bytearray:
+        return bytearray(size)
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no value today")
+
+    @endpoint
+    def put(self, value: Any) -> ObjectRef[Any]:
+        return put(value)
+
+    @endpoint
+    def total(self, ref: ObjectRef[list[int]]) -> int:
+        return sum(ref.get(30))
+
+    @endpoint
+    async def total_later(self, ref: ObjectRef[list[int]]) -> int:
+        return sum(await ref)
+
+    @endpoint
+    def back(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def keep_it(self, value: Any) -> None:
+        self.kept.append(value)
+
+    @endpoint
+    def forget(self) -> None:
+        self.kept.clear()
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def end(self) -> None:
+        os._exit(3)
+
+    @endpoint
+    def total_size(self, ref: ObjectRef[list[bytes]]) -> int:
+        return sum(map(len, ref.get(60)))
+
+    @endpoint
+    def left(self) -> int:
+        """Counts what is kept in this process: references, and mappings of their memory."""
+        with open("/proc/self/maps", encoding="ascii") as file:
+            mappings = sum("monarch-reference" in line for line in file)
+        store = stores.store()
+        return 0 if store.is_clean and not mappings else 1 + store.number + mappings

@@ -1,0 +1,217 @@
+"""References in memory: what they give, where they go, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from monarch.actor import ActorError, NotSendableError, ProcMesh, ValueMesh, this_host
+from monarch.config import configured
+from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put
+from monarch.references import store as stores
+from monarch.testing import InProcessCluster
+from tests.references.actors import Maker
+
+
+@pytest.fixture
+def procs(cluster: InProcessCluster) -> ProcMesh:
+    return this_host().spawn_procs({"gpus": 2})
+
+
+@pytest.fixture
+def makers(procs: ProcMesh) -> Maker:
+    return procs.spawn("makers", Maker)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: InProcessCluster) -> Iterator[None]:
+    """No process keeps anything of a reference at the end of a test that has dropped its own."""
+    yield
+    deadline = time.monotonic() + 20
+    living = {proc.address for proc in (cluster.proc, *cluster._all_procs()) if proc.killed is None}
+    while dirty := [s for s in list(stores._stores.values()) if s.process[0] in living and not s.is_clean]:
+        assert time.monotonic() < deadline, [(store.process, store.number, store.nbytes) for store in dirty]
+        gc.collect()  # an error that was raised holds what was local there, and itself
+        time.sleep(0.002)  # the last to tell is a thread of its own
+
+
+def one(makers: Maker, rank: int) -> Maker:
+    return makers.slice(gpus=rank)
+
+
+def test_a_result_stays_where_it_was_made(makers: Maker) -> None:
+    ref = one(makers, 0).squares.keep.call_one(4)
+    assert ref.get(30) == [0, 1, 4, 9]
+    assert ref.get(30) is not ref.get(30)  # each time anew
+    assert ref.owner == makers._plan.addresses[0]
+    assert repr(ref) == "<ObjectRef of makers.squares (rank 0)>"
+    assert one(makers, 1).total.call_one(ref).get() == 14
+    assert one(makers, 0).total.call_one(ref).get() == 14
+    assert makers.total.call(ref).get().values() == [14, 14]
+
+
+def test_it_is_awaited(makers: Maker) -> None:
+    async def use() -> int:
+        ref = one(makers, 0).squares.keep.call_one(4)
+        return sum(await ref)
+
+    assert asyncio.run(use()) == 14
+
+
+def test_a_mesh_keeps_a_part_a_rank(makers: Maker) -> None:
+    refs = makers.squares.keep.call(3)
+    assert isinstance(refs, ValueMesh)
+    assert [ref.owner for ref in refs.values()] == list(makers._plan.addresses)
+    part = refs.slice(gpus=1)
+    assert part.item().get(30) == [0, 1, 4]
+    assert one(makers, 0).back.call_one(refs).get().slice(gpus=1).item() == part.item()
+
+
+def test_keep_call_one_takes_a_mesh_of_one(makers: Maker) -> None:
+    with pytest.raises(ValueError, match=r"keep.call_one requires exactly 1 actor, but mesh has 2: use keep.call\(\)"):
+        makers.squares.keep.call_one(3)
+
+
+def test_values_are_put(makers: Maker) -> None:
+    ref = put([1, 2, 3])
+    assert ref.get() == [1, 2, 3]
+    assert makers.total.call(ref).get().values() == [6, 6]
+    theirs = one(makers, 1).put.call_one([4, 5]).get()
+    assert theirs.get() == [4, 5]
+    assert one(makers, 0).total.call_one(theirs).get() == 9
+
+
+def test_references_go_within_values(makers: Maker) -> None:
+    inside = one(makers, 0).put.call_one([1, 2]).get()
+    outside = put({"inside": inside})
+    del inside
+    again = one(makers, 1).back.call_one(outside).get()
+    del outside
+    found = one(makers, 1).back.call_one(again.get()).get()
+    del again
+    assert found["inside"].get() == [1, 2]
+
+
+def test_a_reference_to_what_an_actor_keeps_outlives_the_senders(makers: Maker) -> None:
+    ref = put(list(range(5)))
+    one(makers, 1).keep_it.call_one(ref).get()
+    del ref
+    gc.collect()
+    own = stores.store()
+    assert own.number == 1
+    one(makers, 1).forget.call_one().get()
+
+
+def test_a_large_value_is_not_copied_for_who_reads_it(makers: Maker) -> None:
+    numpy = pytest.importorskip("numpy")
+    ref = put(numpy.arange(1 << 16))
+    one_, other = ref.get(), ref.get()
+    assert (one_ == numpy.arange(1 << 16)).all()
+    assert one_.ctypes.data == other.ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        one_[0] = 1
+    assert one(makers, 0).back.call_one(ref).get().get()[-1] == (1 << 16) - 1
+    del ref
+    gc.collect()
+    assert one_[5] == 5  # views live as long as they are held
+
+
+def test_tensors_view_the_memory(makers: Maker) -> None:
+    torch = pytest.importorskip("torch")
+    ref = one(makers, 0).put.call_one(torch.arange(1 << 16)).get()
+    first, second = ref.get(), ref.get()
+    assert torch.equal(first, torch.arange(1 << 16))
+    assert first.data_ptr() == second.data_ptr()
+    first[0] = 7  # a copy of that page, for this process
+    assert one(makers, 1).back.call_one(ref).get() == ref
+
+
+def test_an_error_is_kept_as_well(makers: Maker) -> None:
+    ref = one(makers, 0).fail.keep.call_one()
+    with pytest.raises(ActorError, match=r"makers.fail \(rank 0\), whose result was kept, failed") as caught:
+        ref.get(30)
+    assert isinstance(caught.value.exception, ValueError)
+    assert "no value today" in str(caught.value)
+
+
+def test_pickling_elsewhere_says_where_it_goes(makers: Maker) -> None:
+    ref = put(1)
+    with pytest.raises(TypeError, match="an ObjectRef is counted, and can be pickled in messages to actors only"):
+        pickle.dumps(ref)
+    from monarch.actor import Channel
+
+    port, _ = Channel[ObjectRef[int]].open()
+    with pytest.raises(NotSendableError, match="counted for who gets it"):
+        port.send(ref)
+    with pytest.raises(TypeError, match="made by put"):
+        ObjectRef()
+
+
+def test_a_message_that_cannot_be_pickled_lends_nothing(makers: Maker) -> None:
+    ref = put(1)
+    with pytest.raises(TypeError):
+        makers.back.call([ref, threading.Lock()])
+
+
+def test_the_bound_of_bytes_is_said(makers: Maker) -> None:
+    with configured(reference_bytes=100_000):
+        first = put(bytearray(70_000))
+        with pytest.raises(ReferenceLimitError, match=r"pid \d+ keeps .* for references already, and .* is the most"):
+            put(bytearray(70_000))
+        del first
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while stores.store().nbytes:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        put(bytearray(70_000))
+
+
+def test_a_value_is_lost_with_its_process(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    makers = procs.spawn("makers", Maker)
+    ref = one(makers, 0).squares.keep.call_one(4)
+    read = one(makers, 0).zeros.keep.call_one(1 << 17)
+    assert len(read.get(30)) == 1 << 17
+    cluster.kill(procs.slice(gpus=0))
+    cluster.next_failure()
+    lost = r"makers.squares \(rank 0\) made is lost with its process, inproc.*: the process .* failed: Killed\(sig=9\). Make"
+    with pytest.raises(ReferenceLost, match=lost):
+        ref.get(30)
+    assert len(read.get(30)) == 1 << 17  # it was here already
+
+
+def test_what_a_dead_process_held_is_freed(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    makers = procs.spawn("makers", Maker)
+    one(makers, 1).keep_it.call_one(put([1])).get()
+    assert stores.store().number == 1
+    cluster.kill(procs.slice(gpus=1))
+    cluster.next_failure()
+
+
+def test_who_waits_for_a_value_of_an_actor_that_ended_is_told(makers: Maker) -> None:
+    ref = one(makers, 0).back.keep.call_one(Fatal())
+    waiting = one(makers, 1).total.call_one(ref)
+    with pytest.raises(ActorError, match="whose result was kept, failed"):
+        ref.get(30)
+    with pytest.raises(ActorError):
+        waiting.get()
+
+
+class Fatal:
+    """Cannot be pickled where it is to be kept."""
+
+    def __init__(self, armed: bool = False) -> None:
+        self.armed = armed
+
+    def __reduce__(self) -> object:
+        if self.armed:
+            raise ValueError("cannot be pickled twice")
+        return Fatal, (True,)
