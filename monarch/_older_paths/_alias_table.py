@@ -242,48 +242,58 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "_src.tools.commands": {
         "monarch.job": "load_current_job",
+        "monarch.job.contexts": "create:context_create remove:context_rm use:context_use",
         "monarch.tools.verbs.shell_verb": "shell_on_job",
-        "monarch.tools.commands": "create get_or_create info kill server_ready",
+        "monarch.tools.commands": "apply_job context_ls create debug get_or_create info kill server_ready",
     },
 }
 
-_WIRE = "it is a part of another implementation's messages, of which there is nothing here"
 _SHELL = "run the command instead, as in `monarch "
+
+# Parts of another implementation's messages, of which there is nothing here, and what is done instead.
+_MESSAGE = (
+    "send with monarch.actor.send(actor.method, args, kwargs, port), and take answers from Channel.open()'s receiver"
+)
+_PARTS = (
+    "messages are pickled by themselves; monarch._src.actor.pickle.flatten and unflatten take objects out of a pickle "
+    "and put them back"
+)
+_PORT = "send the monarch.actor.Port itself: it may be an argument or a part of one, and leads to its receiver"
 
 # Module -> name -> why it is not there.
 REFUSED: dict[str, dict[str, str]] = {
     "_rust_bindings.monarch_extension.mesh_admin_tui": {"run": _SHELL + "tui`"},
-    "_rust_bindings.monarch_extension.tensor_worker": {"Ref": _WIRE},
+    "_rust_bindings.monarch_extension.tensor_worker": {
+        "Ref": "send the monarch.Tensor itself: it may be an argument of a remote function"
+    },
     "_rust_bindings.monarch_extension.trace": {"export_profile": _SHELL + "profile`"},
-    "_rust_bindings.monarch_hyperactor.actor": dict.fromkeys(
-        ("MethodSpecifier", "PythonMessage", "PythonMessageKind", "UnflattenArg"), _WIRE
-    ),
+    "_rust_bindings.monarch_hyperactor.actor": {
+        **dict.fromkeys(("MethodSpecifier", "PythonMessage", "PythonMessageKind"), _MESSAGE),
+        "UnflattenArg": _PARTS,
+    },
     "_rust_bindings.monarch_hyperactor.alloc": dict.fromkeys(
         ("Alloc", "AllocConstraints", "AllocSpec"),
         "allocators have gone: hosts come from monarch.job, or from this_host(), and give their processes by spawn_procs()",
     ),
-    "_rust_bindings.monarch_hyperactor.mailbox": dict.fromkeys(("Mailbox", "PortId"), _WIRE),
-    "_rust_bindings.monarch_hyperactor.pickle": dict.fromkeys(("PendingMessage", "PicklingState"), _WIRE),
+    "_rust_bindings.monarch_hyperactor.mailbox": {"Mailbox": _MESSAGE, "PortId": _PORT},
+    "_rust_bindings.monarch_hyperactor.pickle": dict.fromkeys(("PendingMessage", "PicklingState"), _PARTS),
     "_rust_bindings.monarch_hyperactor.pytokio": dict.fromkeys(
         ("PythonTask", "Shared"),
         "here asyncio runs what is asynchronous: write a coroutine, or return a monarch.actor.Future",
     ),
-    "_rust_bindings.monarch_hyperactor.selection": {"Selection": "slice the mesh, as in mesh.slice(gpus=0)"},
-    "_src.actor.actor_mesh": dict.fromkeys(
-        ("MethodSpecifier", "PendingMessage", "PicklingState", "PythonMessageKind"), _WIRE
-    ),
-    "_src.actor.proc_mesh": {"MethodSpecifier": _WIRE},
-    "_src.actor.tensor_engine_shim": {"PicklingState": _WIRE},
-    "_src.job.telemetry_actor": {"PortId": _WIRE},
+    "_rust_bindings.monarch_hyperactor.selection": {
+        "Selection": "slice the mesh, as in mesh.slice(gpus=0), or say monarch.actor.send(..., selection='choose')"
+    },
+    "_src.actor.actor_mesh": {
+        **dict.fromkeys(("MethodSpecifier", "PythonMessageKind"), _MESSAGE),
+        **dict.fromkeys(("PendingMessage", "PicklingState"), _PARTS),
+    },
+    "_src.actor.proc_mesh": {"MethodSpecifier": _MESSAGE},
+    "_src.actor.tensor_engine_shim": {"PicklingState": _PARTS},
+    "_src.job.telemetry_actor": {"PortId": _PORT},
     "_src.tools.commands": {
-        "apply_job": _SHELL + "apply`",
-        "context_create": _SHELL + "context create`",
-        "context_ls": _SHELL + "context ls`",
-        "context_rm": _SHELL + "context rm`",
-        "context_use": _SHELL + "context use`",
-        "debug": _SHELL + "debug`",
         "exec_on_job": _SHELL + "exec`, or monarch.job.exec_command",
-        "kill_and_confirm": "call kill: it gives the hosts back before it returns",
-        "torchx_runner": "servers are jobs of monarch.job here, without torchx",
+        "kill_and_confirm": "call monarch.tools.commands.kill: it gives the hosts back before it returns",
+        "torchx_runner": "servers are jobs here, without torchx: make one of monarch.job, as SlurmJob, and ask it",
     },
 }

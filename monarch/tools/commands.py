@@ -14,7 +14,7 @@ from monarch.job.schedulers import SCHEDULERS, job_of
 from monarch.tools.config.config import Config
 from monarch.tools.mesh_spec import JobState, MeshSpec, ServerSpec
 
-__all__ = ["create", "get_or_create", "info", "kill", "server_ready"]
+__all__ = ["create", "debug", "get_or_create", "info", "kill", "server_ready"]
 
 
 def create(config: Config, name: str = "monarch") -> str:
@@ -89,6 +89,27 @@ def kill(server_handle: str) -> None:
         return
     job.kill()
     cache.remove(path)
+
+
+def debug(host: str = "localhost", port: int = 27000) -> int:
+    """Talks to the debugger that listens there, as `monarch debug --host HOST --port PORT` does; returns its exit status."""
+    return _command("debug", f"--host={host}", f"--port={port}")
+
+
+def apply_job(module_path: str | None = None) -> int:
+    """Does what `monarch apply` does, and returns its exit status."""
+    return _command("apply", *([] if module_path is None else [module_path]))
+
+
+def context_ls() -> int:
+    """Does what `monarch context ls` does, and returns its exit status."""
+    return _command("context", "ls")
+
+
+def _command(*words: str) -> int:
+    from monarch.tools import cli
+
+    return cli.main(words)
 
 
 def _meshes(config: Config) -> dict[str, int]:

@@ -7,8 +7,12 @@ import contextvars
 import copyreg
 import importlib
 import pickle
+import pkgutil
+import re
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,8 @@ from monarch._older_paths import _alias_modules, _alias_table
 from monarch._older_paths._private_names import FlattenedBytes, _context, flatten, unflatten
 from monarch.actor import Actor, Extent, context, endpoint, this_host
 from monarch.testing import InProcessCluster
+from monarch.tools import exit_codes
+from monarch.tools.cli import get_parser
 from tests.support.tiers import full
 
 MODULES = sorted(_alias_modules.modules())
@@ -50,6 +56,43 @@ def test_what_is_not_there_says_what_takes_its_place(module: str, name: str) -> 
     importlib.import_module("monarch._src")
     with pytest.raises(ImportError, match=f"monarch.{module}.{name} is not there: .{{20}}"):
         exec(f"from monarch.{module} import {name}", {})
+
+
+def test_what_takes_the_place_of_a_name_is_there() -> None:
+    verbs = get_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for module, name in REFUSED:
+        sentence = _alias_table.REFUSED[module][name]
+        commands, names = re.findall(r"`monarch ([a-z]+)", sentence), re.findall(r"monarch\.[\w.]*\w", sentence)
+        assert commands or names, name
+        assert set(commands) <= set(verbs or ()), name
+        for dotted in names:
+            pkgutil.resolve_name(dotted)
+
+
+def test_contexts_of_jobs_by_the_names_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = importlib.import_module("monarch._src.tools.commands")
+    commands.context_create("one")
+    commands.context_create("two")
+    commands.context_use("one")
+    assert commands.context_ls() == 0
+    assert capsys.readouterr().out == "* one\n  two\n"
+    commands.context_rm("two")
+    commands.context_ls()
+    assert capsys.readouterr().out == "* one\n"
+    assert commands.apply_job() == commands.apply_job("nothing.there") == exit_codes.NOT_FOUND
+    assert "monarch apply: " in capsys.readouterr().err
+
+
+def test_a_debugger_by_the_name_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = importlib.import_module("monarch._src.tools.commands")
+    with socket.socket() as taken:  # and not listened at
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert commands.debug("127.0.0.1", port) != 0
+    assert f"monarch debug: no debugger listens on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

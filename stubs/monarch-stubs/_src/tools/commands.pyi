@@ -1,4 +1,10 @@
+from monarch.tools.commands import apply_job as apply_job
+from monarch.job.contexts import create as context_create
+from monarch.tools.commands import context_ls as context_ls
+from monarch.job.contexts import remove as context_rm
+from monarch.job.contexts import use as context_use
 from monarch.tools.commands import create as create
+from monarch.tools.commands import debug as debug
 from monarch.tools.commands import get_or_create as get_or_create
 from monarch.tools.commands import info as info
 from monarch.tools.commands import kill as kill
