@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from monarch._devices.forked import never_free
 from monarch._devices.memory import Wait, interface
 from monarch._devices.modes import locally
+from monarch._linux.locks import Lock
 
 PIECE = 4 << 20  # bytes
 PIECES = 32  # pinned in one process at most: 128 MiB
@@ -25,7 +25,7 @@ KEPT = 8  # of them, when nobody uses them
 
 class _PinnedPool:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._free: list[Any] = []
         self._count = 0
 

@@ -6,11 +6,11 @@ back with the reason. Who has sent to whom is remembered, for when a sender, its
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import start_thread
 from monarch._wire.frame import Buffer
@@ -48,7 +48,7 @@ class ActorTable:
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._ever_broke: set[str] = set()  # processes that a connection to broke although they live
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def statistics(self) -> dict[str, Any]:
         """Returns how much is remembered of actors that are not here, and who of each process has sent to which actors."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+from monarch._linux.locks import Lock
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -24,7 +25,7 @@ class ActorThreads:
 
     def __init__(self, actors: Callable[[], Iterable[Instance]]) -> None:
         self._actors = actors
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._all: dict[str, Callable[[], None]] = {}
 
     def add(self, name: str, run: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._linux.locks import Lock, RLock
 from monarch._runtime.event_loops import is_actors, running_loop
 from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.leader import WouldBlockRuntime, wait_for, watch, watched
@@ -39,9 +40,8 @@ running: ContextVar[Any] = ContextVar("monarch_context", default=None)
 # Who waits: thread, asyncio task, since when (time.monotonic), whether with a time limit, on behalf of which message.
 Note = tuple[int, Any, float, bool, Any]
 
-_MADE = object()
-_PENDING = object()
-_creating = threading.RLock()  # queues of wakers: two observers may come first, one a handler of signals
+_MADE, _PENDING = object(), object()
+_creating = RLock()  # queues of wakers: two observers may come first, one a handler of signals
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where; `monarch doctor` which rank is stuck"
 LONG_WAIT = 10.0  # seconds: a wait of so many that ends without result says what kept the program from going on
 LOOKING = 3.0  # seconds before its end, in which that is looked for
@@ -359,7 +359,7 @@ class Future(Generic[T_co]):
         self._source: Source | None = args[1]
         self._value: Any = _PENDING
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __del__(self) -> None:
         try:

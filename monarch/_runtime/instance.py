@@ -6,12 +6,12 @@ sender's; everything else of an actor happens on its own thread (see `driver`).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._linux.locks import Lock
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
@@ -182,7 +182,7 @@ class Instance:
         self.peak = 0  # most messages that have waited at once
         self.caused_by: tuple[str, int, str, str] | None = None  # mesh key, rank, process, name: who failed first
         self._reorder: Reorder[Delivery] = Reorder()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._finished = False
         self._stop_failure: Failure | None = None  # said while it is stopping
 

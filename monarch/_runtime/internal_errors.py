@@ -7,11 +7,11 @@ What stderr has no room for is not said.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable
 
+from monarch._linux.locks import Lock
 from monarch._runtime.standard_streams import write_stderr
 
 WINDOW = 10.0  # seconds in which an error is said once, and counted when it comes again
@@ -66,7 +66,7 @@ class Reporter:
         self._clock = clock
         self._write = write or write_stderr
         self._throttle = Throttle()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def report(self, where: str, exc: BaseException) -> bool:
         """Says the error. Returns whether `end_window` should be called after `WINDOW` seconds: without that, what was

@@ -4,17 +4,17 @@ program's own logging does (`logging.basicConfig`, and what Python prints where 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from monarch import _text
+from monarch._linux.locks import Lock
 from monarch._text import sendable
 
 Tap = Callable[[logging.LogRecord], None]
 
 _taps: tuple[Tap, ...] = ()
-_lock = threading.Lock()
+_lock = Lock()
 _installed = False
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime import leader
 from monarch._runtime.internal_errors import REPORTER, WINDOW
 from monarch._runtime.log_thread import log
@@ -102,7 +103,7 @@ class Loop:
         self._new_timers: deque[TimerHandle] = deque()
         self._rare_timers: list[tuple[float, int, TimerHandle]] = []
         self._rare_thread: threading.Thread | None = None
-        self._rare_lock = threading.Lock()  # entered itself, and not by way of the condition: a handler of signals that
+        self._rare_lock = Lock()  # entered itself, and not by way of the condition: a handler of signals that
         self._rarely = threading.Condition(self._rare_lock)  # raises as the condition is entered would leave it locked
         self._crowded = _CROWD
         self._order = itertools.count()

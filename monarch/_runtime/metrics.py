@@ -4,13 +4,13 @@ the first ATTRIBUTES count, with LONGEST characters of each name and value."""
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import islice
 from time import monotonic
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._text import NAME_LIMIT, sendable, text_of
 
 SERIES = 2_000
@@ -60,7 +60,7 @@ class Metrics:
     """Counters and sums of one process. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._since = monotonic()
         self._sums: dict[tuple[Key, bool], int] = {}
         self._distributions: dict[Key, Distribution] = {}

@@ -7,10 +7,10 @@ Senders count what they send to each receiver (`Numbering`); receivers release i
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from monarch._linux.locks import RLock
 from monarch._wire.message import Stamp
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Numbering:
         # What was sent to a mesh since it all goes to the same receivers; such meshes are not in `_single`.
         self._repeated: dict[Hashable, _Repeated] = {}
         self._single: dict[Hashable, dict[RankKey, int]] = {}
-        self._lock = threading.RLock()  # a handler of signals that sends may have interrupted who has it
+        self._lock = RLock()  # a handler of signals that sends may have interrupted who has it
 
     def __len__(self) -> int:
         return len(self._counts)

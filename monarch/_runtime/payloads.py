@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._wire import message
 from monarch._wire.address import AGENT, name_of
 from monarch._wire.frame import Buffer, Frame, encode
@@ -91,7 +91,7 @@ class Payloads:
         self._loop = loop
         self._carrier = carrier
         self._tell = tell
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._dropped: list[Segment[OwnMemory]] = []
         self._pool: Pool[OwnMemory] = Pool(_limit(), _count(), self._dropped.append)
         self._numbers = int.from_bytes(os.urandom(5), "little") << 22  # no other process has these

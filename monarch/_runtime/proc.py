@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._errors import ForkedClientError, MessageTooLargeError
+from monarch._linux.locks import Lock
 from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.actor_threads import ActorThreads
@@ -72,7 +73,7 @@ _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits
 
 _QUICK_REPLIES = (OneReply, Gather)
 _main_thread = threading.main_thread().ident
-_making = threading.Lock()  # of the Streams of any process
+_making = Lock()  # of the Streams of any process
 
 # (connection, or a stand-in with `remote`; message; frame)
 OnMessage = Callable[[Any, Any, Frame], None]

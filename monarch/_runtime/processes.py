@@ -7,11 +7,11 @@ What becomes of them is the word of their host agents: a process can be reached 
 from __future__ import annotations
 
 import errno
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from monarch._linux.locks import Lock
 from monarch._runtime.incarnations import Incarnations
 from monarch._wire import frame as frames
 from monarch._wire import message
@@ -83,7 +83,7 @@ class Processes:
         self._asked_who: dict[str, list[Callable[[int], None]]] = {}  # by address, see `follow`
         self._accepted: dict[str, tuple[Connection, int]] = {}  # the latest that a process has dialled, its incarnation
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def statistics(self) -> dict[str, int]:
         """Returns how many processes are known, have connections here, or have come and are not let in yet."""

@@ -9,12 +9,12 @@ The ends that take answers one by one are in `queue`.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import LONG_WAIT, LOOK, LOOKING, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
@@ -197,7 +197,7 @@ def _nothing() -> None:
 
 
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
-_noting = threading.Lock()  # what any entry carries: the I/O thread and a sender may note something at once
+_noting = Lock()  # what any entry carries: the I/O thread and a sender may note something at once
 
 
 class Entry(Source):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._linux.locks import Lock
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, Source, make_future
@@ -31,7 +31,7 @@ class _Body(Source):
         super().__init__()
         self._body = body
         self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._started = False
         self._result: Any = None
         self._error: BaseException | None = None

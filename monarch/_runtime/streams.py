@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
@@ -23,6 +22,7 @@ import msgspec
 
 from monarch._errors import NoStreamError
 from monarch._linux.local_socket import read_exactly
+from monarch._linux.locks import Lock
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 from monarch._wire import frame as frames
@@ -57,7 +57,7 @@ class Streams:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._handlers: dict[str, Handler] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting: dict[str, list[Slot]] = {}  # by address
         # Hosts that the agent was asked for, and why there is no way to them, for good, or "".
         self._hosts: dict[str, str] = {}

@@ -7,10 +7,10 @@ the port where the answer comes. So a wait costs a fraction of a microsecond, an
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime.future import Note, Source
 from monarch._runtime.loop import Loop
 from monarch._runtime.replies import Entry, Ports
@@ -66,7 +66,7 @@ class Waits:
         self.actor_started: Callable[[], None] = _nothing
         self._ports = ports
         self._loop = loop
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:

@@ -15,11 +15,11 @@ would not be counted by the other side.
 from __future__ import annotations
 
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
+from monarch._linux.locks import Lock
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.copies import Copies
@@ -125,7 +125,7 @@ class LinkConnection:
             software=software,
         )  # fmt: skip
         self._copies = Copies(limits.queue, _IDLE, loop)
-        self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
+        self._lock = Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
         self._room = Waiters()
         self._was_full = False

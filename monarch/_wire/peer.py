@@ -21,10 +21,10 @@ is sent, because nobody else would tell of its end.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._wire.frame import Buffer
 from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
@@ -117,7 +117,7 @@ class Peer:
         self._ask = ask
         self._kept: list[list[Buffer]] = []
         self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._changed: Waiters | None = None  # made by the first who waits
 
     def __repr__(self) -> str:

@@ -8,12 +8,12 @@ ends only with the process at its other end, or with that host. Or it is succeed
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._wire.frame import Buffer, encode_small
 from monarch._wire.transport.base import Connection, ConnectionLost
 
@@ -87,7 +87,7 @@ class Relay:
         self.lost = False
         self._many = many
         self._busy = busy
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._sending: set[object] = set()  # frames that are being sent: a mark of each
         self._successor: Way | None = None
         self._emptied: Callable[[], None] | None = None

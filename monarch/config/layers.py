@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import reprlib
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch.config.kinds import Kind
 
 #: {"client": {name: text}, "inherited": {name: text}}: only dicts and str, so that any codec carries it
@@ -52,7 +52,7 @@ class Layers:
     def __init__(self, table: Iterable[Setting], environ: Mapping[str, str]) -> None:
         self._settings = {setting.name: setting for setting in table}
         self._environ = environ
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._default = {name: setting.kind.check(setting.default) for name, setting in self._settings.items()}
         self._inherited: Values = {}
         self._environment: Values | None = None  # None: not read yet

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from monarch._errors import RDMAError
+from monarch._linux.locks import Lock
 from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
@@ -29,7 +29,7 @@ class RDMAAction:
 
     def __init__(self) -> None:
         self._queued: list[tuple[RDMABuffer, _Make]] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._submits: deque[_Submit] = deque()  # the first is under way
 
     def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
@@ -92,7 +92,7 @@ class _Submit:
         self._queued = queued
         self._timeout = timeout
         self._context = contextvars.copy_context()  # it may begin on another's thread
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._left = 1
         self._errors: list[BaseException] = []
 

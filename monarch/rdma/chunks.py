@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from monarch._linux.locks import Lock
 from monarch.rdma.transfer import Transfer
 
 
@@ -18,7 +17,7 @@ class ChunkedTransfer:
         self.chunk = chunk
         self.chunks = max(1, -(-transfer.size // chunk)) if chunks is None else chunks
         self.shares = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._next = 0
         self._error: Exception | None = None
 

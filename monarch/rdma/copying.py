@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections.abc import Callable
 
+from monarch._linux.locks import Lock
 from monarch.actor.lowlevel import start_thread
 from monarch.rdma.chunks import ChunkedTransfer
 from monarch.rdma.transfer import Transfer
@@ -74,7 +74,7 @@ class _CopyThreads:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._threads = 0
         self._idle = 0
 

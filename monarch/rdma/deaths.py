@@ -8,9 +8,9 @@ import errno
 import logging
 import os
 import select
-import threading
 from collections.abc import Callable
 
+from monarch._linux.locks import Lock
 from monarch._linux.procfs import start_of
 from monarch.actor.lowlevel import start_thread
 from monarch.rdma.buffer_handle import Owner
@@ -24,7 +24,7 @@ class Deaths:
     """The processes whose end is waited for. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._files: dict[int, Owner] = {}
         self._told: dict[Owner, dict[Ended, None]] = {}
         self._epoll: select.epoll | None = None

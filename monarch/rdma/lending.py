@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 from monarch._devices.forked import never_free
 from monarch._devices.memory import interface
 from monarch._errors import BufferDroppedError
+from monarch._linux.locks import Lock
 from monarch.rdma.buffer_handle import DevicePlace, Owner, this_host
 from monarch.rdma.deaths import deaths
 from monarch.rdma.local_memory import LocalMemory
@@ -52,7 +52,7 @@ class Lending:
     """This process's storages with registered buffers. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._numbers = itertools.count()
         self._storages: dict[int, _Storage] = {}  # by where they begin: no other begins there while it lives
         self._over: list[_Storage] = []
@@ -183,7 +183,7 @@ class Borrowing:
     """The storages that this process has open. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._open: OrderedDict[_Name, Borrowed] = OrderedDict()
         self._asked: dict[_Name, bool] = {}  # for which an answer is awaited; True: its owner has ended it meanwhile
 

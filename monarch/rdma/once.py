@@ -5,11 +5,11 @@ closes its parent's, whose descriptors and registrations both share.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from monarch._devices.forked import never_free
+from monarch._linux.locks import Lock
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class OncePerProcess(Generic[T]):
 
     def __init__(self) -> None:
         self.value: T | None = None
-        self.lock = threading.Lock()  # held while it is made
+        self.lock = Lock()  # held while it is made
         os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self, make: Callable[[], T]) -> T:
@@ -35,7 +35,7 @@ class OncePerProcess(Generic[T]):
             self.value = value
 
     def _after_fork(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         if self.value is not None:
             never_free(self.value)
             self.value = None

@@ -18,13 +18,13 @@ import mmap
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from monarch._devices.forked import never_free
 from monarch._errors import BufferDroppedError
+from monarch._linux.locks import Lock
 from monarch._linux.procfs import start_of
 from monarch.rdma.buffer_handle import Owner, this_host
 from monarch.rdma.local_memory import LocalMemory
@@ -115,7 +115,7 @@ class Registry:
     """The buffers of this process. Any thread; nothing here waits for another process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._numbers = itertools.count()
         self._table = ControlWordTable()
         self._regions: dict[int, RegisteredBuffer] = {}
@@ -183,7 +183,7 @@ class Registry:
 
 
 _registry: Registry | None = None
-_making = threading.Lock()
+_making = Lock()
 
 
 def registry() -> Registry:
@@ -200,7 +200,7 @@ def _after_fork() -> None:
     """A forked child begins with nothing: its parent's buffers are not its, and somebody may have held the lock."""
     global _making, _registry
     never_free(_registry)  # buffers on devices are in it
-    _making, _registry = threading.Lock(), None
+    _making, _registry = Lock(), None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -16,7 +16,6 @@ import mmap
 import operator
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch._linux import procfs
+from monarch._linux.locks import RLock
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
 from monarch.rdma.buffer_handle import BufferHandle, SegmentLocation, owner_ended
 from monarch.rdma.local_memory import LocalMemory
@@ -37,7 +37,7 @@ class _Segments:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._starts: list[int] = []
         self._files: dict[int, tuple[int, int]] = {}  # start -> (size, descriptor)
 

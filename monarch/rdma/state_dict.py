@@ -7,7 +7,6 @@ import ctypes
 import functools
 import operator
 import platform
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
@@ -15,6 +14,7 @@ from typing import Any, Literal, NoReturn
 from monarch._devices import pinned
 from monarch._devices.memory import interface
 from monarch._errors import RDMAMemoryError, StateDictMismatchError
+from monarch._linux.locks import Lock
 from monarch.actor import Future, NotSendableError
 from monarch.rdma import manager
 from monarch.rdma.buffer import RDMABuffer
@@ -74,7 +74,7 @@ class StateDict:
         if double_buffer not in (False, True, "host", "device"):
             raise ValueError(f"invalid double_buffer {double_buffer!r}: expected False, True, 'host' or 'device'")
         self._source = source
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._writer = False  # somebody is in `updating` or `publish`
         self._counters = (ctypes.c_uint64 * 2)()  # begun, published: see `versions`
         tensors, values = entries_of(source)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
+
+from monarch._linux.locks import Lock
 
 
 def torch_distributed() -> Any:
@@ -31,7 +32,7 @@ class Ranks:
     """The dimensions of the mesh whose processes are the ranks of this process's group, and torch's meshes of it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._dims: dict[str, int] = {}
         self._group: Any = None  # that `_made` are of
         self._made: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}

@@ -13,13 +13,13 @@ import signal
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from monarch._devices import own_device, vendors
+from monarch._linux.locks import Lock
 from monarch._text import first_line
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads
 from monarch.actor.lowlevel import start_thread
@@ -52,7 +52,7 @@ class _ProcessState:
         self.store: Any = None  # the server of the group's store, on its first rank
         self.interface = ""  # the value of GLOO_SOCKET_IFNAME that is ours
         self.attempt: TorchSetup | None = None  # the last one
-        self.lock = threading.Lock()  # one attempt at a time changes torch's default group
+        self.lock = Lock()  # one attempt at a time changes torch's default group
 
 
 _process = _ProcessState()

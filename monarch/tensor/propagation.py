@@ -7,7 +7,6 @@ the operation changes; and which of them have other metadata or other memory aft
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
+from monarch._linux.locks import RLock
 from monarch.tensor import metadata, signature
 from monarch.tensor.metadata import Meta
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 _mode: FakeTensorMode | None = None
-propagating = threading.RLock()  # torch's fake tensors bear one thread at a time
+propagating = RLock()  # torch's fake tensors bear one thread at a time
 
 
 class _FakeMode(FakeTensorMode):

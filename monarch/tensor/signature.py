@@ -6,12 +6,12 @@ called with the local tensors (and numbers) of each Run.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from monarch._linux.locks import Lock
 from monarch.tensor import generators
 from monarch.tensor.failures import OneLine
 
@@ -180,7 +180,7 @@ def same_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str) -> bool:
     )
 
 
-_defaulting = threading.Lock()
+_defaulting = Lock()
 
 
 def _with_default(dtype: torch.dtype, run: Runner) -> Runner:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 
+from monarch._linux.locks import Lock
 from monarch._runtime.loop import Loop
 
 _PATIENCE = 30.0  # real seconds until a loop that does not turn is an error
@@ -25,7 +26,7 @@ class VirtualClock:
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = float(start)
-        self._lock = threading.Lock()  # one advance at a time
+        self._lock = Lock()  # one advance at a time
         self._loops: list[Loop] = []
 
     def __repr__(self) -> str:

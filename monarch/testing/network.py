@@ -14,12 +14,12 @@ doubled on, because links rely on TCP, which does neither: cut them.
 from __future__ import annotations
 
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from monarch._linux.locks import Lock, RLock
 from monarch._wire.frame import Buffer, Decoder, Frame, FrameError
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
 from monarch._wire.waiters import Waiters
@@ -81,7 +81,7 @@ class Network:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._listening: dict[str, InprocTransport] = {}
         self._rules: list[Rule] = []
         self._paths: set[_Path] = set()
@@ -258,7 +258,7 @@ class _Path:
         self.far = far
         self.waiting: deque[tuple[float, bytes]] = deque()  # (earliest delivery, frame); b"" is the end of the stream
         self.room = Waiters()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.queued = 0
         self._chances = random.Random(f"{network.seed} {source} {target}")
 
@@ -339,7 +339,7 @@ class InprocConnection:
         self._limit, frame_limit = transport.limits()
         self._decoder = Decoder(frame_limit)
         self._reason = ""
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         state = f"lost: {self._reason}" if self.lost else f"{self.queued} bytes queued"

@@ -6,12 +6,12 @@ of a process are registered at a time; the longest unused is forgotten, and regi
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch._mesh.casts.plan import SENDER_PLANS, RemoteReceivers
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.ordering import Numbering, RankKey, compress, expand
@@ -36,7 +36,7 @@ class Casting:
         self._numbers: OrderedDict[RemoteReceivers, int] = OrderedDict()
         self._meanings: weakref.WeakKeyDictionary[RemoteReceivers, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
         self._last = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
         proc.receivers[PlanUnknown] = lambda connection, unknown, frame: self._on_unknown(unknown, frame)
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
 from monarch._errors import DeadlockError
+from monarch._linux.locks import Lock
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import (
     Helpers,
@@ -67,7 +67,7 @@ class Watchdog:
         self._on_slow = on_slow
         self._detector = Detector(proc.address, self._describe)
         self._timer: TimerHandle | None = None
-        self._lock = threading.Lock()  # of the timer
+        self._lock = Lock()  # of the timer
         self._logged: set[Delivery] = set()  # messages that run still and were logged
         proc.ports.watch = self._watch
         proc.waits.actor_started = self._on_actor_started

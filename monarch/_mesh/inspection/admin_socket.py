@@ -14,12 +14,12 @@ import os
 import select
 import socket
 import struct
-import threading
 from typing import Any
 
 import msgspec
 
 from monarch._linux.local_socket import same_user
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch._mesh.inspection.survey import Survey, SurveyAnswers
 from monarch._runtime.loop import TimerHandle, start_thread
@@ -90,7 +90,7 @@ class LocalAdminSocket:
     def __init__(self, proc: Proc, folder: str) -> None:
         self.proc = proc
         self.path = os.path.join(folder, NAME)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._connections: dict[_AdminConnection, None] = {}  # in the order of coming
         self._listening = unix.listen(self.path)
         self._accepting = Accepting(self._listening, proc.loop, self._accepted)

@@ -15,6 +15,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime.loop import start_thread
 from monarch._text import NAME_LIMIT, clip, duration, sendable
 
@@ -37,7 +38,7 @@ class LocalsLook:
         self.over = False
         self.at = ""  # what the thread is at
         self.since = 0.0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._frames: list[tuple[FrameType, dict[str, str]]] = []
 
     def note(self, frame: FrameType) -> dict[str, str]:

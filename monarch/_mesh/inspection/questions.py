@@ -6,11 +6,11 @@ Arguments and answers are msgpack: nothing that is asked or answered here is unp
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch._runtime.loop import start_thread
 from monarch._wire import message
@@ -93,7 +93,7 @@ class Answering:
         self._questions = questions
         self._send = send
         self._busy = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def receive(self, connection: Connection, ask: Ask, frame: Frame) -> None:
         """Receives a question, on the I/O thread."""

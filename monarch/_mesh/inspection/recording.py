@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._mesh.inspection import identities, outgoing_batches
 from monarch._mesh.inspection.outgoing_batches import BATCH, MOST_BYTES, BatchHead
 from monarch._runtime import log_tap
@@ -94,7 +95,7 @@ class Recording:
         self.recorder = Recorder(include_system=include_system)
         self.recorder.client = proc.root_name
         self._proc = proc
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._room = threading.Condition(self._lock)
         self._number = 0
         self._on_way = 0
@@ -241,7 +242,7 @@ def pause(late: int) -> float:
 _decode_answer = msgspec.msgpack.Decoder(tuple[float, float]).decode
 _hostname = sendable(socket.gethostname(), NAME_LIMIT)
 _recording: Recording | None = None
-_switching = threading.Lock()
+_switching = Lock()
 
 
 def recording() -> Recording | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.remote_errors import Raw
@@ -122,7 +122,7 @@ class Survey(Entry):
         self._argument = argument
         self._only = only
         self._ask_agents = agents
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._asked: list[str] = []
         known = [address for address, peer in proc.processes.known() if peer.ended is None]
         hosts = sorted({*attached, *(agent_of(address) for address in (proc.address, proc.client, *known) if address)})

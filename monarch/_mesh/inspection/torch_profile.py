@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._mesh.inspection.recording import process_name
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Trace(msgspec.Struct):
     threads: dict[int, str]
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _running: Any = None
 _ended: Any = None  # what has ended, and was not taken yet
 _timer: threading.Timer | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._linux.maker import at_exit
 from monarch._mesh import plugins
 from monarch._mesh.failures.replace_policy import ReplacePolicy
@@ -177,7 +177,7 @@ class AttachedHosts:
         self._replacer: HostReplacer | None = None  # None until all addresses are known
         self._ending: Source | None = None
         self._ended = ""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._proc = here()
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.restart_policy import RestartGroup
@@ -38,7 +38,7 @@ class Acks(Entry):
     def __init__(self, addresses: Sequence[str], ask: Callable[[int, int], None] | None = None) -> None:
         super().__init__(None)
         self._ask = ask
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._left = dict(enumerate(addresses))
         if not addresses:
             self.set_ready()
@@ -243,7 +243,7 @@ class OwnedProcs:
         self.lost: dict[str, str] = {}  # hosts that are gone, and why
         self._stopping: Source | None = None
         self._training = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def on_started(self, started: ProcStarted) -> None:
         with self._lock:

@@ -8,11 +8,11 @@ every other actor.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_origin
 
+from monarch._linux.locks import Lock
 from monarch._runtime.context import current, here, home
 from monarch._runtime.functions import is_async
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 Pair = tuple[type, type]  # (the class asked for, the class spawned in its place)
 
-_lock = threading.Lock()
+_lock = Lock()
 _own: list[Pair] = []  # of this process's own program, outside its actors; the latest counts
 
 

@@ -13,9 +13,9 @@ A replacement runs on a thread of its own, because it waits. One at a time in a 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
+from monarch._linux.locks import Lock
 from monarch._mesh.failures.replace_policy import ReplacePolicy
 from monarch._mesh.meshes.attaching import PATIENCE, Attaching
 from monarch._mesh.meshes.host_slots import HostSlots, NoReplacement
@@ -37,8 +37,8 @@ class AttachedMeshes:
     """The meshes that one process has attached, and which of their hosts were replaced."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()  # to be held while a host is replaced
-        self._lock = threading.Lock()
+        self.turn = Lock()  # to be held while a host is replaced
+        self._lock = Lock()
         self._meshes: list[HostReplacer] = []
         self._moves: dict[str, HostReplaced] = {}
         self._closing = False
@@ -109,7 +109,7 @@ class HostReplacer:
         self._attached: AttachedMeshes = proc.mesh.attached
         self._under_way: dict[int, Slot] = {}  # by rank
         self._ended = ""
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     # --- what is known
 

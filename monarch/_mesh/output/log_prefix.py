@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._runtime.context import current, home, root_of
 
-_lock = threading.Lock()
+_lock = Lock()
 _installed = False
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from monarch._errors import ClientClosedError
+from monarch._linux.locks import Lock
 from monarch._linux.maker import at_exit
 from monarch._mesh import plugins
 from monarch._mesh.output import log_prefix
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
 
-_lock = threading.Lock()
+_lock = Lock()
 _client: Client | None = None
 _closed: Future[None] | None = None
 

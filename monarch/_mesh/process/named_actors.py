@@ -4,10 +4,10 @@ each process (`process_service`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor, needs_loop
 from monarch._mesh.actors.endpoint import concurrent_endpoint
@@ -62,7 +62,7 @@ def get_or_spawn_controller(name: str, Class: Callable[P, A], *args: P.args, **k
     return future_of_actors(_controllers().get_or_spawn.call_one(name, Class, args, kwargs))
 
 
-_making = threading.Lock()
+_making = Lock()
 
 
 def _controllers() -> Any:

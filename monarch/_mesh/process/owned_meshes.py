@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from monarch._linux.locks import Lock
 from monarch._mesh.failures.ledger import Ledger
 from monarch._mesh.failures.observed import Observed
 from monarch._mesh.meshes.owned import OwnedActors, OwnedProcs
@@ -17,7 +17,7 @@ class OwnedMeshes:
     hold it."""
 
     def __init__(self, grace: bool) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.observed = Observed(grace)
         self.ledger = Ledger(self.observed.restarted)
         self.procs: dict[str, OwnedProcs] = {}  # by the uid of the mesh

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.restart_policy import Children, RestartAttempt, RestartGroup
@@ -69,7 +70,7 @@ class Restarter:
         """Returns the lock to be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a
         time."""
         with self._owned.lock:
-            return self._turns.setdefault(owned if owned.group is None else owned.group, threading.Lock())
+            return self._turns.setdefault(owned if owned.group is None else owned.group, Lock())
 
     # --- by policy
 

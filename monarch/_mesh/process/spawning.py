@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain, warn_if_large
@@ -360,7 +360,7 @@ class SpawnSites:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._site_of: dict[str, Line] = {}  # of each living mesh
         self._living: dict[Line, int] = {}
         self._told: set[Line] = set()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import select
 import socket
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -25,6 +24,7 @@ from time import perf_counter
 from types import FrameType
 
 from monarch._linux.descriptors import OUT_OF
+from monarch._linux.locks import Lock
 from monarch._wire import message
 from monarch._wire.frame import PREFIX, Buffer, Decoder, FrameError, encode_small
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket, Turn
@@ -58,7 +58,7 @@ class StreamConnection:
         self._limit = limit
         self._decoder = Decoder(frame_limit)
         self.reads = 0  # grows whenever bytes arrive, also those of a frame that is not complete yet
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._out: deque[Buffer] = deque()  # what nobody changes any more
         self.queued = 0
         self._deferred: deque[list[Buffer]] = deque()  # the same

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch._linux import private_files
+from monarch._linux.locks import Lock
 from monarch._wire.auth import TLS_ALERT
 from monarch._wire.frame import Buffer
 
@@ -142,9 +143,7 @@ class TlsSocket:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=server)
         self._server = server
-        self._lock = (
-            threading.Lock()
-        )  # OpenSSL's objects are not for two threads at once; held for computing, not for waiting
+        self._lock = Lock()  # OpenSSL's objects are not for two threads at once; held for computing, not for waiting
         self._unsent = memoryview(b"")  # ciphertext that the kernel has not taken
         self._owed = 0  # bytes of the next send that are encrypted already: 0 or 1
         self._empty = 0  # bytes of ciphertext that came, less those that plaintext has explained

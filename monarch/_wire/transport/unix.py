@@ -15,13 +15,13 @@ import itertools
 import os
 import socket
 import struct
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from monarch._linux.descriptors import for_unknown
 from monarch._linux.local_socket import same_user
+from monarch._linux.locks import RLock
 from monarch._wire.address import name_of
 from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Handler, Reactor
@@ -209,7 +209,7 @@ class UnixTransport:
         self._handler = handler
         self._limits = limits
         self._listener: Listener | None = None
-        self._lock = threading.RLock()  # what comes with a connection may have this closed
+        self._lock = RLock()  # what comes with a connection may have this closed
         # Those that had not said who they are when they were last looked at, and when they came.
         self._accepted: weakref.WeakKeyDictionary[StreamConnection, float] = weakref.WeakKeyDictionary()
         self._most_unknown = for_unknown(UNKNOWN)

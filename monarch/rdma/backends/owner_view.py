@@ -15,10 +15,10 @@ import fcntl
 import os
 import select
 import struct
-import threading
 from collections import OrderedDict
 
 from monarch._linux import procfs
+from monarch._linux.locks import Lock
 from monarch._linux.procfs import start_of
 from monarch.actor.host_agent import agent_pid
 from monarch.rdma.buffer_handle import BufferHandle, Owner, buffer_dropped, owner_ended, this_host
@@ -97,7 +97,7 @@ class OwnerView:
         self.file = -1
         self.process = -1
         self._poll = select.poll()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._writing: dict[int, int] = {}
         self.obstacle = self._probe(handle)
 
@@ -160,7 +160,7 @@ class OwnerView:
 
 
 _views: OrderedDict[Owner, OwnerView] = OrderedDict()
-_finding = threading.Lock()
+_finding = Lock()
 
 
 def view_of_owner(handle: BufferHandle) -> OwnerView:
@@ -179,7 +179,7 @@ def view_of_owner(handle: BufferHandle) -> OwnerView:
 def _forget_views() -> None:
     """Forgets, in a forked child, what was opened: locks belong to open files, which it would share with its parent."""
     global _finding
-    _finding = threading.Lock()
+    _finding = Lock()
     _views.clear()
 
 

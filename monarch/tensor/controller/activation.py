@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from monarch._linux.locks import Lock
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.absent_devices import allow_names
 
@@ -46,7 +47,7 @@ class _Everywhere:
 
     def __init__(self) -> None:
         self.told: Callable[[bool], None] = lambda any_is: None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._count = 0
 
     def add(self, number: int) -> None:

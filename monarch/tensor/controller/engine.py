@@ -8,12 +8,12 @@ which is more than a window of batches ahead of them waits for the oldest.
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock, RLock
 from monarch.actor import Channel, Future, Shape, SupervisionError, send
 from monarch.actor.lowlevel import Sealed, follow
 from monarch.tensor import worker_commands
@@ -55,8 +55,8 @@ class TensorEngine:
         self.shape = shape
         self._workers = workers
         self._stop = stop
-        self._lock = threading.Lock()  # numbers and the list of what waits
-        self._sending = threading.RLock()  # batches leave in order
+        self._lock = Lock()  # numbers and the list of what waits
+        self._sending = RLock()  # batches leave in order
         self._next = 1
         self._waiting: list[int | worker_commands.AnyCommand] = []
         self._payloads: list[object] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch.actor import Future, PortReceiver
 from monarch.actor.lowlevel import read_if_dropped, start_thread, when_ready
 from monarch.tensor.failures import Failed
@@ -24,7 +25,7 @@ _STOPPED = "its processes were stopped"
 _LOGGED = 20  # failures of an engine that has ended; of more, the number is said
 
 _unread: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-_starting = threading.Lock()
+_starting = Lock()
 _reader: list[threading.Thread] = []
 
 
@@ -79,7 +80,7 @@ class UnfetchedFailures:
 
     def __init__(self, engine: TensorEngine) -> None:
         self._engine = engine
-        self._hearing = threading.Lock()
+        self._hearing = Lock()
         self._silent = 0  # workers without last words so far
         self._why = _STOPPED
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections import Counter
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch.actor import (
     Actor,
     Channel,
@@ -27,7 +27,7 @@ from monarch.tensor.propagation import fake_mode
 
 _names = itertools.count(1)
 _engines: dict[Any, TensorEngine] = {}  # by the uid of the ProcMesh
-_starting = threading.Lock()
+_starting = Lock()
 _keepers: weakref.WeakValueDictionary[str, TensorEngine] = weakref.WeakValueDictionary()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch._linux.locks import Lock
 from monarch.tensor import metadata
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.checks import trouble
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
 
 _numbers = itertools.count(1)
-_moving = threading.Lock()  # the two halves of a move are issued together
+_moving = Lock()  # the two halves of a move are issued together
 
 
 def to_mesh(tree: PyTree, mesh: object, stream: Stream | None = None) -> PyTree:

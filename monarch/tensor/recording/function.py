@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import types
 import warnings
 import weakref
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch._linux.locks import Lock
 from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh, no_modes
 from monarch.tensor.controller.derivations import KnownReads
@@ -232,7 +232,7 @@ class Function:
         self._label = label_of(fn)
         self._kinds: OrderedDict[Hashable, _CallKind] = OrderedDict()
         self._observed = ObservedCalls()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._given_up = ""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

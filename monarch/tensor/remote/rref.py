@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch._linux.locks import Lock
 from monarch.actor import ActorError, Endpoint, Future, NDSlice, Shape
 from monarch.actor.lowlevel import start_thread, when_ready
 from monarch.tensor import patterns, propagation
@@ -217,7 +218,7 @@ class _RrefCall:
 
 
 _answers: queue.SimpleQueue[tuple[_RrefCall, Future[Any]]] = queue.SimpleQueue()
-_starting = threading.Lock()
+_starting = Lock()
 _reader: list[threading.Thread] = []
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch._linux.locks import Lock
 from monarch.tensor.worker import current
 from monarch.tensor.worker.stream_group import Arrived, StreamGroup
 from monarch.tensor.worker.worker_mesh import WorkerMesh
@@ -15,7 +15,7 @@ from monarch.tensor.worker.worker_mesh import WorkerMesh
 if TYPE_CHECKING:
     pass
 
-_making = threading.Lock()
+_making = Lock()
 
 
 def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[object]) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch._linux.locks import Lock
+
 if TYPE_CHECKING:
     from monarch.tensor.signature import Runner
     from monarch.tensor.worker.executor import Executor
@@ -52,7 +54,7 @@ class Events:
             self._changed.notify_all()
 
 
-_making = threading.Lock()
+_making = Lock()
 
 
 def events_of(executor: Executor) -> Events:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch._linux.locks import Lock
 from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import TIMEOUT
 from monarch.tensor.worker.stream_group import Arrived, StreamGroup
@@ -44,7 +44,7 @@ class DropGroup:
         return run
 
 
-_arriving = threading.Lock()
+_arriving = Lock()
 
 
 def arrive(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch._linux.locks import Lock
 from monarch.actor.lowlevel import start_thread
 from monarch.tensor.worker import current
 from monarch.tensor.worker.expected import Expected, problem_with
@@ -214,7 +215,7 @@ class _MoveConnection:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._offered: deque[object] = deque()  # of exchanges: sent with the receive that follows in the same stream
         self._open: set[Future[object]] = set()  # of receives that somebody waits for
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._closed = False
         self._stream: torch.Stream | None = None
         start_thread(self._run, f"tensor-move-{'-'.join(map(str, members))}")
@@ -327,7 +328,7 @@ def _fail(made: Future[object], error: Exception) -> None:
 
 
 _TAGS = 1 << 30
-_making = threading.Lock()
+_making = Lock()
 
 
 def lines_of(executor: Executor) -> MoveConnections:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from monarch._linux.locks import Lock
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker.rendezvous import MessageStore
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
 
-_making = threading.Lock()
+_making = Lock()
 
 
 class _Slot:
@@ -37,7 +37,7 @@ class _Slot:
     __slots__ = ("backend", "lock", "lost")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.backend: Backend | None = None
         self.lost = ""
 
@@ -49,7 +49,7 @@ class UnfinishedWorks:
     def __init__(self) -> None:
         self._works: deque[tuple[dist.Work, str]] = deque()
         self._failed = ""
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, work: object, what: str) -> None:
         with self._lock:
@@ -102,7 +102,7 @@ class ProcessGroups:
         self._store = MessageStore(call, TIMEOUT)
         self._addresses = MessageStore(call, TIMEOUT, write_once=True)
         self._slots: dict[tuple[str, tuple[int, ...], int, str], _Slot] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._device: Any = None
         self.unfinished = UnfinishedWorks()
 

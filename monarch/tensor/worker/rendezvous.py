@@ -7,7 +7,6 @@ every other message, so that who may speak is checked as for all of them.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from monarch._linux.locks import Lock
 from monarch.actor import Actor, Port, endpoint
 
 # Values that an engine's rendezvous keeps; beyond that `put` refuses. Groups that were dropped are forgotten.
@@ -160,7 +160,7 @@ class MessageStore(dist.Store):
         self._seconds = seconds
         self._write_once = write_once
         self._seen: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def set(self, key: str, value: object) -> None:
         self._call("put", self._seconds, *_split(key), _encoded(value))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from monarch._devices import torch_versions
+from monarch._linux.locks import Lock
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import groups_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
 # Torch's tables are for one thread, and several streams may meet their first groups at once.
-_registering = threading.Lock()
+_registering = Lock()
 
 
 class StreamGroup(dist.ProcessGroup):
@@ -37,7 +38,7 @@ class StreamGroup(dist.ProcessGroup):
         self._label = label
         self._members = members
         self._streams: dict[int, dist.ProcessGroup] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._lost = ""
         self._on_devices = torch.cuda.is_available()
         self._title = f"{worker.services[1]} {label} {'.'.join(map(str, members))}"

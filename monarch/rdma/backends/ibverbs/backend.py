@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import threading
 from time import perf_counter
 from typing import NamedTuple
 
 from monarch._errors import RDMAError
+from monarch._linux.locks import Lock
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import through_actors
 from monarch.rdma.backends.ibverbs import plaintext
@@ -122,7 +122,7 @@ class StripedTransfer:
         self.transfer = transfer
         self._engine = engine
         self._context = contextvars.copy_context()  # it may go on on another's thread
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._attempts = 0
         self._disturbed = 0
         self._over = False  # or it goes on on another thread

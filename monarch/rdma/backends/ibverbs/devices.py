@@ -17,12 +17,12 @@ import logging
 import os
 import resource
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from monarch._devices import DmaBuf, dma_buf
 from monarch._linux import processors
+from monarch._linux.locks import Lock
 from monarch.config import settings
 from monarch.rdma.backends.ibverbs import sysfs
 from monarch.rdma.backends.ibverbs.binding import (
@@ -75,7 +75,7 @@ class RDMADevices:
         self._root = root
         self._export = export
         self._gpu_address = gpu_address
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._open: dict[str, VerbsDevice] = {}
         nics, why = sysfs.usable(root)
         self._unusable = why

@@ -20,6 +20,7 @@ from collections.abc import Hashable
 from time import monotonic
 from typing import Protocol
 
+from monarch._linux.locks import Lock
 from monarch.actor.lowlevel import start_thread
 from monarch.rdma.backends.ibverbs.binding import QueuePair
 from monarch.rdma.backends.ibverbs.send_queue import (
@@ -70,7 +71,7 @@ class QueuePairLink:
         self.made = made
         self._pair = pair
         self._watch = watch
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._queue = SendQueue(window)
         for state in (QueuePairState.INIT, QueuePairState.RTR, QueuePairState.RTS):
             self._queue.advance(state)
@@ -210,7 +211,7 @@ class CompletionWatcher:
     """The thread, and the descriptors it waits at."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._files = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._files.register(self._wake, select.EPOLLIN)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import mmap
-import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from monarch._linux.locks import Lock
 from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, Registration
 from monarch.rdma.local_memory import LocalMemory
 
@@ -81,7 +81,7 @@ class RegistrationCache:
 
     def __init__(self, register: Register) -> None:
         self._register = register
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._kept: OrderedDict[_Name, _CachedRegistration] = OrderedDict()
         self._freed: deque[tuple[_Name, weakref.ref[Any]]] = deque()
 

@@ -11,13 +11,13 @@ import itertools
 import logging
 import mmap
 import os
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch._linux.locks import Lock
 from monarch.config import settings
 from monarch.rdma.backends.ibverbs import registration_cache as memories
 from monarch.rdma.backends.ibverbs.binding import LOCAL_WRITE, QueuePair, Registration, packet_path
@@ -157,7 +157,7 @@ class Requester:
         self.memory = RegistrationCache(devices.register)
         self._me = os.urandom(16)
         self._watch = CompletionWatcher()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._links: OrderedDict[tuple[Owner, str, str], QueuePairLink] = OrderedDict()
         self._known: OrderedDict[tuple[Owner, int, bool], KnownKeys] = OrderedDict()
         self._clock = itertools.count()

@@ -13,12 +13,12 @@ A process that ends without a word leaves its queue pairs here until MET others 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
+from monarch._linux.locks import Lock
 from monarch.rdma.backends.ibverbs import pairing, plaintext
 from monarch.rdma.backends.ibverbs.binding import (
     LOCAL_WRITE,
@@ -71,7 +71,7 @@ class Responder:
 
     def __init__(self, devices: RDMADevices) -> None:
         self._devices = devices
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._met: OrderedDict[tuple[bytes, str, str], QueuePair] = OrderedDict()  # reader, device here, device there
 
     def lend(self, region: RegisteredBuffer, reader: bytes, write: bool, nics: tuple[str, ...] = ()) -> KeyReply:

@@ -26,6 +26,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from monarch._devices.memory import interface
+from monarch._linux.locks import Lock
 from monarch.config import settings
 from monarch.rdma.local_memory import LocalMemory
 from monarch.rdma.once import OncePerProcess
@@ -121,7 +122,7 @@ class NixlAgent:
             self._agent = module.nixl_agent(f"monarch-{uuid.uuid4().hex}", config)
         except Exception as exc:
             raise NoAgentError(f"NIXL cannot start its agent: {exc!r}") from exc
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._known: OrderedDict[int, str] = OrderedDict()  # token of a remote buffer -> name of its agent
         self._stuck: list[Any] = []  # transfers that may still move bytes, and their memory
         self._scratch: _ScratchPage | None = None

@@ -26,6 +26,7 @@ from time import monotonic
 from typing import TypeVar
 
 from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
+from monarch._linux.locks import Lock
 from monarch.actor.lowlevel import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
@@ -518,7 +519,7 @@ class _Room:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def take(self) -> bool:
         with self._lock:
@@ -534,7 +535,7 @@ class _Room:
 
 _threads = _Room(MOST)
 _lanes: dict[Owner, OwnerLanes] = {}
-_finding = threading.Lock()
+_finding = Lock()
 
 
 def lanes_to(owner: Owner) -> OwnerLanes:
@@ -557,7 +558,7 @@ def _forget_some() -> None:
 def _after_fork() -> None:
     """Forgets the lanes, which are the parent's."""
     global _threads, _finding
-    _threads, _finding = _Room(MOST), threading.Lock()
+    _threads, _finding = _Room(MOST), Lock()
     _lanes.clear()
 
 

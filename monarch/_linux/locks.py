@@ -1,0 +1,52 @@
+"""Locks for `with` that an exception of a signal handler, such as Ctrl-C, does not leave locked.
+
+Python looks for signals behind calls. Up to 3.13, `with` takes a lock by other means than a call. From 3.14 on it calls, and
+what a handler raises behind that call comes before the block that would release the lock: the next thread to take it waits
+for ever. The locks here are taken in a function, behind whose end Python does not look, and within it by iterating. They
+are released by a call into C, as any.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+_WAITING = (True,)
+
+
+class WithRLock:
+    """A `threading.RLock`. Its `acquire` is as interruptible as that of any: it is for locks that are taken by `with`."""
+
+    __slots__ = ("__exit__", "__weakref__", "acquire", "release")
+
+    def __init__(self, lock: threading.Lock | threading.RLock | None = None) -> None:
+        lock = threading.RLock() if lock is None else lock
+        self.acquire = lock.acquire
+        self.release: Callable[[], None] = lock.release
+        self.__exit__: Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None] = (
+            lock.__exit__
+        )
+
+    def __enter__(self) -> bool:
+        (taken,) = map(self.acquire, _WAITING)
+        return taken
+
+
+class WithLock(WithRLock):
+    """A `threading.Lock`, in the same way."""
+
+    __slots__ = ("locked",)
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        super().__init__(lock)
+        self.locked = lock.locked
+
+
+if TYPE_CHECKING or sys.version_info < (3, 14):
+    Lock, RLock = threading.Lock, threading.RLock
+else:
+    Lock, RLock = WithLock, WithRLock
