@@ -6,6 +6,7 @@ from monarch import checkpoint as checkpoint
 from monarch import config as config
 from monarch import graph as graph
 from monarch import rdma as rdma
+from monarch import references as references
 from monarch import service as service
 from monarch import spmd as spmd
 from monarch import tensor as tensor

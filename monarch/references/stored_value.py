@@ -66,7 +66,7 @@ class StoredValue:
     def pieces(self) -> list[Any]:
         """Returns the pieces, read-only."""
         if self._pieces is None:
-            self._pieces = _cut(_Mapping(self._memory, end_of(self.lengths)), self.lengths)
+            self._pieces = _cut(_MappedFile(self._memory, end_of(self.lengths)), self.lengths)
         return self._pieces
 
     def part(self, offset: int, size: int) -> bytes:
@@ -129,7 +129,7 @@ def end_of(lengths: Sequence[int]) -> int:
     return starts(lengths)[-1] + lengths[-1]
 
 
-class _Mapping:
+class _MappedFile:
     """A private mapping of a file, which needs no descriptor any more; gone with the last piece of it."""
 
     def __init__(self, file: int, size: int) -> None:
@@ -155,7 +155,7 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _cut(mapping: _Mapping, lengths: Sequence[int]) -> list[Any]:
+def _cut(mapping: _MappedFile, lengths: Sequence[int]) -> list[Any]:
     """The pieces of a mapping, read-only; each keeps the mapping."""
     pieces = []
     for start, length in zip(starts(lengths), lengths, strict=True):
@@ -177,7 +177,7 @@ def mapped(place: MemoryPlace, lengths: Sequence[int]) -> list[Any] | None:
         found = os.fstat(file)
         if (found.st_dev, found.st_ino) != place.identity or not found.st_size == place.size == end_of(lengths):
             return None
-        return _cut(_Mapping(file, found.st_size), lengths)
+        return _cut(_MappedFile(file, found.st_size), lengths)
     except OSError:
         return None
     finally:

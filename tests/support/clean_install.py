@@ -117,7 +117,7 @@ def check_environment(wheel: Path, folder: Path) -> None:
 
 
 def check_first_steps(folder: Path) -> None:
-    """What README has a newcomer type, with the environment in `folder`."""
+    """Do what README has a newcomer type, with the environment in `folder`."""
     python, command = str(folder / "env" / "bin" / "python"), str(folder / "env" / "bin" / "monarch")
     run(command, "demo", cwd=folder)
     print("monarch demo ends well")
