@@ -103,6 +103,20 @@ def test_signals_and_statuses(monarch: CommandLine, watch: type[Watch]) -> None:
     )
     done = monarch("run", "--nproc-per-node", "2", "--shutdown-timeout", "0.5", script, status=9)
     assert "not ended within 0.5 s, killed: ranks 0" in done.stderr
+    # It is said who does not, and what a second Ctrl-C does.
+    script = program(
+        monarch, "import signal; signal.signal(2, signal.SIG_IGN)\nprint(rank, flush=True)\ntime.sleep(1000)"
+    )
+    running = monarch.start("run", "--nproc-per-node", "2", script)
+    assert running.stdout is not None and running.stderr is not None
+    assert sorted(running.stdout.readline() for _ in range(2)) == ["0\n", "1\n"]
+    running.send_signal(signal.SIGINT)
+    said = next(line for line in running.stderr if "waits for" in line)
+    assert "waits for ranks 0-1 to end: they clean up, or are in native code" in said
+    assert said.endswith("killed 30 s after the signal (--shutdown-timeout); Ctrl-C again kills them now\n")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 130
     # And a client that is killed takes all with it.
     script = program(monarch, "print(os.getpid(), flush=True)\ntime.sleep(1000)")
     running = monarch.start("run", script)

@@ -73,7 +73,8 @@ class CommandActor(Actor):
     """One command. `start` it, then `read` until it says CommandEnded."""
 
     def __init__(self) -> None:
-        self._pieces: asyncio.Queue[CommandNews] = asyncio.Queue(_PIECES)
+        self._pieces: asyncio.Queue[CommandNews | Exception] = asyncio.Queue(_PIECES)
+        self._failed: Exception | None = None  # the reason why nothing more can be read
         self._child: subprocess.Popen[bytes] | None = None
         self._input: InputPipe | None = None  # of a command on another machine than its client
         self._grace = 0.0
@@ -99,10 +100,17 @@ class CommandActor(Actor):
 
     @concurrent_endpoint
     async def read(self) -> list[CommandNews]:
-        """Returns what came since the last call, in order; waits for something. The last one of all is CommandEnded."""
-        found = [await self._pieces.get()]
-        while not self._pieces.empty():
-            found.append(self._pieces.get_nowait())
+        """Returns what came since the last call, in order; waits for something. The last one of all is CommandEnded. Raises
+        what keeps the command from being followed, such as OSError where a file for its output cannot be written."""
+        found: list[CommandNews] = []
+        while self._failed is None and (not found or not self._pieces.empty()):
+            piece = await self._pieces.get()
+            if isinstance(piece, Exception):
+                self._failed = piece
+            else:
+                found.append(piece)
+        if self._failed is not None and not found:
+            raise self._failed
         return found
 
     @endpoint
@@ -209,7 +217,11 @@ class CommandActor(Actor):
         ]
 
         def follow() -> None:
-            ended = run()
+            ended: CommandEnded | Exception
+            try:
+                ended = run()
+            except Exception as exc:
+                ended = exc
             output.set_ended()
             for thread in threads:
                 thread.join()
@@ -219,15 +231,19 @@ class CommandActor(Actor):
         start_thread(follow, "monarch-command")
 
     def _pump(self, output: _CommandOutput, number: int) -> None:
-        for data in output.pieces(number - 1):
-            self._put(OutputPiece(number, data))
-
-    def _put(self, item: CommandNews) -> None:
-        """Waits while the client has enough to print."""
         try:
-            asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()
+            for data in output.pieces(number - 1):
+                self._put(OutputPiece(number, data))
+        except Exception as exc:  # the command would wait at its pipe
+            self._put(exc)
+
+    def _put(self, item: CommandNews | Exception) -> None:
+        """Waits while the client has enough to print."""
+        putting = self._pieces.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, self._loop).result()
         except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody reads any more
-            pass
+            putting.close()
 
 
 @contextmanager
@@ -365,7 +381,10 @@ class _CommandOutput:
             if not data:
                 return
             if file is not None:
-                _write(file, data)
+                try:
+                    _write(file, data)
+                except OSError as exc:
+                    raise OSError(exc.errno, os.strerror(exc.errno or 0), self._sinks[index].file) from None
             if lines is not None:
                 lines.feed(data)
             if shown:

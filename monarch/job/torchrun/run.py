@@ -41,6 +41,7 @@ logger = logging.getLogger("monarch")
 _ASK = 60.0  # seconds for what waits for nobody
 _ALIVE = 15.0  # for a host that may be gone
 _PROMPT = 0.05  # seconds after which the beginning of a line is one that waits for an answer
+_SAID = 1.0  # seconds after a signal until it is said which ranks have not ended
 _LOOPBACK = "127.0.0.1"
 _NO_STREAMS = ClientStreams()
 
@@ -312,6 +313,7 @@ class _TorchrunAttempt:
         self._ended: list[int] = []  # because another one failed
         self._ending = 0  # the signal that was sent to all
         self._deadline: float | None = None
+        self._said: float | None = None  # when it is said who has not ended
         self._asked = 0  # the signal that asked for the end of the run
 
     def follow(self) -> int | tuple[list[RankFailure], list[int]]:
@@ -343,14 +345,16 @@ class _TorchrunAttempt:
         if self._prompt is not None and now >= self._prompt:
             self._printer.show_partial(0)
             self._prompt = None
-        due = [moment for moment in (self._deadline, self._prompt) if moment is not None]
+        if self._said is not None and now >= self._said:
+            self._say_who_is_left()
+        due = [moment for moment in (self._deadline, self._prompt, self._said) if moment is not None]
         try:
             what, number = self._ready.get(timeout=max(0.0, min(due) - now) if due else None)
         except queue.Empty:
             if self._deadline is None or time.monotonic() < self._deadline:
                 return
             self._say(f"not ended within {self._options.grace:g} s, killed: ranks {failures.ranges(list(self._reads))}")
-            self._deadline = None
+            self._deadline = self._said = None
             self._signal(signal.SIGKILL)
             return
         if what == "passed" and self._asked:
@@ -358,6 +362,7 @@ class _TorchrunAttempt:
         if what in ("signal", "passed"):
             self._say(f"{signal.Signals(number).name}: all ranks are ended")
             if self._asked:
+                self._said = None
                 self._signal(signal.SIGKILL)
             self._asked = number
             self._end(number)
@@ -421,7 +426,17 @@ class _TorchrunAttempt:
         if not self._ending:
             self._ending = number
             self._deadline = time.monotonic() + self._options.grace
+            self._said = time.monotonic() + _SAID
             self._signal(number)
+
+    def _say_who_is_left(self) -> None:
+        self._said = None
+        again = "; Ctrl-C again kills them now" if self._asked == signal.SIGINT else ""
+        self._say(
+            f"waits for ranks {failures.ranges(list(self._reads))} to end: they clean up, or are in native code, such as a "
+            f"collective, in which Python sees no signal. They are killed {self._options.grace:g} s after the signal "
+            f"(--shutdown-timeout){again}"
+        )
 
     def _signal(self, number: int) -> None:
         for rank in list(self._reads):
