@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch.dashboard.pages.icicle import RankStack
 from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
@@ -310,6 +310,28 @@ class SimulatedJob:
             payloads.append(_payload(reference, "Actor", {"actor_status": said, "is_system": system}, [], process))
         return payloads
 
+    def findings(self) -> list[Finding]:
+        """What is wrong when a rank has failed."""
+        rank = min(FAILED, self.ranks - 1)
+        others = f"0-{rank - 1}, {rank + 1}-{self.ranks - 1}" if 0 < rank < self.ranks - 1 else "all others"
+        died = Finding(
+            "failed",
+            f"trainers {rank} has failed: {REASON.splitlines()[-1]}",
+            REASON.splitlines(),
+            "see its last lines, and begin with a smaller batch",
+            "trainers",
+            [rank],
+        )
+        waits = Finding(
+            "collective",
+            f"ranks {others} wait in all_reduce #43 of group dp (at train.py:88 in step()); rank {rank} has not entered it",
+            [f"trainers {each}: torch/distributed/distributed_c10d.py:2810 in all_reduce" for each in range(3)],
+            "they wait for the rank that has failed",
+            "trainers",
+            [rank],
+        )
+        return [died, waits]
+
     def stacks(self) -> Iterator[RankStack]:
         """Where the threads stand."""
         loop = [("Trainer.step", "train.py", 88)]
@@ -398,9 +420,11 @@ class Simulation:
         with self._lock:
             return self._job.payloads()
 
-    def findings(self) -> list[Finding]:
-        """Nothing: the straggler is told of by its times."""
-        return []
+    def diagnosis(self) -> Diagnosis:
+        """What the doctor would find. The straggler is told of by its times."""
+        with self._lock:
+            job = self._job
+            return Diagnosis(job.findings() if job.failed else [], [], job.ranks - job.failed)
 
     def stacks(self) -> LiveStacks:
         with self._lock:

@@ -18,6 +18,7 @@ from monarch.telemetry.runs import RunWriter
 PAGES = {
     "/": "Slowest endpoints",
     "/metrics": "tokens/s",
+    "/doctor": "What to do",
     "/topology": "trainers",
     "/topology?view=graph": "node1:26600",
     "/actors": "trainers",
@@ -105,6 +106,31 @@ def test_a_failed_rank_is_found_from_the_overview(window: Any, served: Any) -> N
     page.locator(".missing:visible").wait_for()  # this process has ended
     page.go_back()
     page.get_by_text("Messages over time").wait_for()
+
+
+def test_the_doctors_sentence_is_on_top_with_its_evidence(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(served.url)
+    doctor = page.get_by_role("status", name="Doctor")
+    doctor.get_by_text("trainers 42 has failed: torch.OutOfMemoryError").wait_for()
+    doctor.get_by_role("link", name="evidence").click()
+    page.get_by_label("Evidence of finding 2").get_by_text("in all_reduce").wait_for()
+    page.get_by_role("heading", name="2. ranks 0-41, 43-63 wait in all_reduce #43").wait_for()
+    page.locator("tbody").get_by_text("lasts").first.wait_for()
+    assert page.url == f"{served.url}/doctor" and opened.problems == []
+
+
+def test_healthy_is_what_the_doctor_says(window: Any, serve: Any) -> None:
+    page = window().open(serve(8).url)
+    page.get_by_text("Nothing is wrong that can be seen from outside: 8 processes looked at.").wait_for()
+    page.locator("#health").get_by_text("healthy").wait_for()
+
+
+def test_actors_opens_on_the_one_to_look_at(window: Any, served: Any, serve: Any) -> None:
+    page = window().open(f"{served.url}/actors")
+    page.get_by_role("heading", name="Trainer trainers{'gpus': 42/64}").wait_for()
+    assert "?id=" in page.url
+    page.get_by_text("processing").first.wait_for()  # as the grid has them
 
 
 def test_curves_and_runs_beside_them(window: Any, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.simulated_dashboard import SimulatedJob, put
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
@@ -30,8 +30,8 @@ class Recorded:
     def payloads(self) -> list[dict[str, Any]]:
         return self.job.payloads()
 
-    def findings(self) -> list[Finding]:
-        return []
+    def diagnosis(self) -> Diagnosis:
+        return Diagnosis([], [], RANKS)
 
     def stacks(self) -> LiveStacks:
         return LiveStacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})

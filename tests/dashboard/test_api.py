@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.simulated_dashboard import FAILED, STRAGGLER
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.doctor import FRESH
 from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
 from monarch.dashboard.pages.latest_findings import LatestFindings
@@ -42,7 +42,7 @@ def test_the_doctors_findings_are_what_needs_attention(recorded: Any) -> None:
     now = recorded.job.now_us / 1e6
     store = Store()
     try:
-        findings = LatestFindings(lambda: [finding], lambda: 0.0, lambda look: look())
+        findings = LatestFindings(lambda: Diagnosis([finding], [], 4), lambda: 0.0, lambda look: look())
         made = PageData(store, recorded, lambda: now, findings).summary()
         assert (made["health_status"], made["concerns"]) == ("unhealthy", [{"level": "error", "text": title}])
     finally:
@@ -57,11 +57,11 @@ def test_those_who_read_findings_do_not_wait_for_a_look() -> None:
     begun: list[Callable[[], None]] = []
     looks = iter([[FINDING], None])
 
-    def look() -> list[Finding]:
+    def look() -> Diagnosis:
         found = next(looks)
         if found is None:
             raise OSError("gone")
-        return found
+        return Diagnosis(found, [], 4)
 
     findings = LatestFindings(look, lambda: clock[0], begun.append)
     assert (findings.read(), findings.read(), len(begun)) == ((), (), 1)  # one look at a time

@@ -156,3 +156,14 @@ def test_rates_of_counters() -> None:
 )
 def test_short_names(display: str | None, full: str, name: str) -> None:
     assert shapes.short_name(display, full) == name
+
+
+def test_an_actor_whose_endpoint_runs_is_processing() -> None:
+    actors = [
+        {"id": 1, "latest_status": "idle"},
+        {"id": 2, "latest_status": "idle"},
+        {"id": 3, "latest_status": "failed"},
+    ]
+    running = [{"actor_id": 1, "active_us": 5}, {"actor_id": 1, "active_us": 8}, {"actor_id": 3, "active_us": 1}]
+    made = [(row["id"], row["latest_status"], row["running_us"]) for row in shapes.at_work(actors, running, 10)]
+    assert made == [("1", "processing", 5), ("2", "idle", None), ("3", "failed", 9)]

@@ -99,7 +99,7 @@ def test_every_tool_says_the_same_sentence_of_a_hung_program(scripts: Any) -> No
     source, live = SocketSource(program), LiveProgram(program, store)
 
     def overview() -> str:
-        data = PageData(store, live, findings=LatestFindings(live.findings, aside=lambda look: look()))
+        data = PageData(store, live, findings=LatestFindings(live.diagnosis, aside=lambda look: look()))
         return str([concern["text"] for concern in data.summary()["concerns"]])
 
     def of_stacks() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
-from monarch.dashboard.pages.latest_findings import LatestFindings
+from monarch.dashboard.pages.latest_findings import LatestFindings, without_program
 from monarch.dashboard.pages.live_data import LiveData
 from monarch.dashboard.pages.metrics_data import MetricsData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
@@ -51,7 +51,7 @@ class PageData:
         self._store = store
         self._live = live
         self._now = now
-        self._findings = LatestFindings(live.findings) if findings is None and live is not None else findings
+        self._findings = LatestFindings(live.diagnosis) if findings is None and live is not None else findings
         self._answers = SharedAnswers(FRESH)
         self._profiles = TraceFiles(self._profile)
         self.metrics = MetricsData(store, self._answers)
@@ -73,6 +73,7 @@ class PageData:
             message_states=self._message_states(),
             timeline=self._rows(queries.timeline())[0],
             findings=findings,
+            looked=self._findings is not None and self._findings.looked,
         )
         now_us = self.now_us()
         until = now_us - int(RATE_DELAY * 1e6) if self._now is not None else now_us
@@ -97,9 +98,15 @@ class PageData:
                 lost=lost,
                 missing=missing,
             ),
+            "doctor": {name: value for name, value in self.doctor().items() if name in ("state", "sentence", "at_us")},
             "now_us": now_us,
             "program": self._about(),
         }
+
+    def doctor(self) -> dict[str, Any]:
+        """What the doctor has found, now and before. The first who asks is told that it looks."""
+        told = without_program() if self._findings is None else self._findings.told()
+        return {**told, "now_us": self.now_us()}
 
     def endpoints(self) -> list[dict[str, Any]]:
         return self._kept("endpoints", lambda: shapes.endpoint_times(self._rows(queries.endpoint_times())))
@@ -215,7 +222,8 @@ class PageData:
         return rows[0]
 
     def actors(self, mesh_id: int | None = None) -> list[dict[str, Any]]:
-        return [shapes.with_text_ids(row) for row in self._actors() if mesh_id is None or row["mesh_id"] == mesh_id]
+        rows = [row for row in self._actors() if mesh_id is None or row["mesh_id"] == mesh_id]
+        return shapes.at_work(rows, self._running(), self.now_us())
 
     def actor(self, actor_id: int) -> dict[str, Any]:
         rows = self._rows(queries.actors(actor_id=actor_id, limit=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch.dashboard.pages.icicle import RankStack
 
 
@@ -25,8 +25,8 @@ class LiveData(Protocol):
     def payloads(self) -> list[dict[str, Any]]:
         """The tree now, as the admin API's NodePayloads."""
 
-    def findings(self) -> Sequence[Finding]:
-        """Returns what the doctor finds to be wrong; takes over a second."""
+    def diagnosis(self) -> Diagnosis:
+        """Returns what the doctor finds; takes over a second."""
 
     def stacks(self) -> LiveStacks:
         """Returns those of all threads."""

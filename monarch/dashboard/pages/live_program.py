@@ -6,13 +6,13 @@ import logging
 import os
 import shlex
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._mesh.inspection import stacks_of_program
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed
 from monarch.dashboard.pages.icicle import RankStack
@@ -53,9 +53,9 @@ class LiveProgram:
         made: list[dict[str, Any]] = msgspec.to_builtins(list(tree.nodes.values()))
         return made
 
-    def findings(self) -> Sequence[Finding]:
+    def diagnosis(self) -> Diagnosis:
         try:
-            return ProgramQueries(self._program).doctor().findings
+            return ProgramQueries(self._program).doctor()
         except ProgramQueryFailed as exc:
             raise RuntimeError(str(exc)) from exc
 

@@ -28,6 +28,24 @@ def with_text_ids(row: Row) -> dict[str, Any]:
     }
 
 
+def at_work(actors: Iterable[Row], running: Iterable[Row], now_us: int) -> list[dict[str, Any]]:
+    """GET /api/actors. One in which an endpoint runs is processing, whatever it has said last; `running_us`: for how long, by
+    the oldest one."""
+    since = {row["actor_id"]: row["active_us"] for row in reversed(list(running))}
+    made = []
+    for row in actors:
+        begun = since.get(row["id"])
+        works = begun is not None and row["latest_status"] in ("idle", "created")
+        made.append(
+            {
+                **with_text_ids(row),
+                "latest_status": "processing" if works else row["latest_status"],
+                "running_us": None if begun is None else max(0, now_us - begun),
+            }
+        )
+    return made
+
+
 # --- overview
 
 
@@ -40,6 +58,7 @@ def summary(
     message_states: Sequence[Row],
     timeline: Row,
     findings: Sequence[Finding] = (),
+    looked: bool = True,
 ) -> dict[str, Any]:
     """GET /api/summary. Actors of the system count nowhere but in `system_actors`."""
     by_status: Counter[str] = Counter()
@@ -50,7 +69,7 @@ def summary(
         else:
             by_status[row["status"]] += row["actors"]
     total = by_status.total()
-    health = health_of(by_status, findings)
+    health = health_of(by_status, findings, looked)
     status_of_messages: Counter[str] = Counter()
     by_endpoint: Counter[str] = Counter()
     for row in message_states:
@@ -102,8 +121,8 @@ def ended(row: Row) -> dict[str, Any]:
     }
 
 
-def health_of(by_status: Mapping[str, int], findings: Sequence[Finding] = ()) -> dict[str, Any]:
-    """`health_status`, what it rests on, and how many actors it could look at."""
+def health_of(by_status: Mapping[str, int], findings: Sequence[Finding] = (), looked: bool = True) -> dict[str, Any]:
+    """`health_status`, what it rests on, and how many actors it could look at. Healthy is what the doctor has `looked` at."""
     failed, stopped = by_status.get("failed", 0), by_status.get("stopped", 0)
     live = sum(by_status.get(name, 0) for name in LIVE)
     unknown = sum(by_status.values()) - failed - stopped - live
@@ -113,6 +132,8 @@ def health_of(by_status: Mapping[str, int], findings: Sequence[Finding] = ()) ->
         status, reasons = "unhealthy", ["the doctor has found what keeps the program from going on"]
     elif unknown:
         status, reasons = "unknown", [f"{counted(unknown, 'actor')} did not say how they are"]
+    elif live and not looked:
+        status, reasons = "unknown", ["the doctor has not looked"]
     elif live:
         status, reasons = "healthy", [f"{counted(live, 'actor')} at work or ready, none failed"]
     else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch.dashboard")
 
 STATIC = Path(__file__).parents[1] / "static"
-PAGES = ("overview", "metrics", "topology", "actors", "stacks", "hardware", "sql", "traces")
+PAGES = ("overview", "metrics", "doctor", "topology", "actors", "stacks", "hardware", "sql", "traces")
 SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
 
 _TYPES = {
@@ -51,6 +51,7 @@ def routes_of(api: PageData) -> list[Any]:
     return [
         get("/api/health", lambda ask: {"status": "ok"}),
         get("/api/summary", lambda ask: api.summary()),
+        get("/api/doctor", lambda ask: api.doctor()),
         get("/api/endpoints", lambda ask: api.endpoints()),
         get("/api/services", lambda ask: api.services()),
         get("/api/message-stats", lambda ask: api.message_stats()),

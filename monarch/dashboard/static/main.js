@@ -5,6 +5,7 @@ import {duration, firstLine} from "./format.js";
 import {closeDrawer} from "./drawer.js";
 import {connection, watch} from "./poller.js";
 import * as overview from "./pages/overview.js";
+import * as doctor from "./pages/doctor.js";
 import * as topology from "./pages/topology.js";
 import * as metrics from "./pages/metrics.js";
 import * as actors from "./pages/actors.js";
@@ -13,8 +14,8 @@ import * as hardware from "./pages/hardware.js";
 import * as stacks from "./pages/stacks.js";
 import * as traces from "./pages/traces.js";
 
-const PAGES = {overview, metrics, topology, actors, stacks, hardware, sql, traces};
-const TITLES = {overview: "Overview", metrics: "Metrics", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
+const PAGES = {overview, metrics, doctor, topology, actors, stacks, hardware, sql, traces};
+const TITLES = {overview: "Overview", metrics: "Metrics", doctor: "Doctor", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
 const $ = id => document.getElementById(id);
 
 let leave = null;
@@ -75,6 +76,7 @@ watch("/api/summary", summary => {
   health.className = `chip ${summary.health_status}`;
   const failed = summary.actor_counts.by_status.failed ?? 0;
   health.textContent = failed ? `${failed} failed` : summary.health_status;
+  health.href = failed || summary.doctor.state !== "wrong" ? "/" : "/doctor";
   health.title = [...summary.health_reasons, ...summary.concerns.map(each => firstLine(each.text))].map(plain).join("\n");
   title();
 }, problem => notice(problem.message));

@@ -100,10 +100,18 @@ export function open(root, given, go) {
   let first = true;
   const end = watch("/api/actors", value => {
     actors = value;
-    if (first) { first = false; if (id) select(id); else { for (const actor of actors) if (actor.latest_status === "failed") opened.add(actor.mesh_id); draw(); } } else draw();
+    if (first) { first = false; const busy = id ? null : busiest(actors); if (id) select(id); else if (busy) go(`/actors?id=${busy.id}`, {replace: true, focus: false}); else { for (const actor of actors) if (actor.latest_status === "failed") opened.add(actor.mesh_id); draw(); } } else draw();
   });
   select(id);
   return () => { end(); stop?.(); current = null; };
+}
+
+/** The one to look at first: it has failed, or its endpoint runs for longest, or it is of the largest mesh. */
+function busiest(actors) {
+  const own = actors.filter(actor => !actor.is_system && actor.latest_status !== "client");
+  const failed = own.filter(actor => actor.latest_status === "failed").sort((a, b) => a.status_timestamp_us - b.status_timestamp_us)[0];
+  const running = own.filter(actor => actor.running_us !== null).sort((a, b) => b.running_us - a.running_us)[0];
+  return failed ?? running ?? own[0] ?? null;
 }
 
 export function moved(given) { return current ? current.moved(given) : false; }

@@ -5,6 +5,7 @@ import {clock, duration, number, plural, short} from "../format.js";
 import {histogram, spark} from "../chart.js";
 import {watch} from "../poller.js";
 import {ORDER, STATES, known} from "../states.js";
+import {sentence} from "./doctor.js";
 
 const KEPT = 60; // points of a small line
 const LAST = 300; // seconds
@@ -12,6 +13,7 @@ const LAST = 300; // seconds
 export function open(root) {
   const rates = {calls: [], messages: []};
   let seconds = null;
+  const doctor = h("section", {class: "panel sentence", role: "status", "aria-label": "Doctor"});
   const figures = h("dl", {class: "figures", "aria-label": "Figures"});
   const concerns = h("section", {class: "panel", "aria-label": "Needs attention"});
   const activity = h("section", {class: "panel gap", "aria-label": "Activity"});
@@ -30,7 +32,7 @@ export function open(root) {
       follow();
     }}, text)));
   activity.append(h("header", {}, h("h2", {}, "Messages over time"), choice), chart);
-  root.append(h("h1", {class: "visually-hidden"}, "Overview"), figures, h("div", {class: "gap"}, concerns), services, activity,
+  root.append(h("h1", {class: "visually-hidden"}, "Overview"), doctor, h("div", {class: "gap"}, figures), h("div", {class: "gap"}, concerns), services, activity,
     h("div", {class: "grid two gap"}, slowest, traffic), h("div", {class: "grid two gap"}, meshes, states));
 
   function follow() {
@@ -57,6 +59,8 @@ export function open(root) {
         rates[name].push(value);
         if (rates[name].length > KEPT) rates[name].shift();
       }
+      doctor.className = `panel sentence ${summary.doctor.state}`;
+      show(doctor, ...sentence(summary.doctor, h("a", {href: "/doctor"}, summary.doctor.state === "wrong" ? "evidence" : "doctor")));
       show(figures, ...figuresOf(summary, rates));
       show(concerns, ...concernsOf(summary));
       show(states, ...statesOf(summary));
@@ -70,28 +74,27 @@ export function open(root) {
   return () => { for (const end of ends) end(); activityEnd?.(); window.removeEventListener("resize", resize); };
 }
 
-function figure(name, value, unit, under, tone = "") {
-  return h("div", {class: "figure"}, h("dt", {}, name), h("dd", {class: tone}, value, unit ? h("small", {}, unit) : null), under instanceof Node ? under : h("dd", {class: "under"}, under ?? ""));
+function figure(name, about, value, unit, under, tone = "") {
+  return h("div", {class: "figure", title: about}, h("dt", {}, name), h("dd", {class: tone}, value, unit ? h("small", {}, unit) : null), under instanceof Node ? under : h("dd", {class: "under"}, under ?? ""));
 }
 
 function figuresOf(summary, rates) {
   const {actor_counts: actors, message_counts: messages, errors, timeline} = summary;
-  const failed = actors.by_status.failed ?? 0;
-  const under = messages.by_status.active ?? 0;
+  const failed = actors.by_status.failed ?? 0, running = messages.by_status.active ?? 0, waiting = messages.by_status.queued ?? 0;
   return [
-    figure("Calls", short(summary.rates.calls_per_s), "/s", spark(rates.calls)),
-    figure("Messages", short(summary.rates.messages_per_s), "/s", spark(rates.messages)),
-    figure("Actors", number(actors.total), "", failed ? `${number(failed)} failed` : `${number(summary.hierarchy_counts.actor_meshes)} meshes`, failed ? "bad" : ""),
-    figure("Running now", number(under), "", `${number(messages.by_status.queued ?? 0)} waiting to run`),
-    figure("Handled", messages.total ? (messages.delivery_rate * 100).toFixed(1) : "–", messages.total ? "%" : "", `of ${short(messages.total)}${errors.failed_messages ? `, ${number(errors.failed_messages)} failed` : ""}`),
-    figure("Recorded", timeline.start_us ? duration(timeline.end_us - timeline.start_us) : "–", "", summary.rows_lost ? `${short(summary.rows_lost)} rows lost` : "nothing lost"),
+    figure("Calls", "Calls of meshes (call, broadcast, ...) in the last ten seconds: one to 64 ranks is one call", short(summary.rates.calls_per_s), "a second", spark(rates.calls)),
+    figure("Messages", "What calls have sent in the last ten seconds: a call to 64 ranks is 64 messages", short(summary.rates.messages_per_s), "a second", spark(rates.messages)),
+    figure("Actors", "Actors of the program, those that have ended included", number(actors.total), "", failed ? `${number(failed)} failed` : `in ${plural(summary.hierarchy_counts.actor_meshes, "mesh").replace(/meshs$/, "meshes")}`, failed ? "bad" : ""),
+    figure("Endpoints at work", "Messages whose endpoint has begun and not ended", number(running), "", waiting ? `${plural(waiting, "message")} behind them` : "none waits behind them"),
+    figure("Messages ended", "Messages whose endpoint has ended, of all that were received", short(messages.by_status.complete ?? 0), messages.total ? `of ${short(messages.total)}` : "", errors.failed_messages ? `${number(errors.failed_messages)} failed` : "none failed"),
+    figure("Recorded", "The time from the first to the last thing that was recorded", timeline.start_us ? duration(timeline.end_us - timeline.start_us) : "–", "", timeline.start_us ? summary.rows_lost ? `${short(summary.rows_lost)} rows lost` : `since ${clock(timeline.start_us)}` : "nothing yet"),
   ];
 }
 
 function concernsOf(summary) {
   const head = h("header", {}, h("h2", {}, summary.concerns.length ? "Needs attention" : "Health"),
     h("span", {class: "soft small"}, summary.health_reasons.join(", ")));
-  if (summary.concerns.length === 0) return [head, h("p", {class: summary.health_status === "healthy" ? "good" : "soft"}, summary.health_status === "healthy" ? "✓ Nothing needs attention." : "Nothing has been seen yet.")];
+  if (summary.concerns.length === 0) return [head, h("p", {class: summary.health_status === "healthy" ? "good" : "soft"}, summary.health_status === "healthy" ? "✓ Nothing needs attention." : summary.health_status === "unknown" ? "Nothing is known to be wrong." : "Nothing has been seen yet.")];
   const glyph = {error: "✕", warning: "!", note: "i"};
   const tone = {error: "bad", warning: "warn", note: "soft"};
   return [head, h("ul", {class: "concerns"}, ...summary.concerns.map(each => h("li", {},
