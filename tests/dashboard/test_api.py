@@ -161,7 +161,7 @@ def test_actors(recorded: Any) -> None:
     assert len(actors) == 138
     assert all(isinstance(row["id"], str) and isinstance(row["mesh_id"], str) for row in actors)
     one = next(row for row in actors if row["mesh_name"] == "trainers" and row["rank"] == STRAGGLER)
-    assert (one["latest_status"], one["mesh_class"], one["is_system"]) == ("idle", "Python<Trainer>", False)
+    assert (one["latest_status"], one["mesh_class"], one["is_system"]) == ("processing", "Python<Trainer>", False)
     assert api.actor(int(one["id"]))["full_name"] == one["full_name"]
     assert [event["new_status"] for event in api.status_events(int(one["id"]))] == ["Created", "Initializing", "Idle"]
     messages = api.actor_messages(int(one["id"]))

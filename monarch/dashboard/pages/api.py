@@ -104,7 +104,7 @@ class PageData:
         }
 
     def doctor(self) -> dict[str, Any]:
-        """What the doctor has found, now and before. The first who asks is told that it looks."""
+        """Returns what the doctor has found, now and before. The first who asks is told that it looks."""
         told = without_program() if self._findings is None else self._findings.told()
         return {**told, "now_us": self.now_us()}
 

@@ -92,7 +92,7 @@ class LatestFindings:
 
     @property
     def looked(self) -> bool:
-        """Whether the last look has come to an end, and well."""
+        """True if the last look has come to an end, and well."""
         return self._found is not None
 
     def told(self) -> dict[str, Any]:
