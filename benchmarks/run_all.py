@@ -14,6 +14,7 @@ QUESTIONS = (
     "memory",
     "call",
     "latency",
+    "compiled_graph",
     "actors_in_a_process",
     "pipelining",
     "broadcast",

@@ -85,6 +85,7 @@ class Mailbox:
             feed = self.feed
             if feed is not None:
                 feed.poll()
+                feed = self.feed  # it may have ended just now
             if self.messages:
                 try:
                     return self.messages.popleft()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
@@ -42,24 +43,41 @@ class DescriptorAt(NamedTuple):
         return os.open(f"/proc/{self.pid}/fd/{self.fd}", flags | os.O_CLOEXEC)
 
 
-class OwnBell:
-    """The bell of one thread that sleeps. `ring` on any thread, `sleep` on that one."""
+class _Bell:
+    """The end of a pipe that is written to, by any thread, also after it was closed."""
+
+    def __init__(self, write: int) -> None:
+        self._write = write
+        self._lock = threading.RLock()  # the descriptor's number may be another file's once it is closed
+
+    def ring(self) -> None:
+        """Wakes who sleeps, or will. Nothing once it is closed, or when the other process has ended: others tell of that."""
+        with self._lock:
+            try:
+                os.write(self._write, b"\0")
+            except OSError:  # or full: it is awake
+                pass
+
+    def close(self) -> None:
+        with self._lock:
+            write, self._write = self._write, -1
+            if write >= 0:
+                os.close(write)
+
+
+class OwnBell(_Bell):
+    """The bell of a thread that sleeps; `ring` on any thread, all else on that one."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._write, False)
+        self._read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write, False)
+        super().__init__(write)
         self._poll = select.poll()
         self._poll.register(self._read, select.POLLIN)
-        self.at = DescriptorAt(os.getpid(), self._write)
+        self.at = DescriptorAt(os.getpid(), write)
 
     def fileno(self) -> int:
         return self._read
-
-    def ring(self) -> None:
-        try:
-            os.write(self._write, b"\0")
-        except OSError:  # full: it is awake; closed: nobody sleeps
-            pass
 
     def sleep(self, timeout: float | None = None) -> None:
         """Returns once it was rung since the last time, or after `timeout` seconds."""
@@ -72,24 +90,19 @@ class OwnBell:
             os.read(self._read, _BYTES)
 
     def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        """Wakes who still sleeps."""
+        self.ring()
+        super().close()
+        read, self._read = self._read, -1
+        if read >= 0:
+            os.close(read)
 
 
-class OtherBell:
+class OtherBell(_Bell):
     """The bell of another process. OSError when that is gone."""
 
     def __init__(self, at: DescriptorAt) -> None:
-        self._fd = at.open(os.O_WRONLY | os.O_NONBLOCK)
-
-    def ring(self) -> None:
-        try:
-            os.write(self._fd, b"\0")
-        except OSError:  # full: it is awake; its process has ended: others tell of that
-            pass
-
-    def close(self) -> None:
-        os.close(self._fd)
+        super().__init__(at.open(os.O_WRONLY | os.O_NONBLOCK))
 
 
 class Spin:

@@ -146,7 +146,7 @@ class CompiledGraph:
         self._seen: Callable[[], None] = _nothing
         self._loops: dict[Any, int] = {}
         self._name = f"{os.getpid()}.{id(self):x}.{monotonic():.6f}"
-        self._bells: dict[int, OtherBell] = {}
+        self._bells: tuple[OtherBell, ...] = ()  # of those who take the input
         self._watches: list[ActorsWatch] = []
         self._memory: GraphMemory | None = None
         self._bell = OwnBell()
@@ -210,8 +210,7 @@ class CompiledGraph:
                     memory, plan.depth, plan.slot_size, plan.buffer, plan.rings, steps, woken, spin, sender, back
                 )
                 parts.setdefault(place.key, {})[place.rank] = part
-            for reader in plan.rings[INPUT_RING].readers:
-                self._bells[reader] = OtherBell(bells[reader])
+            self._bells = tuple(OtherBell(bells[reader]) for reader in plan.rings[INPUT_RING].readers)
             calls = [
                 order.call("join", self._name, parts[node.facts.key])
                 for order, node in zip(self._orders, plan.nodes, strict=True)
@@ -272,7 +271,7 @@ class CompiledGraph:
             execution = GraphExecution(self, number, slot, timeout)
             self._pending.append(execution)
             memory.tell(INPUT_RING, number, slot)
-        for bell in self._bells.values():
+        for bell in self._bells:
             bell.ring()
         if self._error is not None:  # it ended meanwhile, and this was perhaps not seen
             self._fail_all()
@@ -457,7 +456,7 @@ class CompiledGraph:
         self._fail_all()
         if self._memory is not None:
             self._memory.end()
-        for bell in self._bells.values():
+        for bell in self._bells:
             bell.ring()
         self._bell.ring()
 
@@ -500,9 +499,8 @@ class CompiledGraph:
             memory, self._memory = self._memory, None
             if memory is not None:
                 memory.close()
-            for bell in self._bells.values():
+            for bell in self._bells:
                 bell.close()
-            self._bells.clear()
             self._bell.close()
         self._wake_follower()
 

@@ -82,6 +82,14 @@ class Worker(Actor):
         return x
 
 
+class Plain(Actor):
+    """Has no event loop."""
+
+    @endpoint
+    def same(self, x: Any) -> Any:
+        return x
+
+
 class Later(Actor):
     """Has an event loop."""
 
@@ -303,3 +311,14 @@ def test_ranks_on_other_hosts_are_refused() -> None:
         there = cluster.hosts.slice(hosts=1).spawn_procs({"gpus": 1}).spawn("far", Worker)
         with pytest.raises(ValueError, match=r"far.add has ranks on other hosts.*use ordinary calls"):
             graph.compile(there.add.bind(InputNode()))
+
+
+def test_an_actor_that_looks_just_when_its_graph_has_ended_goes_on(cluster: InProcessCluster) -> None:
+    one = spawn(cls=Plain)
+    for _ in range(30):
+        compiled = graph.compile(one.same.bind(InputNode()))
+        assert compiled._memory is not None
+        compiled._memory.end()
+        compiled.execute(1)  # rings: the actor looks, and leaves
+        compiled.close()
+    assert one.same.call_one(2).get(10) == 2

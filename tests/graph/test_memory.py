@@ -122,6 +122,7 @@ def test_a_bell_wakes_who_sleeps_and_rings_are_not_counted() -> None:
     while thread.is_alive():
         other.ring()
     own.close()
+    own.ring()
     other.ring()
     other.close()
 

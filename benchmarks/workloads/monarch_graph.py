@@ -1,0 +1,55 @@
+"""Graphs of ours, and the same by ordinary calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from _graphs import DEPTH, measured
+from _workload import Params, Samples, main
+from monarch_actors import Echo
+
+from monarch import graph
+from monarch.actor import this_host
+from monarch.graph import InputNode
+
+
+def run(params: Params) -> Samples:
+    procs = this_host().spawn_procs({"gpus": 4})
+    echo = procs.spawn("echo", Echo)
+    echoes = [echo.slice(gpus=rank) for rank in range(4)]
+    value = numpy.ones(params["large"], dtype=numpy.uint8)
+
+    def in_turn(given: Any) -> Any:
+        for one in echoes:
+            given = one.echo.call_one(given).get()
+        return given
+
+    def call(given: Any) -> Any:
+        return echoes[0].echo.call_one(given).get()
+
+    found = measured(params, " by calls", call, in_turn, lambda n: echoes[0].echo.call_one(n).get, in_turn, value)
+    with InputNode() as x:
+        first = last = echoes[0].echo.bind(x)
+        for one in echoes[1:]:
+            last = one.echo.bind(last)
+    with (
+        graph.compile(first, depth=DEPTH) as single,
+        graph.compile(last, depth=DEPTH) as chain,
+        graph.compile(last, depth=2, buffer=params["large"] + 4096) as large,
+    ):
+        found |= measured(
+            params,
+            "",
+            lambda given: single.execute(given).get(),
+            lambda given: chain.execute(given).get(),
+            lambda given: single.execute(given).get,
+            lambda given: large.execute(given).get(),
+            value,
+        )
+    procs.stop().get()
+    return found
+
+
+if __name__ == "__main__":
+    main({"graph": run})
