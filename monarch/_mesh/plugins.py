@@ -33,6 +33,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "references.keep": ("references.keep", "keep"),
     "references.kept": ("references.keep", "KeptEndpoint"),
     "references.service": ("references.store", "ReferenceService"),
+    "references.submit": ("references.tasks", "submit"),
     "replay.folder": ("replay.selection", "recording_folder"),
     "replay.record": ("replay.actor_recorder", "begin"),
     "spmd.setup": ("spmd.setup", "setup"),

@@ -8,6 +8,7 @@
     object_ref     the handle
     store          the references of one process
     keep           `endpoint.keep`, `put`
+    tasks          `submit`, `@task`
 
 It uses the public API, and a program that does not import it pays nothing.
 """
@@ -17,12 +18,19 @@ from __future__ import annotations
 from monarch.references.errors import ReferenceLimitError, ReferenceLost
 from monarch.references.keep import put
 from monarch.references.object_ref import ObjectRef
+from monarch.references.tasks import TaskFunction, as_completed, submit, task, values, wait
 
 __all__ = [
     "ObjectRef",
     "ReferenceLimitError",
     "ReferenceLost",
+    "TaskFunction",
+    "as_completed",
     "put",
+    "submit",
+    "task",
+    "values",
+    "wait",
 ]
 
 

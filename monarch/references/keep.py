@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from monarch.actor import Endpoint, ValueMesh, current_actor_name
 from monarch.references.counting import RefId
 from monarch.references.object_ref import ObjectRef, RefFacts
-from monarch.references.store import store
+from monarch.references.store import Answered, store
 
 T = TypeVar("T")
 
@@ -50,19 +50,26 @@ class KeptEndpoint:
             )
         return self._one(0, args, kwargs)
 
+    def call_one_then(self, answered: Answered, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+        """Does as `call_one`; calls `answered(True)`, on a thread of its own, once the result, or an error in its place, is
+        there, and `answered(False)` when the actor ended before."""
+        return self._one(0, args, kwargs, answered)
+
     def call(self, *args: Any, **kwargs: Any) -> ValueMesh[ObjectRef[Any]]:
         """Runs on every rank; at once a ValueMesh of references, each to that rank's result, which stays there."""
         mesh = self._endpoint._mesh
         return ValueMesh(mesh._shape, [self._one(rank, args, kwargs) for rank in range(len(mesh))])
 
-    def _one(self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
+    def _one(
+        self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any], answered: Answered | None = None
+    ) -> ObjectRef[Any]:
         endpoint, own = self._endpoint, store()
         name, future = endpoint._keep_counted(args, kwargs, rank)
         mesh = endpoint._mesh
         maker = f"{mesh._spec.name}.{endpoint._name} (rank {mesh._plan.ranks[rank]})"
         facts = RefFacts(RefId(*name, rank), mesh._plan.addresses[rank], maker)
         ref = own.created(facts)
-        own.when_answered(facts, future)
+        own.when_answered(facts, future, answered)
         return ref
 
 

@@ -41,6 +41,7 @@ from monarch.references.object_ref import ObjectRef, RefFacts, handle
 from monarch.references.stored_value import MemoryPlace, StoredValue, inner, mapped, unpickle
 
 T = TypeVar("T")
+Answered = Callable[[bool], None]
 
 _SERVICE = "references"
 _BATCH = 1000  # dropped handles that are told to their owners at once
@@ -248,16 +249,21 @@ class ReferenceStore:
         with self._sending:
             self._tell(facts.owner, "failed", facts.ref, str(error))
 
-    def when_answered(self, facts: RefFacts, future: Future[None]) -> None:
-        """Tells the owner if its actor ends before it has made the value."""
+    def when_answered(self, facts: RefFacts, future: Future[None], answered: Answered | None) -> None:
+        """Tells the owner if its actor ends before it has made the value. `answered(whether it has)` when that is known."""
 
         def look() -> None:
             try:
                 future.get()
             except SupervisionError as exc:
                 self.failed(facts, exc)
+                lives = False
             except Exception:  # the owner knows
-                pass
+                lives = True
+            else:
+                lives = True
+            if answered is not None:
+                answered(lives)
 
         when_ready(future, lambda: self.dropped.put(look))
 
@@ -342,6 +348,17 @@ class ReferenceStore:
         with self._sending:
             asked = self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, False))
         return follow(asked, lambda answer: _value(self._took(answer, facts), ref), lambda exc: _lost(facts, exc))
+
+    def made(self, ref: ObjectRef[Any]) -> Future[None]:
+        """The Future that is done when the value, or an error in its place, is there; raises ReferenceLost."""
+        facts = ref._facts
+        if facts.owner == self.process[0]:
+            promise: Promise[_Kept] = Promise()
+            self.when_made(facts.ref, promise.set)
+            return follow(promise.future, lambda kept: None)
+        with self._sending:
+            asked = self._in_context(lambda: self._service(facts.owner).made.call_one(facts.ref))
+        return follow(asked, lambda answer: None, lambda exc: _lost(facts, exc))
 
     def when_made(self, ref: RefId, answer: Callable[[_Kept], None]) -> None:
         """Calls `answer` with what is kept of a reference, as soon as it is."""
@@ -527,6 +544,11 @@ class ReferenceService(Actor):
             port.send(store.show(kept, reader, whole))
 
         store.when_made(ref, answer)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def made(self, port: Port[None], ref: RefId) -> None:
+        """Answers once the value was made."""
+        self._store.when_made(ref, lambda kept: port.send(None))
 
     def _handle_undeliverable_message(self, message: Any) -> bool:
         return True

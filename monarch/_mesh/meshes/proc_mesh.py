@@ -126,6 +126,13 @@ class ProcMesh(MeshHandle):
             spawn, 'procs.spawn("counters", Counter, ...): a name first, then the class and what it takes'
         )
 
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs a function in one of the processes; at once an ObjectRef of its result. See `monarch.references.submit`.
+
+        Since 0.2.0.
+        """
+        return plugins.outer("references.submit")(self, function, *args, **kwargs)
+
     def _train(self) -> None:
         """See `OwnedProcs.train`. Nothing where they belong to another process."""
         owned = here().mesh.owned.procs.get(self._spec.uid)

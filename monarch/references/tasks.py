@@ -1,0 +1,214 @@
+"""Tasks: functions on the processes of a mesh, with references in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from monarch.actor import Actor, ProcMesh, ValueMesh, concurrent_endpoint
+from monarch.actor import as_completed as futures_as_completed
+from monarch.references.keep import KeptEndpoint
+from monarch.references.object_ref import ObjectRef
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that says how it is run as a task. Called, it runs here, as ever.
+
+    Since 0.2.0.
+    """
+
+    def __init__(self, function: Callable[P, R], retries: int, retry_on: tuple[type[BaseException], ...]) -> None:
+        self.function, self.retries, self.retry_on = function, retries, retry_on
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def submit(self, procs: ProcMesh, *args: Any, **kwargs: Any) -> ObjectRef[R]:
+        """Runs it in a process of the mesh: see `submit`."""
+        return submit(procs, self, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return TaskFunction, (self.function, self.retries, self.retry_on)
+
+
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(*, retries: int = 0, retry_on: ErrorTypes = Exception) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(function: Any = None, /, *, retries: int = 0, retry_on: ErrorTypes = Exception) -> Any:
+    """Says how a function is run as a task. Written `@task`, or with keywords.
+
+        @task(retries=3, retry_on=OSError)
+        def load(path: str) -> list[str]: ...
+
+        lines = load.submit(procs, "a.txt")
+
+    `retries`: how often it is run again, in the same process, when it raises a `retry_on`. Whoever says so says that it may
+    run more than once. A task whose process ends is not run again: its reference raises ReferenceLost.
+
+    Since 0.2.0.
+    """
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries is how often a task is run again, 0 or more, got {retries!r}")
+    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise TypeError(f"retry_on is an exception class, or a tuple of them, got {retry_on!r}")
+
+    def decorate(function: Any) -> TaskFunction[Any, Any]:
+        return TaskFunction(function, retries, kinds)
+
+    return decorate if function is None else decorate(function)
+
+
+def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> ObjectRef[R]:
+    """Runs `function(*args, **kwargs)` in a process of the mesh; at once a reference to its result, which stays there.
+
+    An argument that is an ObjectRef is replaced by its value before the function runs; those within other arguments stay
+    references. A task whose arguments are not made yet waits in its process, and others run meanwhile: so tasks are handed
+    over one after another without waiting in between. A process runs one task at a time. A task goes to the process that
+    has the fewest of this program's unfinished ones, among those to one that has an argument of it.
+
+    `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
+    function raised, ReferenceLost when its process ended. Raises here what pickling raises.
+
+    Since 0.2.0.
+    """
+    return _workers(procs).submit(function, args, kwargs)
+
+
+class TaskWorker(Actor):
+    """Runs tasks in its process, one at a time."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        self._turn: asyncio.Lock | None = None
+
+    @concurrent_endpoint
+    async def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function once its arguments are there."""
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        args = tuple([await _value_of(arg) for arg in args])
+        kwargs = {name: await _value_of(arg) for name, arg in kwargs.items()}
+        retries, retry_on = (function.retries, function.retry_on) if isinstance(function, TaskFunction) else (0, ())
+        plain = function.function if isinstance(function, TaskFunction) else function
+        async with self._turn:
+            while True:
+                try:
+                    if inspect.iscoroutinefunction(plain):
+                        return await plain(*args, **kwargs)
+                    return await asyncio.to_thread(plain, *args, **kwargs)
+                except retry_on:
+                    if not retries:
+                        raise
+                    retries -= 1
+
+
+async def _value_of(arg: Any) -> Any:
+    return await arg if isinstance(arg, ObjectRef) else arg
+
+
+class _Workers:
+    """The workers of a mesh, and how many unfinished tasks each has."""
+
+    def __init__(self, procs: ProcMesh) -> None:
+        actors: Any = procs.spawn("tasks", TaskWorker)
+        one = actors.flatten("rank")
+        self._workers = [one.slice(rank=rank) for rank in range(len(one))]
+        self._addresses = [worker._plan.addresses[0] for worker in self._workers]
+        self._unfinished = [0] * len(self._workers)
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+
+    def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
+        owners = {arg.owner for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)}
+        with self._lock:
+            rank = min(range(len(self._workers)), key=lambda rank: self._cost(rank, owners))
+            self._unfinished[rank] += 1
+        try:
+            keep = KeptEndpoint(self._workers[rank].run)
+            return keep.call_one_then(functools.partial(self._finished, rank), function, args, kwargs)
+        except BaseException:
+            self._finished(rank, True)
+            raise
+
+    def _cost(self, rank: int, owners: set[str]) -> tuple[bool, int, bool]:
+        """A worker that has ended comes last: it may have been started again."""
+        return rank in self._ended, self._unfinished[rank], self._addresses[rank] not in owners
+
+    def _finished(self, rank: int, lives: bool) -> None:
+        with self._lock:
+            self._unfinished[rank] -= 1
+            (self._ended.discard if lives else self._ended.add)(rank)
+
+
+_known: weakref.WeakKeyDictionary[ProcMesh, _Workers] = weakref.WeakKeyDictionary()
+_spawning = threading.Lock()
+
+
+def _workers(procs: ProcMesh) -> _Workers:
+    with _spawning:
+        found = _known.get(procs)
+        if found is None:
+            found = _known[procs] = _Workers(procs)
+        return found
+
+
+def as_completed(refs: Iterable[ObjectRef[R]], timeout: float | None = None) -> Iterator[ObjectRef[R]]:
+    """Iterates over the references in the order in which their values, or errors in their places, are made. Nothing is
+    fetched. TimeoutError once `timeout` seconds have passed.
+
+    Since 0.2.0.
+    """
+    futures = {ref._store.made(ref): ref for ref in dict.fromkeys(refs)}
+    for future in futures_as_completed(list(futures), timeout=timeout):
+        try:
+            future.get()
+        except Exception:  # `get` of the reference raises it again
+            pass
+        yield futures[future]
+
+
+def wait(
+    refs: Iterable[ObjectRef[R]], count: int | None = None, timeout: float | None = None
+) -> tuple[list[ObjectRef[R]], list[ObjectRef[R]]]:
+    """Waits until `count` of the values are made (all, without one), or `timeout` seconds have passed; returns the references
+    whose values are, and those whose are not, both in the order given.
+
+    Since 0.2.0.
+    """
+    given = list(dict.fromkeys(refs))
+    wanted = len(given) if count is None else count
+    if not 0 <= wanted <= len(given):
+        raise ValueError(f"count is how many of the {len(given)} references are waited for, got {count!r}")
+    done: set[ObjectRef[R]] = set()
+    try:
+        if wanted:
+            for ref in as_completed(given, timeout):
+                done.add(ref)
+                if len(done) >= wanted:
+                    break
+    except TimeoutError:
+        pass
+    return [ref for ref in given if ref in done], [ref for ref in given if ref not in done]
+
+
+def values(refs: ValueMesh[ObjectRef[R]], timeout: float | None = None) -> ValueMesh[R]:
+    """Returns the values of a mesh of references, fetched side by side.
+
+    Since 0.2.0.
+    """
+    futures = [ref._store.fetch(ref) for ref in refs.values()]
+    return ValueMesh(refs._shape, [future.get(timeout) for future in futures])
