@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 _WAITING = (True,)
 
@@ -20,30 +19,28 @@ _WAITING = (True,)
 class WithRLock:
     """A `threading.RLock`. Its `acquire` is as interruptible as that of any: it is for locks that are taken by `with`."""
 
-    __slots__ = ("__exit__", "__weakref__", "acquire", "release")
+    __slots__ = ("__exit__", "_lock")
+    # Each is the lock's own, and found without a step in Python.
+    acquire, release = property(attrgetter("_lock.acquire")), property(attrgetter("_lock.release"))
 
-    def __init__(self, lock: threading.Lock | threading.RLock | None = None) -> None:
-        lock = threading.RLock() if lock is None else lock
-        self.acquire = lock.acquire
-        self.release: Callable[[], None] = lock.release
-        self.__exit__: Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None] = (
-            lock.__exit__
-        )
+    def __init__(self, lock: Any = None) -> None:
+        self._lock = threading.RLock() if lock is None else lock
+        self.__exit__ = self._lock.__exit__
 
     def __enter__(self) -> bool:
-        (taken,) = map(self.acquire, _WAITING)
+        taken: bool
+        (taken,) = map(self._lock.acquire, _WAITING)
         return taken
 
 
 class WithLock(WithRLock):
     """A `threading.Lock`, in the same way."""
 
-    __slots__ = ("locked",)
+    __slots__ = ()
+    locked = property(attrgetter("_lock.locked"))
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        super().__init__(lock)
-        self.locked = lock.locked
+        super().__init__(threading.Lock())
 
 
 if TYPE_CHECKING or sys.version_info < (3, 14):
