@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
+from monarch._mesh.output.kept import Line, OutputPage, OutputRequest
 from monarch.dashboard.pages.icicle import RankStack
 from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
@@ -177,6 +178,9 @@ class SimulatedJob:
     def _logs_metrics(self, rows: Rows, at: int) -> None:
         """What `monarch.metrics.log` would have recorded. The straggler has fewer tokens a second, and one loss is NaN."""
         number, self._number_of_step = self._number_of_step, self._number_of_step + 1
+        self._log(rows, at, "INFO", 0, f"step {number} begins", 85)
+        if self.ranks > STRAGGLER and number % 5 == 0:
+            self._log(rows, at + 700_000, "WARNING", STRAGGLER, f"reading batch {number} took 480 ms", 57)
         for rank in range(self.ranks):
             loss = 2.2 * 0.96**number + 0.8 + 0.02 * self._random.random()
             values = {
@@ -188,6 +192,15 @@ class SimulatedJob:
                 (at, name, number, value, "trainers", rank, self.process("trainers", rank).partition("@")[0])
                 for name, value in values.items()
             ]
+
+    def _log(self, rows: Rows, at: int, level: str, rank: int, text: str, line: int) -> None:
+        """A line of Python's log."""
+        process = self.process("trainers", rank).partition("@")[0]
+        fields = {"message": text, "actor_id": self.actors["trainers"][rank], "process_id": process}
+        where = ("train", "/home/me/train.py", line)
+        rows["events"].append(
+            (f"event train.py:{line}", "train", level, json.dumps(fields), at, None, 1, "main", *where)
+        )
 
     def _took(self, rank: int) -> int:
         return (900_000 if rank == STRAGGLER else 420_000) + self._random.randrange(60_000)
@@ -216,6 +229,7 @@ class SimulatedJob:
         rank = min(FAILED, self.ranks - 1)
         if self.ranks > FAILED and getattr(self, "_doomed", None) is not None:
             self._event(rows, at, self._doomed, "failed")
+        self._log(rows, at - 1_000, "ERROR", rank, "no room for the gradients: 2.50 GiB are wanted", 91)
         self._status(rows, at, self.actors["trainers"][rank], "Failed", REASON)
 
     def _sample(self, rows: Rows, at: int) -> None:
@@ -309,6 +323,24 @@ class SimulatedJob:
         for reference, process, said, system in actors:
             payloads.append(_payload(reference, "Actor", {"actor_status": said, "is_system": system}, [], process))
         return payloads
+
+    def output(self, wanted: OutputRequest) -> list[OutputPage]:
+        """What the trainers have printed: a line for each of the last steps."""
+        chosen = range(self.ranks) if wanted.ranks is None else [rank for rank in wanted.ranks if rank < self.ranks]
+        if wanted.mesh not in (None, "workers"):
+            return []
+        pages = []
+        for rank in chosen:
+            texts = [(1, f"step {step}: loss {2.2 * 0.96**step + 0.8:.3f}") for step in range(self._number_of_step)]
+            texts += [(2, line) for line in REASON.splitlines()] if self.failed and rank == FAILED else []
+            first = max(0, len(texts) - wanted.lines)
+            lines = [
+                Line(number + 1, self.start_us / 1e6 + 2.0 + number, stream, text)
+                for number, (stream, text) in enumerate(texts)
+                if number >= first
+            ]
+            pages.append(OutputPage(f"{rank}", "", "workers", rank, False, True, "", 0, len(texts), lines))
+        return pages
 
     def findings(self) -> list[Finding]:
         """What is wrong when a rank has failed."""
@@ -419,6 +451,10 @@ class Simulation:
     def payloads(self) -> list[dict[str, Any]]:
         with self._lock:
             return self._job.payloads()
+
+    def output(self, wanted: OutputRequest) -> list[OutputPage]:
+        with self._lock:
+            return self._job.output(wanted)
 
     def diagnosis(self) -> Diagnosis:
         """What the doctor would find. The straggler is told of by its times."""

@@ -18,6 +18,8 @@ from monarch.telemetry.runs import RunWriter
 PAGES = {
     "/": "Slowest endpoints",
     "/metrics": "tokens/s",
+    "/logs": "no room for the gradients",
+    "/logs?source=printed": "step 42: loss",
     "/doctor": "What to do",
     "/topology": "trainers",
     "/topology?view=graph": "node1:26600",
@@ -124,6 +126,33 @@ def test_healthy_is_what_the_doctor_says(window: Any, serve: Any) -> None:
     page = window().open(serve(8).url)
     page.get_by_text("Nothing is wrong that can be seen from outside: 8 processes looked at.").wait_for()
     page.locator("#health").get_by_text("healthy").wait_for()
+
+
+def test_logs_are_filtered_and_lead_to_the_failure(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(f"{served.url}/logs")
+    lines = page.locator(".logline")
+    lines.get_by_text("step 42 begins").wait_for()
+    page.get_by_text("lines, following").wait_for()
+    page.get_by_label("Level").select_option("WARNING")
+    page.wait_for_function(
+        "() => ![...document.querySelectorAll('.logline')].some(line => line.textContent.includes('INFO'))"
+    )
+    page.get_by_label("Ranks").fill("17")
+    page.wait_for_function("() => document.querySelectorAll('.logline').length === 9")
+    page.get_by_label("Text").fill("batch 40")
+    page.wait_for_function("() => document.querySelectorAll('.logline').length === 1")
+    assert page.url == f"{served.url}/logs?text=batch+40&rank=17&level=WARNING"
+    page.reload()
+    lines.get_by_text("reading batch 40 took 480 ms").wait_for()
+    page.get_by_label("Ranks").fill("17-")
+    page.get_by_text("ranks are such as 3 or 0,2-4").wait_for()
+    page.get_by_role("link", name="Go to the failure").click()
+    page.locator(".logline[data-at]").get_by_text("torch.OutOfMemoryError").wait_for()
+    assert "/logs?at=" in page.url
+    page.get_by_role("button", name="Printed").click()
+    lines.get_by_text("stdout").first.wait_for()
+    assert [problem for problem in opened.problems if "400" not in problem] == []
 
 
 def test_actors_opens_on_the_one_to_look_at(window: Any, served: Any, serve: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from examples.simulated_dashboard import SimulatedJob, put
 from monarch._mesh.inspection.diagnosis import Diagnosis
+from monarch._mesh.output.kept import OutputPage, OutputRequest
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.live_data import LiveStacks
 from monarch.telemetry.store import Store
@@ -32,6 +33,9 @@ class Recorded:
 
     def diagnosis(self) -> Diagnosis:
         return Diagnosis([], [], RANKS)
+
+    def output(self, wanted: OutputRequest) -> list[OutputPage]:
+        return self.job.output(wanted)
 
     def stacks(self) -> LiveStacks:
         return LiveStacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})

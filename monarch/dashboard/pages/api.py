@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.latest_findings import LatestFindings, without_program
 from monarch.dashboard.pages.live_data import LiveData
+from monarch.dashboard.pages.logs_data import LogsData
 from monarch.dashboard.pages.metrics_data import MetricsData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
@@ -55,6 +56,7 @@ class PageData:
         self._answers = SharedAnswers(FRESH)
         self._profiles = TraceFiles(self._profile)
         self.metrics = MetricsData(store, self._answers)
+        self.logs = LogsData(self._rows, live, self._answers)
 
     # --- overview
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch._mesh.inspection.diagnosis import Diagnosis
+from monarch._mesh.output.kept import OutputPage, OutputRequest
 from monarch.dashboard.pages.icicle import RankStack
 
 
@@ -27,6 +28,9 @@ class LiveData(Protocol):
 
     def diagnosis(self) -> Diagnosis:
         """Returns what the doctor finds; takes over a second."""
+
+    def output(self, wanted: OutputRequest) -> Sequence[OutputPage]:
+        """Returns what processes have written last, as the agents of their hosts have kept it."""
 
     def stacks(self) -> LiveStacks:
         """Returns those of all threads."""

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from monarch._mesh.inspection import stacks_of_program
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
+from monarch.admin.output import OutputPage, OutputRequest, read
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed
 from monarch.dashboard.pages.icicle import RankStack
 from monarch.dashboard.pages.live_data import LiveStacks
@@ -58,6 +59,9 @@ class LiveProgram:
             return ProgramQueries(self._program).doctor()
         except ProgramQueryFailed as exc:
             raise RuntimeError(str(exc)) from exc
+
+    def output(self, wanted: OutputRequest) -> Sequence[OutputPage]:
+        return read(self._program, wanted)[1]
 
     def stacks(self) -> LiveStacks:
         return self._stacks(None)

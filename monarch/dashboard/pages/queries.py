@@ -252,6 +252,63 @@ def columns() -> str:
     )
 
 
+# --- logs
+
+_FIELDS = (
+    "json_extract_string(fields_json, '$.message') AS text, json_extract_string(fields_json, '$.actor_id') AS actor"
+)
+_ACTORS_OF_LINES = """
+    SELECT a.id, any_value(a.rank) AS rank, any_value(m.given_name) AS mesh
+    FROM actors a LEFT JOIN meshes m ON m.id = a.mesh_id GROUP BY a.id"""
+
+
+def log_lines(
+    *,
+    mesh: str | None = None,
+    ranks: tuple[tuple[int, int], ...] = (),
+    levels: tuple[str, ...] = (),
+    text: str = "",
+    before_us: int | None = None,
+    after_us: int | None = None,
+    limit: int = 300,
+) -> str:
+    """Lines of the log and failures, the newest first; with `after_us` the oldest ones after that. Only where it is needed
+    the fields of all lines are looked into."""
+    way = "ASC" if after_us is not None else "DESC"
+    times = [f"timestamp_us < {before_us}"] if before_us is not None else []
+    times += [f"timestamp_us > {after_us}"] if after_us is not None else []
+    of_level = [f"level IN ({', '.join(map(literal, levels))})"] if levels else []
+    picks = [f"mesh = {literal(mesh)}"] if mesh is not None else []
+    picks += ["(" + " OR ".join(f"rank BETWEEN {first} AND {last}" for first, last in ranks) + ")"] if ranks else []
+    picks += [f"contains(lower(text), lower({literal(text)}))"] if text else []
+    first = "" if picks else f"ORDER BY timestamp_us {way} LIMIT {limit}"
+    return f"""
+    WITH chosen AS (
+        SELECT * FROM events {_where(["name <> 'event actor status'", *times, *of_level])} {first}),
+    said AS (
+        SELECT timestamp_us, level, target AS logger, {_FIELDS}, file, line FROM chosen
+        UNION ALL
+        SELECT timestamp_us, 'FAILED', '', reason, CAST(actor_id AS VARCHAR), NULL, NULL FROM actor_status_events
+        {_where(["lower(new_status) = 'failed'", *times])})
+    SELECT said.timestamp_us, level, logger, text, TRY_CAST(actor AS UBIGINT) AS actor_id, file, line, p.rank, p.mesh
+    FROM said LEFT JOIN ({_ACTORS_OF_LINES}) p ON p.id = TRY_CAST(said.actor AS UBIGINT)
+    {_where(picks)} ORDER BY said.timestamp_us {way} LIMIT {limit}"""
+
+
+def failures(limit: int = 20) -> str:
+    """The first failures."""
+    return f"""
+    SELECT actor_id, min(timestamp_us) AS timestamp_us FROM actor_status_events WHERE lower(new_status) = 'failed'
+    GROUP BY actor_id ORDER BY 2, 1 LIMIT {limit}"""
+
+
+def mesh_names(limit: int = 200) -> str:
+    """Names of meshes of actors that people know."""
+    return f"""
+    SELECT DISTINCT m.given_name AS mesh FROM meshes m JOIN actors a ON a.mesh_id = m.id
+    WHERE a.display_name IS NOT NULL ORDER BY 1 LIMIT {limit}"""
+
+
 # --- services
 
 _SERVICE = "json_extract_string(attributes_json, '$.service')"

@@ -14,6 +14,7 @@ import msgspec
 from monarch._http import answering
 from monarch._http.answering import BadRequest
 from monarch.dashboard.pages.api import NotFound, PageData, Unavailable
+from monarch.dashboard.pages.logs_data import LogFilter, ranks_of
 from monarch.dashboard.routes import query_answers
 from monarch.dashboard.routes.request import PageRequest
 from monarch.telemetry.result import QueryRefused
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch.dashboard")
 
 STATIC = Path(__file__).parents[1] / "static"
-PAGES = ("overview", "metrics", "doctor", "topology", "actors", "stacks", "hardware", "sql", "traces")
+PAGES = ("overview", "metrics", "logs", "doctor", "topology", "actors", "stacks", "hardware", "sql", "traces")
 SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
 
 _TYPES = {
@@ -81,6 +82,8 @@ def routes_of(api: PageData) -> list[Any]:
         get("/api/sent_messages", lambda ask: api.sent_messages(ask.id("sender_actor_id"))),
         get("/api/tables", lambda ask: api.tables()),
         get("/api/hardware", lambda ask: api.hardware(ask.seconds() or 600.0)),
+        get("/api/logs", lambda ask: api.logs.logged(_log_filter(ask))),
+        get("/api/output", lambda ask: _of_program(lambda: api.logs.printed(_log_filter(ask)))),
         get(
             "/api/metrics",
             lambda ask: api.metrics.told(ask.text("match") or "", ask.text("mesh"), ask.names("runs")),
@@ -109,6 +112,25 @@ def _capture(api: PageData, ask: PageRequest) -> Any:
         return api.capture(reference)
     except Unavailable as exc:
         return _json({"error": str(exc), "admin_url": None}, 502)
+
+
+def _log_filter(ask: PageRequest) -> LogFilter:
+    return LogFilter(
+        mesh=ask.text("mesh"),
+        ranks=ranks_of(ask.text("rank") or ""),
+        level=(ask.text("level") or "").upper(),
+        text=ask.text("text") or "",
+        at_us=ask.id("at"),
+        before_us=ask.id("before"),
+    )
+
+
+def _of_program(answer: Callable[[], Any]) -> Any:
+    """Asks the program itself, which may be gone or stuck."""
+    try:
+        return answer()
+    except (RuntimeError, OSError, ValueError) as exc:
+        raise Unavailable(str(exc)) from exc
 
 
 def _dag(api: PageData) -> Callable[[PageRequest], Any]:

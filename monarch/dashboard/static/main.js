@@ -5,6 +5,7 @@ import {duration, firstLine} from "./format.js";
 import {closeDrawer} from "./drawer.js";
 import {connection, watch} from "./poller.js";
 import * as overview from "./pages/overview.js";
+import * as logs from "./pages/logs.js";
 import * as doctor from "./pages/doctor.js";
 import * as topology from "./pages/topology.js";
 import * as metrics from "./pages/metrics.js";
@@ -14,8 +15,8 @@ import * as hardware from "./pages/hardware.js";
 import * as stacks from "./pages/stacks.js";
 import * as traces from "./pages/traces.js";
 
-const PAGES = {overview, metrics, doctor, topology, actors, stacks, hardware, sql, traces};
-const TITLES = {overview: "Overview", metrics: "Metrics", doctor: "Doctor", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
+const PAGES = {overview, metrics, logs, doctor, topology, actors, stacks, hardware, sql, traces};
+const TITLES = {overview: "Overview", metrics: "Metrics", logs: "Logs", doctor: "Doctor", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
 const $ = id => document.getElementById(id);
 
 let leave = null;
