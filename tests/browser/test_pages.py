@@ -35,10 +35,14 @@ PAGES = {
 def test_every_page_opens(window: Any, served: Any, size: tuple[int, int]) -> None:
     opened = window(size=size)
     failed = str(served.simulation._job.actors["trainers"][42])
-    for path, text in {**PAGES, f"/actors?id={failed}": "CUDA out of memory"}.items():
+    for path, text in {
+        **PAGES,
+        f"/actors?id={failed}": "CUDA out of memory",
+        f"/failure?id={failed}": "No other actor failed",
+    }.items():
         page = opened.open(served.url + path)
         page.get_by_text(text).first.wait_for()
-        if "id=" in path:
+        if path.startswith("/actors?id="):
             page.locator("td.clip").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
         assert not page.locator(".missing:visible").count(), path
@@ -99,6 +103,13 @@ def test_a_failed_rank_is_found_from_the_overview(window: Any, served: Any) -> N
     page = window().open(served.url)
     page.locator("#health").get_by_text("1 failed").wait_for()
     page.get_by_role("link", name="look").first.click()
+    page.get_by_role("heading", name="Trainer trainers{'gpus': 42/64} failed").wait_for()
+    page.get_by_label("Report").get_by_text("loss.backward()").wait_for()
+    page.get_by_role("region", name="Last lines of its log").get_by_text("no room for the gradients").wait_for()
+    page.get_by_role("region", name="Last lines that its process printed").get_by_text("step 42: loss").wait_for()
+    assert page.locator(".owners li").all_text_contents() == ["root", "└ Trainer trainers{'gpus': 42/64}"]
+    assert "/failure?id=" in page.url
+    page.get_by_role("link", name="its messages and stacks").click()
     page.get_by_role("heading", name="Trainer trainers{'gpus': 42/64}").wait_for()
     page.get_by_text("Traceback (most recent call last)").wait_for()
     page.locator(".events li").last.get_by_text("Failed").wait_for()
@@ -106,6 +117,8 @@ def test_a_failed_rank_is_found_from_the_overview(window: Any, served: Any) -> N
     page.locator("td.history").get_by_text("queued").wait_for()
     page.get_by_role("button", name="Capture now").click()
     page.locator(".missing:visible").wait_for()  # this process has ended
+    page.go_back()
+    page.get_by_label("Report").wait_for()
     page.go_back()
     page.get_by_text("Messages over time").wait_for()
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from monarch.dashboard.pages import grids, icicle, node_graph, queries, shapes
+from monarch.dashboard.pages import failure, grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.latest_findings import LatestFindings, without_program
 from monarch.dashboard.pages.live_data import LiveData
-from monarch.dashboard.pages.logs_data import LogsData
+from monarch.dashboard.pages.logs_data import LogFilter, LogsData
 from monarch.dashboard.pages.metrics_data import MetricsData
 from monarch.dashboard.pages.profiles import LONGEST, TraceFiles, TraceUnderWay
 from monarch.dashboard.shared_answers import SharedAnswers
@@ -232,6 +232,34 @@ class PageData:
         if not rows:
             raise NotFound("actor not found")
         return shapes.with_text_ids(rows[0])
+
+    def failure(self, actor_id: int) -> dict[str, Any]:
+        """All that is known of why an actor failed."""
+        return self._kept(("failure", actor_id), lambda: self._failure(actor_id))
+
+    def _failure(self, actor_id: int) -> dict[str, Any]:
+        rows = self._rows(queries.actors(actor_id=actor_id, limit=1))
+        if not rows:
+            raise NotFound("actor not found")
+        actor = rows[0]
+        made = failure.failure(actor, self._rows(queries.ended_actors("failed")), self._actors())
+        logged = []
+        if made["failed"]:
+            ranks = ((actor["rank"], actor["rank"]),)
+            about = LogFilter(actor["mesh_name"], ranks, before_us=made["failed_us"] + 1_000_000)
+            logged = self.logs.logged(about)["lines"][-30:]
+        return {**made, "logged": logged, **self._printed_by(actor["full_name"]), "now_us": self.now_us()}
+
+    def _printed_by(self, full_name: str) -> dict[str, Any]:
+        process = failure.process_of(full_name)
+        try:
+            told = self.logs.last_lines(*process) if process is not None else {"lines": [], "file": "", "whole": True}
+        except (RuntimeError, OSError, ValueError) as exc:
+            return {"printed": [], "printed_note": f"the program cannot be asked: {exc}"}
+        note = f"All of it is in {told['file']}." if told["file"] else ""
+        if told["lines"] and not told["whole"]:
+            note = "What goes to stdout goes straight to the program's terminal; enable_file_capture keeps it."
+        return {"printed": told["lines"], "printed_note": note}
 
     def status_events(self, actor_id: int) -> list[dict[str, Any]]:
         self.actor(actor_id)

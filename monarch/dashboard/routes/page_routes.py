@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch.dashboard")
 
 STATIC = Path(__file__).parents[1] / "static"
-PAGES = ("overview", "metrics", "logs", "doctor", "topology", "actors", "stacks", "hardware", "sql", "traces")
+PAGES = (
+    "overview",
+    "metrics",
+    "logs",
+    "doctor",
+    "topology",
+    "actors",
+    "stacks",
+    "hardware",
+    "sql",
+    "traces",
+    "failure",
+)
 SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
 
 _TYPES = {
@@ -74,6 +86,7 @@ def routes_of(api: PageData) -> list[Any]:
         ),
         get("/api/actors", lambda ask: api.actors(ask.id("mesh_id"))),
         get("/api/actors/{id}", lambda ask: api.actor(ask.path_id("actor not found"))),
+        get("/api/failures/{id}", lambda ask: api.failure(ask.path_id("actor not found"))),
         get("/api/actors/{id}/status_events", lambda ask: api.status_events(ask.path_id("actor not found"))),
         get("/api/actors/{id}/messages", lambda ask: api.actor_messages(ask.path_id("actor not found"))),
         get("/api/actors/{id}/stacks", lambda ask: api.actor_stacks(ask.path_id("actor not found"))),

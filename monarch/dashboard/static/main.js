@@ -6,6 +6,7 @@ import {closeDrawer} from "./drawer.js";
 import {connection, watch} from "./poller.js";
 import * as overview from "./pages/overview.js";
 import * as logs from "./pages/logs.js";
+import * as failure from "./pages/failure.js";
 import * as doctor from "./pages/doctor.js";
 import * as topology from "./pages/topology.js";
 import * as metrics from "./pages/metrics.js";
@@ -15,8 +16,8 @@ import * as hardware from "./pages/hardware.js";
 import * as stacks from "./pages/stacks.js";
 import * as traces from "./pages/traces.js";
 
-const PAGES = {overview, metrics, logs, doctor, topology, actors, stacks, hardware, sql, traces};
-const TITLES = {overview: "Overview", metrics: "Metrics", logs: "Logs", doctor: "Doctor", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces"};
+const PAGES = {overview, metrics, logs, doctor, topology, actors, stacks, hardware, sql, traces, failure};
+const TITLES = {overview: "Overview", metrics: "Metrics", logs: "Logs", doctor: "Doctor", topology: "Topology", actors: "Actors", stacks: "Stacks", hardware: "Hardware", sql: "SQL", traces: "Traces", failure: "Failure"};
 const $ = id => document.getElementById(id);
 
 let leave = null;
@@ -55,7 +56,7 @@ function title() {
   document.title = plain(`${TITLES[name] ?? "Overview"} · ${program}`);
 }
 
-show($("tabs"), ...Object.entries(TITLES).map(([name, text]) => h("a", {href: name === "overview" ? "/" : `/${name}`, "data-page": name}, text)));
+show($("tabs"), ...Object.entries(TITLES).filter(([name]) => name !== "failure").map(([name, text]) => h("a", {href: name === "overview" ? "/" : `/${name}`, "data-page": name}, text)));
 
 document.addEventListener("click", event => {
   const link = event.target.closest?.("a[href^='/']");

@@ -99,7 +99,7 @@ function concernsOf(summary) {
   const tone = {error: "bad", warning: "warn", note: "soft"};
   return [head, h("ul", {class: "concerns"}, ...summary.concerns.map(each => h("li", {},
     h("span", {class: `glyph ${tone[each.level]}`, "aria-label": each.level}, glyph[each.level]), h("span", {class: "text"}, each.text),
-    each.actor_id ? h("a", {href: `/actors?id=${each.actor_id}`}, "look") : null)))];
+    each.actor_id ? h("a", {href: `/${each.level === "error" ? "failure" : "actors"}?id=${each.actor_id}`}, "look") : null)))];
 }
 
 function statesOf(summary) {
