@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import pytest
@@ -45,8 +46,8 @@ class Worker(Actor):
         return [view[0] for view in self.kept]
 
     @endpoint
-    def stop_itself(self, x: int) -> int:
-        os.kill(os.getpid(), signal.SIGSTOP if x else signal.SIGCONT)
+    def hang(self, x: int) -> int:
+        threading.Event().wait(60)
         return x
 
     @endpoint
@@ -105,17 +106,17 @@ def test_a_killed_process_ends_the_graph_which_is_compiled_anew_after_a_restart(
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
     with InputNode() as x:
         last = second.add.bind(first.add.bind(x))
-        stopping = second.add.bind(first.stop_itself.bind(x))
+        hanging = second.add.bind(first.hang.bind(x))
     workers.add.call(1).get(20)
     with check_leaks():
         pid = first.pid.call_one().get(20)
-        compiled = graph.compile(stopping)
+        compiled = graph.compile(hanging)
         waiting = [compiled.execute(1) for _ in range(3)]
         os.kill(pid, signal.SIGKILL)
         errors = [future.exception(20) for future in waiting]
         assert [type(error) for error in errors] == [SupervisionError] * 3
         with pytest.raises(SupervisionError) as of_call:
-            first.stop_itself.call_one(1).get(20)
+            first.hang.call_one(1).get(20)
         assert str(errors[0]) == str(of_call.value)
         assert "rank 0 of workers" in str(errors[0])
         with pytest.raises(SupervisionError):
