@@ -18,7 +18,7 @@ from monarch.remotemount.mount_point import MARKER
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from tests.support.hosts import Hosts
 from tests.support.mounts import contents, make_source
-from tests.support.resources import open_files
+from tests.support.resources import left_open, open_kinds
 from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
@@ -78,9 +78,9 @@ def test_hosts_have_what_the_client_has_until_it_is_closed(
     for copy in copies:
         assert contents(copy) == contents(source)
 
-    before = open_files()
+    before = open_kinds()
     mount.open()  # a refresh
-    assert open_files() <= before
+    assert not left_open(before)
     mount.close()
     assert not any(copy.exists() for copy in copies)
     mount.close()
