@@ -66,6 +66,7 @@ class ProcProperties(msgspec.Struct, gc=False):
     rank: int | None
     state: str
     started_at: str
+    processor_seconds: float = 0.0  # of processor time so far
 
 
 class OrderingSession(msgspec.Struct, gc=False):
@@ -101,6 +102,7 @@ class ActiveHandler(msgspec.Struct, gc=False):
     name: str
     active_count: int
     oldest_since: str
+    at: str = ""  # FILE:LINE of the actor's oldest call; "" where that cannot be seen
 
 
 class Execution(msgspec.Struct, gc=False):

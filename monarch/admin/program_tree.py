@@ -228,6 +228,7 @@ class _Assembly:
             row.rank if row is not None else None,
             facts.poisoned or (row.state if row is not None else "running"),
             iso(facts.started),
+            round(facts.processors, 3),
         )
         self._add(identity, Properties(Proc=proc), [actor.id for actor in order], parent, facts.now)
         for actor in order:
@@ -342,7 +343,9 @@ def status_text(status: str, detail: str) -> str:
 
 
 def _execution(actor: ActorFacts) -> Execution:
-    handlers = [ActiveHandler(handler.endpoint, handler.count, iso(handler.since)) for handler in actor.handlers]
+    handlers = [
+        ActiveHandler(h.endpoint, h.count, iso(h.since), f"{h.file}:{h.line}" if h.file else "") for h in actor.handlers
+    ]
     return Execution(actor.handling, handlers, True, sum(h.count for h in actor.handlers) < actor.handling)
 
 

@@ -18,7 +18,8 @@ from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, Tre
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.survey import SurveyAnswers
-from monarch._wire.address import agent_of
+from monarch._mesh.output.kept import OutputPage, OutputRequest
+from monarch._wire.address import agent_of, name_of, split_proc_name
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.program_tree import SILENT, ProgramTree, assemble, flight_recorder
@@ -29,6 +30,7 @@ from monarch.config import settings
 T = TypeVar("T")
 
 _DETAIL = 2.0  # seconds for what one actor tells of itself beside what the tree has
+_LINES = 200  # of a process's output
 _SLACK = 15.0  # seconds that a profile may take beyond its duration
 
 # How settings came to their values, as the layers have it and as the API calls it.
@@ -106,6 +108,18 @@ class ProgramQueries:
     def tables(self) -> list[StatusTable]:
         """Returns what parts of the program tell of themselves, such as its services."""
         return doctor.tables_of(self._ask, settings.mesh_admin_single_host_timeout())
+
+    def output(self, tree: ProgramTree, reference: str) -> list[OutputPage]:
+        """Returns the last lines that a process has written, which its host agent keeps; none where there are none."""
+        find(tree, reference)
+        address = tree.addresses.get(reference, "")
+        split = split_proc_name(name_of(address))
+        if split is None:
+            return []
+        wanted = OutputRequest(ranks=[split[1]], lines=_LINES)
+        answers = self._ask("output", msgspec.msgpack.encode(wanted), timeout=_DETAIL, only=[agent_of(address)])
+        told = answers.decoded(msgspec.msgpack.Decoder(list[OutputPage]).decode)
+        return [page for pages in told.values() for page in pages if page.address == address]
 
     def reach(self, address: str) -> None:
         """Returns when that process or host agent has answered. ProgramQueryFailed when it does not."""

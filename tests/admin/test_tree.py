@@ -45,7 +45,7 @@ def test_every_field_of_an_actor_is_there() -> None:
     assert (actor["messages_processed"], actor["total_processing_time_us"]) == (3, 250_000)
     assert actor["last_message_handler"] == "step"
     assert actor["execution"]["active_handlers"] == [
-        {"name": "step", "active_count": 1, "oldest_since": "2026-11-22T18:38:58.000Z"}
+        {"name": "step", "active_count": 1, "oldest_since": "2026-11-22T18:38:58.000Z", "at": "/p/t.py:3"}
     ]
     assert [wait["target"] for wait in actor["waits_for"]] == ["db.get"]
     assert actor["flight_recorder"] is None and actor["failure_info"] is None and actor["inbound_ordering"] is None

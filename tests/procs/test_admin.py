@@ -93,8 +93,17 @@ def running(scripts: Scripts) -> Iterator[Running]:
     yield start(scripts)
 
 
-def test_the_tree_without_a_terminal(running: Running) -> None:
+def test_ranks_and_tree_without_a_terminal(running: Running) -> None:
     done = running.tui("--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"monarch  pid {running.process.pid}  up ")
+    assert lines[1].startswith("! rank 2 of worker"), done.stdout
+    (dead,) = [line for line in lines if "trainers[2]" in line]
+    assert "failed" in dead and "exit status 7: the last line" in dead
+    (alive,) = [line for line in lines if line[2:].startswith("trainers[1]")]
+    assert "processing" in alive and "sleep" in alive and ".py:" in alive and "%" in alive
+    done = running.tui("--once", "--tree")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].endswith("(3 procs)")
@@ -133,7 +142,7 @@ def test_wrong_use(running: Running) -> None:
 def test_a_rank_that_is_stopped_is_told_and_the_others_are_there(running: Running) -> None:
     os.kill(running.pids[0], signal.SIGSTOP)
     try:
-        done = running.tui("--once")
+        done = running.tui("--once", "--tree")
     finally:
         os.kill(running.pids[0], signal.SIGCONT)
     (stopped,) = [line for line in done.stdout.splitlines() if "trainers-0<" in line]
@@ -146,9 +155,10 @@ def test_the_screen_in_a_terminal_while_the_program_ends(running: Running) -> No
     command = [sys.executable, "-m", "monarch", "tui", "--refresh-ms", "100"]
     terminal = Terminal(command, running.env | {"TERM": "xterm-256color", "NO_COLOR": ""})
     try:
-        terminal.until(r"trainers-0<")
+        terminal.until(r"trainers\[0\]")
+        terminal.until(r"quit")
         terminal.type("G")
-        terminal.until(r"exit status 7")
+        terminal.until(r"trainers\[2\]")
         running.process.kill()
         terminal.until(r"ERROR: the program")
         terminal.type("q")
@@ -183,7 +193,7 @@ def test_the_admin_server_of_a_program(scripts: Scripts) -> None:
     assert any(frame["name"].endswith("sleep") for trace in stacks["stack_traces"] for frame in trace["frames"])
     assert len(get(f"{running.url}/v1/config/{encoded(worker['identity'])}")) > 50
     done = running.tui("--once", "--addr", running.url)
-    assert done.returncode == 0 and "worker[1]" in done.stdout
+    assert done.returncode == 0 and "trainers[1]" in done.stdout
     done = running.tui("--once", "--addr", running.url.removeprefix("http://"))
     assert done.returncode == 1 and "does not speak TLS" in done.stderr and "--plaintext" in done.stderr
 
@@ -209,10 +219,10 @@ def test_beyond_this_machine_a_token_is_asked_for(scripts: Scripts) -> None:
     refused.value.close()
     assert refused.value.code == 401 and token
     done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}/?token={token}")
-    assert done.returncode == 0 and "worker[0]" in done.stdout
+    assert done.returncode == 0 and "trainers[0]" in done.stdout
     running.env["MONARCH_ADMIN_TOKEN"] = token
     done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}")
-    assert done.returncode == 0 and "worker[0]" in done.stdout
+    assert done.returncode == 0 and "trainers[0]" in done.stdout
     running.env["MONARCH_ADMIN_TOKEN"] = "wrong"
     done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}")
     assert done.returncode == 1 and "401" in done.stderr

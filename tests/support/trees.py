@@ -67,7 +67,7 @@ def busy(
         proc,
         status="processing",
         detail=f"step for {seconds * 1000:.0f}ms",
-        handlers=[HandlerFacts("step", 1, NOW - seconds)],
+        handlers=[HandlerFacts("step", 1, NOW - seconds, "/p/t.py", 3)],
         handling=1,
         waits=[WaitingFacts(waits, 1, NOW - seconds)] if waits else [],
         **changes,

@@ -55,7 +55,7 @@ def stuck() -> MeshAdmin:
     assert running is not None
     program = program_at(running.directory)
     assert program is not None
-    return MeshAdmin(SocketSource(program), Options(refresh=0.5))
+    return MeshAdmin(SocketSource(program), Options(refresh=0.5, tree=True))
 
 
 async def draw(app: MeshAdmin) -> str:

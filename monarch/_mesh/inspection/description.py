@@ -13,11 +13,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import msgspec
 
-from monarch._mesh.failures.activity import jobs_of
+from monarch._mesh.failures import stacks
+from monarch._mesh.failures.activity import Job, jobs_of, lines_of_job
 from monarch._mesh.inspection import identities
 from monarch._runtime.context import root_of
 from monarch._runtime.departed import Departed, is_system
@@ -44,11 +46,14 @@ class Facts(msgspec.Struct, array_like=True, gc=False):
 
 
 class HandlerFacts(Facts):
-    """Calls of one endpoint that an actor handles now: how many, and since when the oldest."""
+    """Calls of one endpoint that an actor handles now: how many, and since when the oldest. `file`, `line`: where that one
+    is, told of an actor's oldest call; "" and 0 where it cannot be seen."""
 
     endpoint: str
     count: int
     since: float
+    file: str = ""
+    line: int = 0
 
 
 class WaitingFacts(Facts):
@@ -220,11 +225,12 @@ def _poisoned(proc: Proc) -> str:
 
 
 class _Clock:
-    """The time of the I/O loop, as seconds since the epoch."""
+    """The time of the I/O loop, as seconds since the epoch; `frames`: what the threads of the process run at that time."""
 
     def __init__(self, now: float, loop: float) -> None:
         self.now = now
         self.loop = loop
+        self.frames = stacks.frames()
 
     def epoch(self, at: float) -> float:
         return self.now - max(0.0, self.loop - at)
@@ -291,7 +297,15 @@ def _handlers(instance: Instance, clock: _Clock) -> tuple[list[HandlerFacts], in
         known.count += 1
         known.since = min(known.since, since)
     oldest = sorted(found.values(), key=lambda handler: handler.since)
+    if jobs:
+        oldest[0].file, oldest[0].line = _place(min(jobs, key=lambda job: job.delivery.started), clock.frames)
     return oldest[:_HANDLERS], len(jobs)
+
+
+def _place(job: Job, frames: dict[int, FrameType]) -> tuple[str, int]:
+    """The line of the program at which a message is handled."""
+    lines = lines_of_job(job, frames)
+    return lines[-1][:2] if lines else ("", 0)
 
 
 def _so_far(instance: Instance, clock: _Clock) -> float:

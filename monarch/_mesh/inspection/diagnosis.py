@@ -104,11 +104,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def page(diagnosis: Diagnosis) -> str:
     """Returns the findings as text, the likeliest cause first, with their evidence."""
     count = len(diagnosis.findings)
-    looked = f"{diagnosis.looked_at} process{'es' if diagnosis.looked_at != 1 else ''} looked at"
     if count == 0:
-        lines = [f"nothing is wrong that can be seen from outside ({looked})"]
+        lines = [sentence(diagnosis)]
     else:
-        lines = [f"{count} thing{'s are' if count > 1 else ' is'} wrong ({looked})"]
+        lines = [f"{count} thing{'s are' if count > 1 else ' is'} wrong ({_looked(diagnosis)})"]
     for number, finding in enumerate(diagnosis.findings, 1):
         lines += ["", f"{number}. {finding.title}"]
         lines += [f"     {line}" for line in finding.evidence[:_SHOWN]]
@@ -118,6 +117,17 @@ def page(diagnosis: Diagnosis) -> str:
     if diagnosis.notes:
         lines += ["", "what takes long, and may be as it should be:", *(f"   {note}" for note in diagnosis.notes)]
     return "\n".join(map(one_line, lines))
+
+
+def sentence(diagnosis: Diagnosis) -> str:
+    """Returns the likeliest cause in a line; that nothing is wrong where there is none."""
+    if diagnosis.findings:
+        return diagnosis.findings[0].title
+    return f"nothing is wrong that can be seen from outside ({_looked(diagnosis)})"
+
+
+def _looked(diagnosis: Diagnosis) -> str:
+    return f"{diagnosis.looked_at} process{'es' if diagnosis.looked_at != 1 else ''} looked at"
 
 
 # --- processes and hosts

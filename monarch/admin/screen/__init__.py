@@ -1,1 +1,1 @@
-"""The terminal screen: the tree of a running program, what each node is, and where it is stuck. `monarch tui` shows it."""
+"""The terminal screen: the ranks of a running program, and its tree, and where it is stuck. `monarch tui` shows it."""

@@ -6,6 +6,7 @@ answer, the last tree stays, with the reason above it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -25,13 +26,16 @@ from textual.theme import Theme
 from textual.widgets import Input, Static
 
 from monarch._mesh.inspection import doctor
-from monarch._mesh.inspection.diagnosis import Finding
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._text import one_line, visible
 from monarch.admin.payloads import NodePayload
-from monarch.admin.screen import details, diagnostics, header, pages, themes
+from monarch.admin.references import ROOT
+from monarch.admin.screen import details, diagnostics, header, labels, pages, themes
 from monarch.admin.screen.diagnostics import Check, CheckReport
 from monarch.admin.screen.header import Options
 from monarch.admin.screen.overlay import Overlay
+from monarch.admin.screen.ranks import ORDERS, RanksState
+from monarch.admin.screen.ranks_view import RanksView
 from monarch.admin.screen.sources import NoAnswer, ScreenSource
 from monarch.admin.screen.tree_state import TreeState
 from monarch.admin.screen.tree_view import TreeView, fitted
@@ -41,7 +45,7 @@ _NARROW, _LOW = 40, 8  # columns and rows below which nothing is shown
 _BESIDE = 100  # columns from which the details are beside the tree; below it they are under it
 _LABEL = 17  # columns of the names of details
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_PARTS = "#head, #error, #splash, #main, #tree, #side, #details, #filter, #keys"  # all that is drawn
+_PARTS = "#ranks, #head, #error, #splash, #main, #tree, #side, #details, #filter, #keys"  # all that is drawn
 _SPINS = 0.1  # seconds
 
 
@@ -49,6 +53,7 @@ class MeshAdmin(App[None]):
     TITLE = "mesh-admin"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
+    #ranks { height: 1fr; display: none; }
     #head { height: 2; padding: 0 1; background: $panel; }
     #error { height: auto; max-height: 3; padding: 0 1; color: $error; display: none; }
     #main { height: 1fr; }
@@ -76,7 +81,10 @@ class MeshAdmin(App[None]):
         Binding("slash", "filter"),
         Binding("escape", "escape"),
         Binding("d", "diagnostics"),
+        Binding("t", "other"),
         Binding("p", "stacks"),
+        Binding("l", "logs"),
+        *(Binding(key, f"sort('{key}')") for key in ORDERS),
         Binding("C", "config"),
         Binding("v", "services"),
         Binding("question_mark", "glossary"),
@@ -116,8 +124,10 @@ class MeshAdmin(App[None]):
         self.say = Words(options.language)
         self.palette = themes.THEMES[options.theme]
         self.state = TreeState()
+        self.ranks = RanksState()
+        self.in_tree = options.tree
         self.error = ""
-        self.findings: Sequence[Finding] = ()  # the doctor's, of the last look
+        self.found: Diagnosis | None = None  # the doctor's last look; None: there was none yet, or it does not answer
         self._now = now
         self._full: NodePayload | None = None  # the selected node, as it was last asked for by itself
         self._loaded = False
@@ -148,7 +158,17 @@ class MeshAdmin(App[None]):
         )
         self.theme = self.options.theme
 
+    @property
+    def findings(self) -> Sequence[Finding]:
+        return () if self.found is None else self.found.findings
+
+    @property
+    def chosen(self) -> TreeState | RanksState:
+        """Returns the state of what is shown, whose rows the keys move among."""
+        return self.state if self.in_tree else self.ranks
+
     def compose(self) -> ComposeResult:
+        yield RanksView(self.palette, id="ranks")
         yield Static("", id="head", markup=False)
         yield Static("", id="error", markup=False)
         yield Static("", id="splash", markup=False)
@@ -186,16 +206,16 @@ class MeshAdmin(App[None]):
 
     def _keep_diagnosing(self) -> None:
         while not self._ended:
-            try:
-                found = self.source.doctor().findings
-            except Exception:  # the tree says what is wrong, or will
-                found = []
+            found: Diagnosis | None = None
+            with contextlib.suppress(Exception):  # the tree says what is wrong, or will
+                found = self.source.doctor()
             self._send(self.Done(functools.partial(self._diagnosed, found)))
             self._rest.wait(doctor.FRESH)
 
-    def _diagnosed(self, findings: Sequence[Finding]) -> None:
-        if findings != self.findings:
-            self.findings = findings
+    def _diagnosed(self, found: Diagnosis | None) -> None:
+        if found != self.found:
+            self.found = found
+            self.ranks.blame(self.findings)
             self._draw()
 
     def _ask_tree(self) -> None:
@@ -208,7 +228,7 @@ class MeshAdmin(App[None]):
 
     def _ask_node(self) -> None:
         selected = self.state.nodes.get(self.state.selected)
-        if selected is None or selected.properties.Actor is None:
+        if not self.in_tree or selected is None or selected.properties.Actor is None:
             return
         try:
             self._send(self.NodeCame(self.source.node(selected.identity)))
@@ -232,6 +252,7 @@ class MeshAdmin(App[None]):
             first = not self._loaded
             self._loaded = True
             self.state.update(message.nodes)
+            self.ranks.update(message.nodes)
             if first:
                 self._wake.set()
         if self._stands():
@@ -275,24 +296,39 @@ class MeshAdmin(App[None]):
         small = size.width < _NARROW or size.height < _LOW
         self.query_one("#main").set_class(size.width < _BESIDE, "under")
         for name in ("#head", "#main", "#keys"):
-            self.query_one(name).display = self._loaded and not small
+            self.query_one(name).display = self._loaded and not small and self.in_tree
+        self.query_one("#ranks").display = self._loaded and not small and not self.in_tree
         splash = self.query_one("#splash", Static)
         splash.display = small or not self._loaded
         if small:
             splash.update(f"⚠ {self.say('content hidden — resize')}")
-        self.query_one("#error").display = bool(self.error or self.findings) and self._loaded and not small
+        self.query_one("#error").display = (
+            bool(self.error or self.findings) and self._loaded and not small and self.in_tree
+        )
         if self._loaded and not small:
-            self.call_after_refresh(lambda: self.query_one(TreeView).redraw() if self._stands() else None)
+            self.call_after_refresh(self._redrawn)
+
+    def _redrawn(self) -> None:
+        """Draws what depends on the size of the parts, once they have it."""
+        if self._stands():
+            self.query_one(TreeView).redraw()
+            self._draw_ranks()
 
     def _draw(self) -> None:
         self._arrange()
         if not self._loaded:
             self._draw_splash()
             return
+        self._draw_ranks()
         self._draw_head()
         self.query_one("#error", Static).update(visible(header.wrong(self.error, self.findings, self.say)))
         self.query_one(TreeView).redraw()
         self._draw_details()
+
+    def _draw_ranks(self) -> None:
+        root = self.state.nodes.get(ROOT)
+        about = header.about(self.source.name, root, self._now(), self.error, self.found, self.say)
+        self.query_one(RanksView).draw(self.ranks, about)
 
     def _draw_head(self) -> None:
         width = max(1, self.size.width - 2)
@@ -338,6 +374,9 @@ class MeshAdmin(App[None]):
         return Group(*found)
 
     def _selected(self) -> None:
+        if not self.in_tree:
+            self._draw_ranks()
+            return
         self._draw_head()
         self.query_one(TreeView).redraw()
         self.query_one("#side", VerticalScroll).scroll_home(animate=False)
@@ -349,42 +388,64 @@ class MeshAdmin(App[None]):
     def _typing(self) -> bool:
         return bool(self.query_one("#filter", Input).has_focus)
 
+    def action_other(self) -> None:
+        """Shows the tree in place of the ranks, and the other way round, at the same process."""
+        if self.in_tree:
+            self.ranks.select(self._process(self.state.selected))
+        else:
+            self.state.jump(self.ranks.selected)
+        self.in_tree = not self.in_tree
+        self._draw()
+        self._selected()
+
+    def action_sort(self, key: str) -> None:
+        if not self.in_tree:
+            self.ranks.sort(key)
+            self._selected()
+
     def action_move(self, by: int) -> None:
-        self.state.move(by)
+        self.chosen.move(by)
         self._selected()
 
     def action_first(self) -> None:
-        self.state.first()
+        self.chosen.first()
         self._selected()
 
     def action_last(self) -> None:
-        self.state.last()
+        self.chosen.last()
         self._selected()
 
     def action_page(self, pages: int) -> None:
-        self.state.move(pages * max(1, self.query_one(TreeView).size.height - 1))
+        rows = self.query_one(TreeView).size.height - 1 if self.in_tree else self.size.height // 2
+        self.chosen.move(pages * max(1, rows))
         self._selected()
 
     def action_expand(self) -> None:
-        if self._covered or self._typing():
+        if self._covered or self._typing() or not self.in_tree:
             return
         self.state.toggle()
         self._selected()
 
     def action_collapse(self) -> None:
-        self.state.collapse_all()
-        self._selected()
+        if self.in_tree:
+            self.state.collapse_all()
+            self._selected()
 
     def action_system(self) -> None:
-        self.state.toggle_system()
-        self._selected()
+        if self.in_tree:
+            self.state.toggle_system()
+            self._selected()
 
     def action_stopped(self) -> None:
-        self.state.toggle_stopped()
-        self._selected()
+        if self.in_tree:
+            self.state.toggle_stopped()
+            self._selected()
 
     def action_enter(self) -> None:
-        """Goes to what made the selected node fail; else does the same as Tab."""
+        """Shows the stacks of a rank. In the tree: goes to what made the selected node fail; else does the same as Tab."""
+        if not self.in_tree:
+            self.action_stacks()
+            return
         cause = self.state.root_cause()
         if not cause or cause == self.state.selected:
             self.action_expand()
@@ -408,11 +469,11 @@ class MeshAdmin(App[None]):
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         box.display, box.disabled = True, False
-        box.value = self.state.filter
+        box.value = self.chosen.filter
         box.focus()
 
     def action_escape(self) -> None:
-        self.state.set_filter("")
+        self.chosen.set_filter("")
         self._close_filter()
 
     def _close_filter(self) -> None:
@@ -423,7 +484,7 @@ class MeshAdmin(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if self._typing():
-            self.state.set_filter(event.value)
+            self.chosen.set_filter(event.value)
             self._selected()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -437,7 +498,7 @@ class MeshAdmin(App[None]):
         self._open("help", title, lambda overlay: overlay.show(title, lines))
 
     def action_stacks(self) -> None:
-        reference = self.state.selected
+        reference = self.chosen.selected
         title = f"{self.say('Stacks')}: {self._process_name(reference)}"
 
         def find() -> list[pages.PageText]:
@@ -445,8 +506,17 @@ class MeshAdmin(App[None]):
 
         self._open("stacks", title, lambda overlay: self._find(overlay, title, find), "p")
 
+    def action_logs(self) -> None:
+        reference = self._process(self.chosen.selected)
+        title = f"{self.say('Output')}: {self._process_name(reference)}"
+
+        def find() -> list[pages.PageText]:
+            return pages.output(self.source.output(reference))
+
+        self._open("logs", title, lambda overlay: self._find(overlay, title, find, True), "l")
+
     def action_config(self) -> None:
-        reference = self.state.selected
+        reference = self.chosen.selected
         title = f"{self.say('Settings')}: {self._process_name(reference)}"
 
         def find() -> list[pages.PageText]:
@@ -464,12 +534,15 @@ class MeshAdmin(App[None]):
     def action_diagnostics(self) -> None:
         self._open("diagnostics", self.say("Diagnostics"), self._diagnose, "r d")
 
-    def _process_name(self, reference: str) -> str:
+    def _process(self, reference: str) -> str:
         """Returns, of an actor, the process that it lives in."""
         node = self.state.nodes.get(reference)
-        if node is not None and node.properties.Actor is not None and node.parent:
-            reference = node.parent
-        return reference.rpartition("@")[0] or reference
+        return node.parent if node is not None and node.properties.Actor is not None and node.parent else reference
+
+    def _process_name(self, reference: str) -> str:
+        process = self._process(reference)
+        row = next((row for row in self.ranks.all if row.reference == process), None)
+        return row.name if row is not None else labels.short(process)
 
     def _open(self, kind: str, title: str, run: Callable[[Overlay], Any], again: str = "") -> None:
         self._covered = True
@@ -479,7 +552,9 @@ class MeshAdmin(App[None]):
         self._covered = False
         self._wake.set()
 
-    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.PageText]]) -> None:
+    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.PageText]], end: bool = False) -> None:
+        """`end`: its last lines come into sight."""
+
         def look() -> None:
             try:
                 lines = find()
@@ -487,7 +562,7 @@ class MeshAdmin(App[None]):
                 lines = [pages.PageText(line, "error") for line in str(exc).splitlines()]
             except Exception as exc:
                 lines = [pages.PageText(f"{type(exc).__name__}: {exc}", "error")]
-            self._send(self.Done(lambda: overlay.show(title, lines)))
+            self._send(self.Done(lambda: overlay.show(title, lines, end)))
 
         threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from monarch._mesh.inspection.diagnosis import Finding
-from monarch._text import age
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding, sentence
+from monarch._text import age, counted
 from monarch.admin import payloads
+from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
 from monarch.admin.screen import labels, themes
+from monarch.admin.screen.ranks_page import ScreenAbout
 from monarch.admin.screen.tree_state import TreeState
 from monarch.admin.screen.words import Words
+
+_WORDS = 6  # of the command line
 
 
 class Options(NamedTuple):
@@ -20,6 +25,24 @@ class Options(NamedTuple):
     refresh: float = 2.0  # seconds
     theme: str = themes.DEFAULT
     language: str = "en"
+    tree: bool = False  # begins with the tree, not with the ranks
+
+
+def about(
+    name: str, root: NodePayload | None, now: float, error: str, found: Diagnosis | None, say: Words
+) -> ScreenAbout:
+    """Returns what stands above the ranks. `found`: None until the doctor has looked."""
+    known = root.properties.Root if root is not None else None
+    parts = ["monarch", name]
+    if known is not None:
+        parts.append(f"{say('up')} {age(max(0.0, now - payloads.seconds(known.started_at)))}")
+        parts.append(f"{counted(known.num_hosts, 'host')}, {counted(known.num_procs, 'process')}")
+        parts.append(" ".join(os.path.basename(word) for word in known.command.split(" ")[:_WORDS]))
+    said = "" if found is None else sentence(found)
+    findings = [] if found is None else found.findings
+    return ScreenAbout(
+        "  ".join(part for part in parts if part), said, bool(findings), error, max(0, len(findings) - 1)
+    )
 
 
 def first(name: str, state: TreeState, options: Options, now: float, say: Words) -> str:
@@ -66,7 +89,9 @@ def keys(say: Words) -> list[tuple[str, str]]:
         ("Tab", say("expand")),
         ("/", say("filter")),
         ("Enter", say("root cause")),
+        ("t", say("ranks")),
         ("p", say("stacks")),
+        ("l", say("logs")),
         ("C", say("settings")),
         ("d", say("diagnostics")),
         ("s", say("system")),

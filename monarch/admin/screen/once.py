@@ -1,14 +1,17 @@
-"""The tree as plain text, for `--once`: no terminal is needed. Pure."""
+"""The ranks, and the tree, as plain text, for `--once`: no terminal is needed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._text import aligned, columns, one_line
 from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
-from monarch.admin.screen import labels
+from monarch.admin.screen import header, labels, ranks_page
+from monarch.admin.screen.ranks import RanksState
 from monarch.admin.screen.tree_state import TreeState
+from monarch.admin.screen.words import Words
 
 
 def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = False) -> str:
@@ -22,6 +25,25 @@ def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = 
     width = max((columns(text) for text, note in rows if note), default=0)
     lines = [f"{aligned(text, width)}  {note}".rstrip() for text, note in rows]
     return "\n".join([*lines, *map(one_line, _failures(state.nodes))])
+
+
+def ranks(
+    name: str,
+    before: Sequence[NodePayload],
+    nodes: Sequence[NodePayload],
+    found: Diagnosis | None,
+    now: float,
+    width: int,
+) -> str:
+    """Returns what the screen shows first, of all ranks. `before`: the tree a moment ago, for the use of processors."""
+    state = RanksState()
+    state.update(before)
+    state.update(nodes)
+    state.blame(() if found is None else found.findings)
+    known = {node.identity: node for node in nodes}
+    about = header.about(name, known.get(ROOT), now, "", found, Words())
+    shown = ranks_page.text(ranks_page.page(state, about, width))
+    return "\n".join([shown, *map(one_line, _failures(known))])
 
 
 def _failures(nodes: dict[str, NodePayload]) -> list[str]:

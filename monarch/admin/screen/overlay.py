@@ -38,7 +38,7 @@ class Overlay(ModalScreen[None]):
         Binding("pageup,ctrl+u", f"by(-{_PAGE})"),
         Binding("g,home", "by(-1000000)"),
         Binding("G,end", "by(1000000)"),
-        Binding("r,d,p,C", "again"),
+        Binding("r,d,p,C,l,v", "again"),
     ]
 
     def __init__(
@@ -64,13 +64,15 @@ class Overlay(ModalScreen[None]):
     def on_mount(self) -> None:
         self._run(self)
 
-    def show(self, title: str, lines: Sequence[PageText]) -> None:
-        """Shows these lines. On the app's thread."""
+    def show(self, title: str, lines: Sequence[PageText], end: bool = False) -> None:
+        """Shows these lines. On the app's thread. `end`: the last of them come into sight."""
         if not self.is_attached:
             return
         self._heading, self._lines = title, lines
         self.query_one("#title", Static).update(one_line(title))
         self.query_one("#page", Static).update(self._text())
+        if end:
+            self.call_after_refresh(self.query_one(VerticalScroll).scroll_end, animate=False)
 
     @property
     def shown(self) -> str:

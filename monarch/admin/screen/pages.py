@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._mesh.inspection.diagnosis import Finding
 from monarch._mesh.inspection.status_tables import StatusTable
+from monarch._mesh.output.kept import OutputPage
 from monarch.admin.payloads import ConfigEntry
 from monarch.admin.screen import glossary
 from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, CheckReport
 from monarch.admin.screen.words import Words
 
 _VALUE, _SOURCE = 32, 14  # columns
+_STDERR = 2
 
 
 class PageText(NamedTuple):
@@ -91,6 +94,18 @@ def stacks(captured: dict[str, Any], at: str) -> list[PageText]:
         if not trace["frames"]:
             lines.append(PageText("  (only the runtime)", "dim"))
     return lines
+
+
+def output(found: Sequence[OutputPage]) -> list[PageText]:
+    """Returns the last lines that a process has written, the newest last; those of an earlier start before them."""
+    lines = []
+    for one in found:
+        if not one.whole:
+            lines.append(PageText("(its stderr: stdout goes straight to the program's terminal)", "dim"))
+        for line in one.lines:
+            at = datetime.datetime.fromtimestamp(line.at).strftime("%H:%M:%S")
+            lines.append(PageText(f"{at}  {line.text}", "warning" if line.stream == _STDERR else ""))
+    return lines or [PageText("nothing that its host keeps: `monarch logs` says where output goes", "dim")]
 
 
 def tables(found: Sequence[StatusTable]) -> list[PageText]:

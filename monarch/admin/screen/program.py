@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from monarch.admin.screen.words import LANGUAGES
 if TYPE_CHECKING:
     from monarch.admin.screen.sources import ScreenSource
 
+_WIDTH = 120  # columns, where there is no terminal
 _LEAST = 100  # milliseconds between two refreshes
 
 
@@ -33,12 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-cert", default="", metavar="FILE", help="PEM: the certificate that is shown")
     parser.add_argument("--tls-key", default="", metavar="FILE", help="PEM: its key")
     parser.add_argument("--plaintext", action="store_true", help="no TLS, whatever --addr says")
-    parser.add_argument("--once", action="store_true", help="print the tree and end; needs no terminal")
+    parser.add_argument("--once", action="store_true", help="print what is shown first, and end; needs no terminal")
+    parser.add_argument("--tree", action="store_true", help="hosts, processes and actors as a tree, not the ranks")
     parser.add_argument(
         "--diagnose", action="store_true", help="ask every node, print JSON; 0 when all is well, else 1"
     )
-    parser.add_argument("--system", action="store_true", help="with --once: the runtime's own actors too")
-    parser.add_argument("--stopped", action="store_true", help="with --once: actors that have ended too")
+    parser.add_argument("--system", action="store_true", help="with --once --tree: the runtime's own actors too")
+    parser.add_argument("--stopped", action="store_true", help="with --once --tree: actors that have ended too")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,10 +51,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--refresh-ms is {_LEAST} or more, got {options.refresh_ms}")
     if options.once and options.diagnose:
         raise ValueError("--once and --diagnose are two ways to look: give one of them")
-    if not (options.once or options.diagnose) and not all(
-        stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
-    ):
-        terminal.note("This TUI requires a real terminal. (`--once` prints the tree without one.)")
+    if not (options.once or options.diagnose) and not _is_terminal():
+        terminal.note("This TUI requires a real terminal. (`--once` prints what it shows without one.)")
         return 1
     source = source_of(options)
     if options.diagnose:
@@ -58,6 +60,12 @@ def run(options: argparse.Namespace) -> int:
     if options.once:
         return _once(source, options)
     return _show(source, options)
+
+
+def _is_terminal() -> bool:
+    """False as well for one that obeys nothing, such as an editor's."""
+    shown = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    return shown and os.environ.get("TERM") != "dumb"
 
 
 def source_of(options: argparse.Namespace) -> ScreenSource:
@@ -76,15 +84,20 @@ def source_of(options: argparse.Namespace) -> ScreenSource:
 
 
 def _once(source: ScreenSource, options: argparse.Namespace) -> int:
-    from monarch.admin.screen.once import page
+    from monarch.admin.screen import once
     from monarch.admin.screen.sources import NoAnswer
 
     try:
         nodes = source.nodes()
+        found = None if options.tree else source.doctor()
     except NoAnswer as exc:
         terminal.note(f"monarch tui: {exc}")
         return 1
-    terminal.show(page(nodes, system=options.system, stopped=options.stopped))
+    if options.tree:
+        terminal.show(once.page(nodes, system=options.system, stopped=options.stopped))
+    else:
+        width = shutil.get_terminal_size((_WIDTH, 1)).columns
+        terminal.show(once.ranks(source.name, nodes, source.nodes(), found, time.time(), width))
     return 0
 
 
@@ -105,7 +118,7 @@ def _show(source: ScreenSource, options: argparse.Namespace) -> int:
         raise ImportError(f"the screen needs {exc.name}: pip install 'pymonarch[tui]' (--once does without)") from None
     from monarch.admin.screen.header import Options
 
-    MeshAdmin(source, Options(options.refresh_ms / 1000, options.theme, options.lang)).run()
+    MeshAdmin(source, Options(options.refresh_ms / 1000, options.theme, options.lang, options.tree)).run()
     return 0
 
 

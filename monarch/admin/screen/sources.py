@@ -14,6 +14,7 @@ import msgspec
 from monarch._mesh.inspection import doctor
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.status_tables import StatusTable
+from monarch._mesh.output.kept import OutputPage
 from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
 from monarch.admin.program_tree import ProgramTree
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
@@ -43,6 +44,10 @@ class ScreenSource(Protocol):
     def config(self, reference: str) -> list[ConfigEntry]: ...
 
     def stacks(self, reference: str) -> dict[str, Any]: ...
+
+    def output(self, reference: str) -> list[OutputPage]:
+        """Returns the last lines that a process has written."""
+        ...
 
     def doctor(self) -> Diagnosis:
         """Finds what is wrong with the program, now: takes over a second."""
@@ -85,6 +90,12 @@ class SocketSource:
     def stacks(self, reference: str) -> dict[str, Any]:
         try:
             return self._queries.stacks(self._known(), reference, runtime=False)
+        except ProgramQueryFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def output(self, reference: str) -> list[OutputPage]:
+        try:
+            return self._queries.output(self._known(), reference)
         except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
@@ -144,6 +155,9 @@ class HttpSource:
 
     def stacks(self, reference: str) -> dict[str, Any]:
         return self._get(f"/v1/pyspy/{encoded(reference)}?program=1", dict[str, Any], STACKS)  # type: ignore[no-any-return]
+
+    def output(self, reference: str) -> list[OutputPage]:
+        return self._get(f"/v1/output/{encoded(reference)}", list[OutputPage], NODE)  # type: ignore[no-any-return]
 
     def doctor(self) -> Diagnosis:
         return self._get("/v1/doctor", Diagnosis, STACKS)  # type: ignore[no-any-return]

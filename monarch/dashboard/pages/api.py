@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from monarch.admin.rank_states import STATES
 from monarch.dashboard.pages import failure, grids, icicle, node_graph, queries, shapes
 from monarch.dashboard.pages.latest_findings import LatestFindings, without_program
 from monarch.dashboard.pages.live_data import LiveData
@@ -150,7 +151,7 @@ class PageData:
         meshes = self._rows(queries.meshes())
         now_us = self.now_us()
         made = grids.grids(meshes, self._actors(), self._running(), now_us, show_system)
-        return {"meshes": made, "letters": grids.STATES, "now_us": now_us}
+        return {"meshes": made, "letters": STATES, "now_us": now_us}
 
     def rank(self, mesh_id: int, rank: int) -> dict[str, Any]:
         """One cell of a grid: who lives there."""

@@ -6,25 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Row = Mapping[str, Any]
+from monarch.admin.rank_states import ABSENT, LETTERS, STATES, worse
 
-# The letter of each state in a grid, the worst first: a process looks like the worst of its actors.
-LETTERS = {
-    "failed": "f",
-    "unknown": "u",
-    "stopping": "g",
-    "processing": "p",
-    "initializing": "n",
-    "created": "c",
-    "loading": "l",
-    "saving": "s",
-    "idle": "i",
-    "client": "k",
-    "stopped": "x",
-}
-STATES = {letter: state for state, letter in LETTERS.items()}
-ABSENT = "."  # a rank of which nothing is known yet
-_SEVERITY = {letter: number for number, letter in enumerate(LETTERS.values())}
+Row = Mapping[str, Any]
 
 MOST_RANKS = 65_536  # of one mesh
 MOST_AGES = 4_096  # ranks whose age is told; the oldest
@@ -127,12 +111,6 @@ def _size(mesh: Row, members: Sequence[Row]) -> int:
 
 def _shown(mesh: Row, letters: list[str]) -> bool:
     return mesh["class"] != "Host" and any(letter != ABSENT for letter in letters)
-
-
-def worse(one: str, other: str) -> str:
-    if ABSENT in (one, other):
-        return other if one == ABSENT else one
-    return min(one, other, key=lambda letter: _SEVERITY[letter])
 
 
 def _grid(mesh: Row, letters: list[str], old: dict[int, tuple[int, str | None]]) -> dict[str, Any]:

@@ -45,6 +45,10 @@ Frames are innermost first. Compare ranks of one mesh: the one that stands elsew
 **Something failed.** Actors with `failure_info`: when `is_propagated` is true, `root_cause_actor` is the reference of what failed
 first; look there, not here. Error nodes with `process_ended` tell the signal or exit status and the last lines of stderr.
 
+**What it wrote.** The last 200 lines of a process, each `[number, at, stream, text]`, also of one that has ended:
+
+    curl {base}/v1/output/<reference of its proc>
+
 **It is slow.** `queue_depth` shows who has more to do than it can; `total_processing_time_us / messages_processed` is the mean time
 in its endpoints. A flame graph of ten seconds:
 

@@ -68,6 +68,7 @@ class _Api:
             post("/v1/query", self._query),
             get("/v1/config/{reference:path}", self._config),
             get("/v1/pyspy/{reference:path}", self._stacks),
+            get("/v1/output/{reference:path}", self._output),
             post("/v1/pyspy_dump/{reference:path}", self._dump),
             post("/v1/pyspy_profile_svg/{reference:path}", self._profile),
             get("/v1/{reference:path}", self._node),
@@ -123,6 +124,11 @@ class _Api:
         reference = _reference(request, "/v1/config/")
         tree = await self._tree()
         return answer(await self._answers.ask(("config", reference), lambda: self._queries.config(tree, reference)))
+
+    async def _output(self, request: Any) -> Any:
+        reference = _reference(request, "/v1/output/")
+        tree = await self._tree()
+        return answer(await self._answers.ask(("output", reference), lambda: self._queries.output(tree, reference)))
 
     async def _stacks(self, request: Any) -> Any:
         return answer(await self._captured(request, "/v1/pyspy/"))

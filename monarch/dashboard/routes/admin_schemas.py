@@ -43,6 +43,7 @@ _PATHS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/schema/error", "JSON Schema of errors", _JSON, ""),
     ("get", "/v1/config/{reference}", "The settings of a process", _JSON, "Settings"),
     ("get", "/v1/pyspy/{reference}", "The stacks of a process", _JSON, ""),
+    ("get", "/v1/output/{reference}", "The last lines that a process has written", _JSON, ""),
     ("post", "/v1/pyspy_dump/{reference}", "Stores the stacks of a process with the telemetry", _JSON, ""),
     ("post", "/v1/pyspy_profile_svg/{reference}", "A flame graph of a process", _SVG, ""),
     ("post", "/v1/query", "SQL over the telemetry", _JSON, ""),

@@ -1,4 +1,4 @@
-"""monarch tui: a program that runs, as a tree on the terminal."""
+"""monarch tui: the ranks of a program that runs, on the terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import time
 from monarch.tools import exit_codes, json_output
 
 NAME = "tui"
-LINE = "a program that runs as a tree on the terminal: hosts, processes, actors, where they are stuck"
+LINE = "the ranks of a program that runs on the terminal: what is wrong, who does what; and all of it as a tree"
 TEXT = """\
-Shows a program that runs: its hosts, processes and actors as a tree, what each of them does at this moment and for how long,
-what it waits for, why it failed. Without --addr it looks at a program of this user on this machine, which needs no
-preparation; with --addr at an admin server (monarch.admin.start(), job.enable_admin()). ? shows the keys.
+Shows a program that runs: what the doctor finds wrong with it, its ranks, what each of them does at this moment, for how long
+and at which line, why it failed; with `t`, or --tree, its hosts, processes and actors as a tree. Without --addr it looks at a
+program of this user on this machine, which needs no preparation; with --addr at an admin server (monarch.admin.start(),
+job.enable_admin()). ? shows the keys.
 
 examples:
   monarch tui
   monarch tui --pid 4711 --theme doom-nord-light
   monarch tui --addr http://localhost:1729
   monarch tui --once
+  monarch tui --once --tree --system
   monarch tui --diagnose
 """
 

@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.status_tables import StatusTable
+from monarch._mesh.output.kept import Line, OutputPage
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.screen import once
 from monarch.admin.screen.app import MeshAdmin
@@ -73,6 +74,9 @@ class Slow:
     def stacks(self, reference: str) -> dict[str, Any]:
         raise ValueError("broken")
 
+    def output(self, reference: str) -> list[OutputPage]:
+        raise NoAnswer("no output")
+
     def doctor(self) -> Diagnosis:
         raise NoAnswer("it does not answer")
 
@@ -108,7 +112,9 @@ class Driven:
                 await self.pilot.pause(0.01)
 
     async def loaded(self) -> None:
-        await self.until(lambda: len(self.app.state) > 0 and self.app.query_one("#main").display)
+        await self.until(
+            lambda: len(self.app.state) > 0 and self.app.query_one("#main" if self.app.in_tree else "#ranks").display
+        )
 
     @property
     def selected(self) -> str:
@@ -140,7 +146,7 @@ def run(
 ) -> None:
     async def inside() -> None:
         shown = source or SocketSource(asked or program(), apart=0)
-        app = MeshAdmin(shown, Options(**({"refresh": 3600.0} | options)), now=lambda: NOW)
+        app = MeshAdmin(shown, Options(**({"refresh": 3600.0, "tree": True} | options)), now=lambda: NOW)
         async with app.run_test(size=size) as pilot:
             await test(Driven(app, pilot))
 
@@ -248,8 +254,8 @@ def test_a_tab_in_the_filter_expands_nothing() -> None:
 @pytest.mark.parametrize(
     ("key", "title", "line"),
     [
-        ("p", "Stacks: mesh-0<uid>", "load  /p/data.py:31"),
-        ("C", "Settings: mesh-0<uid>", "cleanup_timeout"),
+        ("p", "Stacks: mesh[0]", "load  /p/data.py:31"),
+        ("C", "Settings: mesh[0]", "cleanup_timeout"),
         ("v", "Services", "service 'x'"),
         ("question_mark", "Glossary", "expand, collapse"),
     ],
@@ -413,3 +419,36 @@ def test_quitting() -> None:
             await screen.until(lambda: not screen.app.is_running)
 
         run(test)
+
+
+def test_the_ranks_come_first_and_keys_lead_from_them_to_everything_else() -> None:
+    asked = program()
+    page = OutputPage("k", f"{HOST}/uid.0", "mesh", 0, False, True, "", 0, 1, [Line(1, NOW, 1, "it prints")])
+    asked.bodies["output"] = msgspec.msgpack.encode([page])
+    asked.told[0] = msgspec.structs.replace(asked.told[0], address=f"{HOST}/agent")
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.until(lambda: "mesh" in screen.text("ranks"))
+        await screen.until(lambda: FINDING.title in " ".join(screen.text("ranks").split()))
+        lines = screen.text("ranks").splitlines()
+        assert any(line.startswith("> mesh[0]") for line in lines), "the rank that the doctor names"
+        await screen.press("enter")
+        await screen.until(lambda: "load  /p/data.py:31" in screen.overlay.shown)
+        await screen.press("escape", "l")
+        await screen.until(lambda: "it prints" in screen.overlay.shown)
+        assert screen.overlay.shown.startswith("Output: mesh[0]")
+        await screen.press("escape", "slash", "c", "l", "i", "enter")
+        assert [row.name for row in screen.app.ranks.rows] == ["client"]
+        await screen.press("escape", "T", "T", "g", "j", "k")
+        assert screen.app.ranks.order == "T" and screen.app.ranks.reversed
+        assert "↑time" in screen.text("ranks")
+        screen.app.ranks.select(PROC)
+        await screen.press("t")
+        assert screen.app.query_one("#main").display and screen.selected == PROC
+        await screen.press("t")
+        assert not screen.app.query_one("#main").display and screen.app.ranks.selected == PROC
+        await screen.pilot.resize_terminal(60, 12)
+        await screen.until(lambda: len(screen.text("ranks").splitlines()) == 12)
+
+    run(test, source=Hung(asked, apart=0), tree=False)
