@@ -25,8 +25,8 @@ def measured(
     """`begin` begins an execution with one actor and returns what waits for its result; `value` is the large one."""
     return {
         f"one{name}": times(lambda: one(1), params),
-        f"chain{name}": times(lambda: chain(1), params),
         f"rate{name}": [_rate(begin, params["count"]) for _ in range(3)],
+        f"chain{name}": times(lambda: chain(1), params),
         f"large{name}": times(lambda: large(value), {"warmup": 3, "count": LARGE_COUNT}),
     }
 

@@ -14,34 +14,46 @@ from ray_actors import Echo
 from ray_api import start
 
 
+class Graphs:
+    """One graph at a time: the actors of all that there are keep the processors busy."""
+
+    def __init__(self) -> None:
+        self._made: tuple[int, int] | None = None
+        self._graph: Any = None
+
+    def of(self, actors: int, size: int = 1 << 20) -> Any:
+        if self._made != (actors, size):
+            self.end()
+            with InputNode() as x:
+                last = x
+                for _ in range(actors):
+                    last = Echo.remote().echo.bind(last)
+            self._graph = last.experimental_compile(_buffer_size_bytes=size, _max_inflight_executions=DEPTH)
+            self._made = actors, size
+        return self._graph
+
+    def end(self) -> None:
+        if self._graph is not None:
+            self._graph.teardown(kill_actors=True)
+
+
 def run(params: Params) -> Samples:
-    value = numpy.ones(params["large"], dtype=numpy.uint8)
-
-    def compiled(actors: int, size: int) -> Any:
-        with InputNode() as x:
-            last = x
-            for _ in range(actors):
-                last = Echo.remote().echo.bind(last)
-        return last.experimental_compile(_buffer_size_bytes=size, _max_inflight_executions=DEPTH)
-
-    single, chain = compiled(1, 1 << 20), compiled(4, 1 << 20)
-    large = compiled(4, params["large"] + (1 << 20))
+    graphs, size = Graphs(), params["large"] + (1 << 20)
 
     def begin(given: Any) -> Callable[[], Any]:
-        future = single.execute(given)
+        future = graphs.of(1).execute(given)
         return lambda: ray.get(future)
 
     found = measured(
         params,
         "",
-        lambda given: ray.get(single.execute(given)),
-        lambda given: ray.get(chain.execute(given)),
+        lambda given: ray.get(graphs.of(1).execute(given)),
+        lambda given: ray.get(graphs.of(4).execute(given)),
         begin,
-        lambda given: int(ray.get(large.execute(given))[0]),
-        value,
+        lambda given: int(ray.get(graphs.of(4, size).execute(given))[0]),
+        numpy.ones(params["large"], dtype=numpy.uint8),
     )
-    for one in (single, chain, large):
-        one.teardown()
+    graphs.end()
     return found
 
 
