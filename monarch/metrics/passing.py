@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 import threading
 from time import monotonic
 
@@ -49,10 +48,8 @@ def inherited() -> PassingSink | None:
     if not number.isdecimal():
         return None
     try:
-        if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-            return None
         sock = socket.socket(fileno=int(number))
-    except OSError:  # of a process further down, which has not inherited it
+    except OSError:  # no socket: a process further down has not inherited it
         return None
     sock.set_inheritable(False)
     return PassingSink(sock)

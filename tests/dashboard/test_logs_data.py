@@ -11,6 +11,7 @@ from monarch._http.answering import BadRequest
 from monarch.dashboard.pages import logs_data
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.logs_data import LogFilter, ranks_of
+from monarch.telemetry.store import Store
 
 
 def texts(found: dict[str, Any]) -> list[str]:
@@ -105,3 +106,13 @@ def test_a_program_that_has_ended_prints_nothing(recorded: Any) -> None:
     assert not logs.logged(LogFilter())["printed"] and logs.last_lines("workers", 0)["lines"] == []
     with pytest.raises(RuntimeError, match="what it prints is told by programs that run"):
         logs.printed(LogFilter())
+
+
+def test_a_change_of_status_is_no_line_of_the_log(recorded: Any) -> None:
+    store = Store()
+    try:
+        for name, text in (("event actor status", "idle"), ("event train.py:1", "hello")):
+            store.insert("events", [(name, "x", "INFO", f'{{"message": "{text}"}}', 5, None, 0, "", None, None, None)])
+        assert texts(PageData(store, recorded).logs.logged(LogFilter())) == ["hello"]
+    finally:
+        store.close()
