@@ -6,6 +6,7 @@
     counting       who holds which reference (pure)
     stored_value   values, in memory that other processes map
     object_ref     the handle
+    outcomes       values and errors on their way
     store          the references of one process
     keep           `endpoint.keep`, `put`
     tasks          `submit`, `@task`

@@ -14,16 +14,12 @@ import logging
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from monarch import _text
-from monarch._linux import procfs
-from monarch.actor import Actor, ActorError, Future, Port, Promise, SupervisionError, endpoint
+from monarch.actor import Actor, Future, Port, Promise, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,
-    Sealed,
     encode_for,
     follow,
     own_process,
@@ -34,11 +30,22 @@ from monarch.actor.lowlevel import (
     watch_processes,
     when_ready,
 )
-from monarch.config import settings
 from monarch.references.counting import HolderTable, LocalHandles, Process, RefId, Ticket
-from monarch.references.errors import ReferenceLimitError, ReferenceLost
+from monarch.references.errors import ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts, handle
-from monarch.references.stored_value import MemoryPlace, StoredValue, inner, mapped, unpickle
+from monarch.references.outcomes import (
+    FetchedValue,
+    Kept,
+    KeptError,
+    KeptValue,
+    LocalValue,
+    error_of,
+    failed_with,
+    limit_of_bytes,
+    lost_with,
+    no_room,
+)
+from monarch.references.stored_value import StoredValue, inner, mapped, unpickle
 
 T = TypeVar("T")
 Answered = Callable[[bool], None]
@@ -58,39 +65,6 @@ class _KeptReceivers(Receivers):
     def __init__(self) -> None:
         super().__init__("", "a value that is kept", ())
         self.refs: list[ObjectRef[Any]] = []
-
-
-class _KeptValue(NamedTuple):
-    """A value that was made here, and the references within it."""
-
-    stored: StoredValue
-    refs: Sequence[ObjectRef[Any]]
-
-
-class _KeptError(NamedTuple):
-    """An error that was raised in place of a value; `error` is sealed, None if it cannot be pickled."""
-
-    error: Sealed | None
-    text: str
-
-
-class FetchedValue(NamedTuple):
-    """The answer of an owner: where the value is, or its pickle and buffers; and the references within it, with tickets."""
-
-    place: MemoryPlace | None
-    lengths: Sequence[int]
-    pieces: Sequence[Any]
-    refs: Sequence[tuple[RefFacts, Ticket]]
-
-
-class _LocalValue(NamedTuple):
-    """A value as this process has it."""
-
-    pieces: Sequence[Any]
-    refs: Sequence[ObjectRef[Any]]
-
-
-_Kept = _KeptValue | _KeptError
 
 
 class _Lending:
@@ -118,9 +92,9 @@ class ReferenceStore:
         self._lock = threading.Lock()  # of what follows; nothing waits while it is held
         self._table = HolderTable()
         self._handles = LocalHandles()
-        self._kept: dict[RefId, _Kept] = {}
-        self._fetched: dict[RefId, _LocalValue] = {}
-        self._waiting: dict[RefId, list[Callable[[_Kept], None]]] = {}
+        self._kept: dict[RefId, Kept] = {}
+        self._fetched: dict[RefId, LocalValue] = {}
+        self._waiting: dict[RefId, list[Callable[[Kept], None]]] = {}
         self._bytes = 0
         self._watched: set[Process] = set()
         self._sending = threading.Lock()  # what is decided under it is sent in this order
@@ -164,17 +138,17 @@ class ReferenceStore:
 
     def keep(self, ref: RefId, result: Any, error: BaseException | None, maker: str) -> None:
         """Keeps the result of a call, or its error, for who made it. Does not raise."""
-        kept: _Kept
+        kept: Kept
         try:
             if error is not None:
                 raise error
             kept = self._encoded(result, maker)
             self._admit(kept, maker)
         except BaseException as exc:
-            kept = _failed(exc)
+            kept = failed_with(exc)
         self._fill(ref, kept)
 
-    def _fill(self, ref: RefId, kept: _Kept) -> None:
+    def _fill(self, ref: RefId, kept: Kept) -> None:
         with self._lock:
             wanted = ref not in self._kept and self._table.made(ref)
             if wanted:
@@ -187,25 +161,25 @@ class ReferenceStore:
         for answer in waiting:
             answer(kept)
 
-    def _encoded(self, value: Any, maker: str) -> _KeptValue:
+    def _encoded(self, value: Any, maker: str) -> KeptValue:
         inside = _KeptReceivers()
         body, buffers = encode_for(inside, value)
-        limit, size = _limit(), len(body) + sum(buffer.nbytes for buffer in buffers)
+        limit, size = limit_of_bytes(), len(body) + sum(buffer.nbytes for buffer in buffers)
         if size > limit:
-            raise _no_room(size, 0, limit, maker)
-        return _KeptValue(StoredValue([body, *buffers]), inside.refs)
+            raise no_room(size, 0, limit, maker)
+        return KeptValue(StoredValue([body, *buffers]), inside.refs)
 
-    def _admit(self, kept: _KeptValue, maker: str) -> None:
-        limit, size = _limit(), kept.stored.size
+    def _admit(self, kept: KeptValue, maker: str) -> None:
+        limit, size = limit_of_bytes(), kept.stored.size
         with self._lock:
             used = self._bytes
             if used + size <= limit:
                 self._bytes += size
                 return
-        raise _no_room(size, used, limit, maker)
+        raise no_room(size, used, limit, maker)
 
-    def _let_go(self, kept: _Kept | None) -> None:
-        if isinstance(kept, _KeptValue):
+    def _let_go(self, kept: Kept | None) -> None:
+        if isinstance(kept, KeptValue):
             with self._lock:
                 self._bytes -= kept.stored.size
 
@@ -217,7 +191,7 @@ class ReferenceStore:
         for ref, kept, waiting in gone:
             self._let_go(kept)
             for answer in waiting:
-                answer(_failed(ReferenceLost(f"the value of {ref} was freed: nobody held it")))
+                answer(failed_with(ReferenceLost(f"the value of {ref} was freed: nobody held it")))
 
     # --- handles
 
@@ -290,7 +264,7 @@ class ReferenceStore:
         self._watch(process)
         for what, ref, *facts in batch:
             if what == "failed":
-                self._fill(ref, _failed(SupervisionError(facts[0])))
+                self._fill(ref, failed_with(SupervisionError(facts[0])))
                 continue
             with self._lock:
                 if what == "create":
@@ -306,6 +280,7 @@ class ReferenceStore:
                     self._watch((address, -1))
             elif what == "claim":
                 self._watch_namer(ref)
+                self._watch(facts[0].sender)  # it may end before it has told that it lent the reference
         if self._table.freed:
             self._free()
 
@@ -342,25 +317,25 @@ class ReferenceStore:
         if known is not None:
             return _done(known, ref)
         if facts.owner == self.process[0]:
-            promise: Promise[_Kept] = Promise()
+            promise: Promise[Kept] = Promise()
             self.when_made(facts.ref, promise.set)
             return follow(promise.future, lambda kept: _value(_opened(kept, facts), ref))
         with self._sending:
             asked = self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, False))
-        return follow(asked, lambda answer: _value(self._took(answer, facts), ref), lambda exc: _lost(facts, exc))
+        return follow(asked, lambda answer: _value(self._took(answer, facts), ref), lambda exc: lost_with(facts, exc))
 
     def made(self, ref: ObjectRef[Any]) -> Future[None]:
         """The Future that is done when the value, or an error in its place, is there; raises ReferenceLost."""
         facts = ref._facts
         if facts.owner == self.process[0]:
-            promise: Promise[_Kept] = Promise()
+            promise: Promise[Kept] = Promise()
             self.when_made(facts.ref, promise.set)
             return follow(promise.future, lambda kept: None)
         with self._sending:
             asked = self._in_context(lambda: self._service(facts.owner).made.call_one(facts.ref))
-        return follow(asked, lambda answer: None, lambda exc: _lost(facts, exc))
+        return follow(asked, lambda answer: None, lambda exc: lost_with(facts, exc))
 
-    def when_made(self, ref: RefId, answer: Callable[[_Kept], None]) -> None:
+    def when_made(self, ref: RefId, answer: Callable[[Kept], None]) -> None:
         """Calls `answer` with what is kept of a reference, as soon as it is."""
         with self._lock:
             kept = self._kept.get(ref)
@@ -368,12 +343,12 @@ class ReferenceStore:
                 self._waiting.setdefault(ref, []).append(answer)
                 return
         if kept is None:
-            kept = _failed(ReferenceLost("its value is not in the process that made it any more"))
+            kept = failed_with(ReferenceLost("its value is not in the process that made it any more"))
         answer(kept)
 
-    def show(self, kept: _Kept, reader: Process, whole: bool) -> FetchedValue | _KeptError:
+    def show(self, kept: Kept, reader: Process, whole: bool) -> FetchedValue | KeptError:
         """Returns what a reader is told of a value; `whole`: it cannot map its memory."""
-        if isinstance(kept, _KeptError):
+        if isinstance(kept, KeptError):
             return kept
         stored = kept.stored
         place = None if whole else stored.place
@@ -390,9 +365,9 @@ class ReferenceStore:
             refs.append((one._facts, ticket))
         return FetchedValue(place, stored.lengths, pieces, refs)
 
-    def _took(self, answer: FetchedValue | _KeptError, facts: RefFacts) -> _LocalValue:
-        if isinstance(answer, _KeptError):
-            raise _raised(answer, facts)
+    def _took(self, answer: FetchedValue | KeptError, facts: RefFacts) -> LocalValue:
+        if isinstance(answer, KeptError):
+            raise error_of(answer, facts)
         refs = [self.arrived(*one) for one in answer.refs]
         pieces: Sequence[Any] | None = answer.pieces
         if answer.place is not None:
@@ -404,7 +379,7 @@ class ReferenceStore:
                     )
                 return self._took(asked.get(), facts)
         assert pieces is not None
-        here = _LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs)
+        here = LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs)
         with self._lock:
             if facts.ref in self._handles:
                 here = self._fetched.setdefault(facts.ref, here)
@@ -413,6 +388,12 @@ class ReferenceStore:
     # --- the thread
 
     def _run(self) -> None:
+        try:
+            self._tell_dropped()
+        except BaseException as exc:  # of a simulated process that was killed
+            _log.debug("nobody is told any more of references that are dropped: %s", exc)
+
+    def _tell_dropped(self) -> None:
         while True:
             work: list[Any] = [self.dropped.get()]
             while len(work) < _BATCH:
@@ -459,62 +440,19 @@ class ReferenceStore:
         self.dropped.put(None)
 
 
-def _limit() -> int:
-    limit = settings.reference_bytes()
-    return procfs.memory()[0] // 4 if limit is None else limit
+def _opened(kept: Kept, facts: RefFacts) -> LocalValue:
+    if isinstance(kept, KeptError):
+        raise error_of(kept, facts)
+    return LocalValue(kept.stored.pieces(), kept.refs)
 
 
-def _no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError:
-    return ReferenceLimitError(
-        f"a value of {_text.size(size)}, made by {maker}, is not kept: pid {os.getpid()} keeps {_text.size(used)} for "
-        f"references already, and {_text.size(limit)} is the most it may (setting reference_bytes). Nothing is written to "
-        f"disk. Drop references that you need no more, make the value in another process, or raise the setting"
-    )
-
-
-def _failed(exc: BaseException) -> _KeptError:
-    text = "".join(traceback.format_exception(exc))
-    try:
-        return _KeptError(Sealed(exc.with_traceback(None)), text)
-    except Exception:  # of the exception's own methods
-        return _KeptError(None, text)
-
-
-def _raised(kept: _KeptError, facts: RefFacts) -> Exception:
-    try:
-        exc = None if kept.error is None else kept.error.open()
-    except Exception:  # its class is not here
-        exc = None
-    if isinstance(exc, ReferenceLost):
-        return ReferenceLost(f"the value that {facts.maker} made is lost: {exc}")
-    if isinstance(exc, ReferenceLimitError):
-        return exc
-    return ActorError(exc, f"{facts.maker}, whose result was kept, failed.", kept.text)
-
-
-def _lost(facts: RefFacts, exc: Exception) -> Exception:
-    if isinstance(exc, SupervisionError):
-        _, *why = exc.message.splitlines()  # the first names an actor that no program knows
-        return ReferenceLost(
-            f"the value that {facts.maker} made is lost with its process, {facts.owner}: "
-            f"{why[0].strip() if why else exc.message}. Make it again"
-        )
-    return exc
-
-
-def _opened(kept: _Kept, facts: RefFacts) -> _LocalValue:
-    if isinstance(kept, _KeptError):
-        raise _raised(kept, facts)
-    return _LocalValue(kept.stored.pieces(), kept.refs)
-
-
-def _value(here: _LocalValue, ref: ObjectRef[T]) -> T:
+def _value(here: LocalValue, ref: ObjectRef[T]) -> T:
     """Unpickles the value of a reference that lives as long."""
     return unpickle(here.pieces, here.refs)  # type: ignore[no-any-return]
 
 
-def _done(here: _LocalValue, ref: ObjectRef[T]) -> Future[T]:
-    promise: Promise[_LocalValue] = Promise()
+def _done(here: LocalValue, ref: ObjectRef[T]) -> Future[T]:
+    promise: Promise[LocalValue] = Promise()
     promise.set(here)
     return follow(promise.future, lambda here: _value(here, ref))
 
@@ -523,6 +461,7 @@ class ReferenceService(Actor):
     """The references of its process, for other processes."""
 
     _is_system_actor = True
+    _may_lose_broadcasts = True  # what is told to a process that has ended concerns nobody any more
 
     def __init__(self) -> None:
         self._store = ReferenceStore()
@@ -540,7 +479,7 @@ class ReferenceService(Actor):
         """Answers with the value, or where it is, once it was made."""
         store = self._store
 
-        def answer(kept: _Kept) -> None:
+        def answer(kept: Kept) -> None:
             port.send(store.show(kept, reader, whole))
 
         store.when_made(ref, answer)
@@ -551,7 +490,7 @@ class ReferenceService(Actor):
         self._store.when_made(ref, lambda kept: port.send(None))
 
     def _handle_undeliverable_message(self, message: Any) -> bool:
-        return True
+        return True  # a reader has ended
 
     def __cleanup__(self, exc: Exception | None) -> None:
         self._store.close()
@@ -579,7 +518,7 @@ def _reduce(ref: ObjectRef[Any], receivers: Receivers) -> tuple[Any, ...]:
     if isinstance(receivers, _KeptReceivers):
         receivers.refs.append(ref)
         return inner, (len(receivers.refs) - 1,)
-    key = f"reference {ref._facts.ref}"
+    key = f"reference {id(ref)}"  # two handles of one reference are unpickled, and claimed, each for itself
     lending = receivers.before.get(key)
     if not isinstance(lending, _Lending):
         lending = receivers.before[key] = _Lending(ref._store, ref._facts, receivers.addresses)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from monarch.actor import ActorError, ProcMesh, this_host
+from monarch.actor import ActorError, MeshFailure, ProcMesh, this_host
 from monarch.references import ReferenceLost, put
 from monarch.references import store as stores
 from tests.references.actors import Maker
@@ -44,7 +44,8 @@ def test_one_memory_for_all_processes_of_a_host() -> None:
 
 
 def test_kill_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch.actor.unhandled_fault_hook", lambda failure: None)
+    told: list[MeshFailure] = []
+    monkeypatch.setattr("monarch.actor.unhandled_fault_hook", told.append)
     procs: ProcMesh = this_host().spawn_procs({"gpus": 2})
     makers = procs.spawn("makers", Maker)
     try:
@@ -60,5 +61,6 @@ def test_kill_9(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ActorError) as caught:
             makers.slice(gpus=1).total.call_one(theirs).get()
         assert isinstance(caught.value.exception, ReferenceLost)
+        until(lambda: told)
     finally:
         procs.stop().get()

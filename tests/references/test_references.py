@@ -153,6 +153,25 @@ def test_pickling_elsewhere_says_where_it_goes(makers: Maker) -> None:
         ObjectRef()
 
 
+def test_two_handles_of_one_reference_go_in_one_message(makers: Maker) -> None:
+    ref = put([1])
+    other = makers.slice(gpus=0).back.call_one(ref).get()
+    assert other is not ref
+    first, second = makers.slice(gpus=1).back.call_one([ref, other]).get()
+    assert first == second == ref
+
+
+def test_a_process_that_was_stopped_is_no_failure_of_who_tells_it(makers: Maker, procs: ProcMesh) -> None:
+    others = this_host().spawn_procs({"gpus": 1})
+    ref = others.spawn("others", Maker).squares.keep.call_one(3)
+    assert ref.get(30) == [0, 1, 4]
+    others.stop().get()
+    del ref
+    gc.collect()
+    assert put(5).get(30) == 5
+    assert makers.back.call(put(6)).get().slice(gpus=0).item().get(30) == 6
+
+
 def test_a_message_that_cannot_be_pickled_lends_nothing(makers: Maker) -> None:
     ref = put(1)
     with pytest.raises(TypeError):

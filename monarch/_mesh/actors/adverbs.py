@@ -8,7 +8,9 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 # The public methods of Endpoint; a test compares.
-ADVERBS = frozenset(["call", "call_one", "choose", "stream", "map", "broadcast", "rref", "bind", "with_timeout"])
+ADVERBS = frozenset(
+    ["call", "call_one", "choose", "stream", "map", "broadcast", "rref", "bind", "keep", "with_timeout"]
+)
 
 
 def not_callable(endpoint: str) -> str:

@@ -279,6 +279,8 @@ class ActorBehaviour:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""
         envelope = UndeliverableMessageEnvelope(bounced)
         if not bounced.hook:
+            if getattr(self.cls, "_may_lose_broadcasts", False):
+                return None
             return Leave.failing(self._failure(envelope.report()))
         hook = self.actor._handle_undeliverable_message
         try:

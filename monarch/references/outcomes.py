@@ -1,0 +1,94 @@
+"""The outcomes of what was to be kept, values and errors, as owners, readers and programs have them."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch import _text
+from monarch._linux import procfs
+from monarch.actor import ActorError, SupervisionError
+from monarch.actor.lowlevel import Sealed
+from monarch.config import settings
+from monarch.references.counting import Ticket
+from monarch.references.errors import ReferenceLimitError, ReferenceLost
+from monarch.references.object_ref import ObjectRef, RefFacts
+from monarch.references.stored_value import MemoryPlace, StoredValue
+
+
+class KeptValue(NamedTuple):
+    """A value that was made here, and the references within it."""
+
+    stored: StoredValue
+    refs: Sequence[ObjectRef[Any]]
+
+
+class KeptError(NamedTuple):
+    """An error that was raised in place of a value; `error` is sealed, None if it cannot be pickled."""
+
+    error: Sealed | None
+    text: str
+
+
+class FetchedValue(NamedTuple):
+    """The answer of an owner: where the value is, or its pickle and buffers; and the references within it, with tickets."""
+
+    place: MemoryPlace | None
+    lengths: Sequence[int]
+    pieces: Sequence[Any]
+    refs: Sequence[tuple[RefFacts, Ticket]]
+
+
+class LocalValue(NamedTuple):
+    """A value as this process has it."""
+
+    pieces: Sequence[Any]
+    refs: Sequence[ObjectRef[Any]]
+
+
+Kept = KeptValue | KeptError
+
+
+def limit_of_bytes() -> int:
+    limit = settings.reference_bytes()
+    return procfs.memory()[0] // 4 if limit is None else limit
+
+
+def no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError:
+    return ReferenceLimitError(
+        f"a value of {_text.size(size)}, made by {maker}, is not kept: pid {os.getpid()} keeps {_text.size(used)} for "
+        f"references already, and {_text.size(limit)} is the most it may (setting reference_bytes). Nothing is written to "
+        f"disk. Drop references that you need no more, make the value in another process, or raise the setting"
+    )
+
+
+def failed_with(exc: BaseException) -> KeptError:
+    text = "".join(traceback.format_exception(exc))
+    try:
+        return KeptError(Sealed(exc.with_traceback(None)), text)
+    except Exception:  # of the exception's own methods
+        return KeptError(None, text)
+
+
+def error_of(kept: KeptError, facts: RefFacts) -> Exception:
+    try:
+        exc = None if kept.error is None else kept.error.open()
+    except Exception:  # its class is not here
+        exc = None
+    if isinstance(exc, ReferenceLost):
+        return ReferenceLost(f"the value that {facts.maker} made is lost: {exc}")
+    if isinstance(exc, ReferenceLimitError):
+        return exc
+    return ActorError(exc, f"{facts.maker}, whose result was kept, failed.", kept.text)
+
+
+def lost_with(facts: RefFacts, exc: Exception) -> Exception:
+    if isinstance(exc, SupervisionError):
+        _, *why = exc.message.splitlines()  # the first names an actor that no program knows
+        return ReferenceLost(
+            f"the value that {facts.maker} made is lost with its process, {facts.owner}: "
+            f"{why[0].strip() if why else exc.message}. Make it again"
+        )
+    return exc
