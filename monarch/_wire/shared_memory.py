@@ -15,11 +15,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from monarch._linux import memory_map
 from monarch._wire.frame import Buffer
 from monarch._wire.segments import HEADER, Flags
 
-_READ_WRITE, _SHARED, _PRIVATE, _NO_RESERVE = 3, 0x01, 0x02, 0x4000
-_DONT_NEED, _POPULATE_WRITE = 4, 23  # madvise(2)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 # Whether other processors see a store after all that was read before it. Elsewhere the I/O thread clears the flag, which has
 # then taken a lock that the thread that read has released.
@@ -28,44 +27,10 @@ _CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads ge
 
 
 @cache
-def _libc() -> Any:
-    import ctypes  # for the few processes that send or get large payloads
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    ]  # fmt: skip
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
-
-
-@cache
 def _array(size: int) -> Any:
     import ctypes
 
     return ctypes.c_ubyte * size
-
-
-def _failed() -> OSError:
-    import ctypes
-
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
-
-
-def _map(fd: int, size: int, flags: int, offset: int = 0) -> int:
-    address = _libc().mmap(None, size, _READ_WRITE, flags, fd, offset)
-    if address is None or address == 2**64 - 1:
-        raise _failed()
-    return int(address)
-
-
-def _bytes(array: Any) -> memoryview:
-    import pickle
-
-    return pickle.PickleBuffer(array).raw()  # ctypes' own format is not that of bytes
 
 
 class OwnMemory:
@@ -83,7 +48,7 @@ class OwnMemory:
         try:
             os.ftruncate(self.fd, self._size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            (self._address,) = map(_map, (self.fd,), (self._size,), (_SHARED,))
+            (self._address,) = map(memory_map.map_memory, (self.fd,), (self._size,), (memory_map.SHARED,))
             self._end = weakref.finalize(self, _end, self.fd, self._address, self._size)
         except BaseException:
             if end := getattr(self, "_end", None):
@@ -93,7 +58,7 @@ class OwnMemory:
             raise
         self._end.atexit = False
         self.prepare(0)
-        self._view = _bytes(_array(self._size).from_address(self._address))
+        self._view = memory_map.bytes_of(_array(self._size).from_address(self._address))
         self.flags: Flags = self._view[:HEADER]
 
     def prepare(self, size: int) -> None:
@@ -102,8 +67,8 @@ class OwnMemory:
         if end <= self._ready:
             return
         start = self._ready
-        if _libc().madvise(self._address + start, end - start, _POPULATE_WRITE):
-            error = _failed()
+        if memory_map.libc().madvise(self._address + start, end - start, memory_map.POPULATE_WRITE):
+            error = memory_map.failed()
             if error.errno != errno.EINVAL:  # a kernel before 5.14
                 raise error
             os.posix_fallocate(self.fd, start, end - start)
@@ -119,7 +84,7 @@ class OwnMemory:
 
 def _end(fd: int, address: int, size: int) -> None:
     if address:
-        _libc().munmap(address, size)
+        memory_map.libc().munmap(address, size)
     os.close(fd)
 
 
@@ -143,14 +108,16 @@ class LentMemory:
             self._size = os.fstat(fd).st_size - HEADER
             if self._size <= 0:
                 raise ValueError("the memory holds no payload")
-            self._shared = _map(fd, HEADER + self._size, _SHARED)
+            self._shared = memory_map.map_memory(fd, HEADER + self._size, memory_map.SHARED)
             try:
-                self._private = _map(fd, self._size, _PRIVATE | _NO_RESERVE, HEADER)
+                self._private = memory_map.map_memory(
+                    fd, self._size, memory_map.PRIVATE | memory_map.NO_RESERVE, HEADER
+                )
             except OSError:  # then what others get as well is copied
                 pass
         finally:
             os.close(fd)
-        self._flags = _bytes(_array(HEADER).from_address(self._shared))
+        self._flags = memory_map.bytes_of(_array(HEADER).from_address(self._shared))
 
     def __repr__(self) -> str:
         return f"<LentMemory of {self._size} bytes, {len(self._live)} payloads in use>"
@@ -169,14 +136,14 @@ class LentMemory:
         self.used = True
         start = self._private if others else self._shared + HEADER
         if others and not self._private:
-            copy = bytearray(_bytes(_array(self._size).from_address(self._shared + HEADER))[:used])
+            copy = bytearray(memory_map.bytes_of(_array(self._size).from_address(self._shared + HEADER))[:used])
             self._flags[slot] = 0
             return memoryview(copy)
         array = _array(self._size).from_address(start)
         loan = _Loan(array, _ended)
         loan.memory, loan.slot, loan.others = self, slot, others
         self._live[id(loan)] = loan
-        return _bytes(array)[:used]
+        return memory_map.bytes_of(array)[:used]
 
     def _loan_ended(self, loan: _Loan) -> None:
         """On any thread, at any point of the program."""
@@ -192,7 +159,7 @@ class LentMemory:
 
     def _give_back(self, loan: _Loan) -> None:
         if loan.others:  # the next payload is not to see what was written here
-            _libc().madvise(self._private, self._size, _DONT_NEED)
+            memory_map.libc().madvise(self._private, self._size, memory_map.DONT_NEED)
         if self._shared:
             self._flags[loan.slot] = 0
         self._live.pop(id(loan), None)
@@ -214,9 +181,9 @@ class LentMemory:
         shared, self._shared = self._shared, 0  # first: while it is unmapped other threads run
         private, self._private = self._private, 0
         if shared:
-            _libc().munmap(shared, HEADER + self._size)
+            memory_map.libc().munmap(shared, HEADER + self._size)
         if private:
-            _libc().munmap(private, self._size)
+            memory_map.libc().munmap(private, self._size)
 
 
 class _Loan(weakref.ref[Any]):

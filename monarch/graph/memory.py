@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import struct
 import threading
 import weakref
@@ -17,12 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch import _text
+from monarch._linux import memory_map
 from monarch.actor import MessageTooLargeError
 from monarch.graph.plan import Written, control_size
 
-_READ_WRITE, _SHARED, _PRIVATE, _ANONYMOUS = 3, 0x01, 0x02, 0x20
-_MAY_MOVE, _FIXED = 1, 2  # mremap(2)
-_DONT_NEED = 4
 _ALIGN = 64
 VALUE = 0  # the kind of what is no error; those are what messages have
 _HEAD = struct.Struct("=IIQ")  # kind, number of buffers, bytes of the pickle
@@ -32,29 +29,12 @@ _fence = threading.Lock()
 
 Buffer = bytes | bytearray | memoryview
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-]  # fmt: skip
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-
 
 def fence() -> None:
     """Orders what was written, or read, before it and after it."""
     for _ in range(2):
         _fence.acquire()
         _fence.release()
-
-
-def _map(fd: int, size: int, flags: int, offset: int) -> int:
-    address = _libc.mmap(None, size, _READ_WRITE, flags, fd, offset)
-    if address is None or address == 2**64 - 1:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(address)
 
 
 class _Mapping:
@@ -67,36 +47,33 @@ class _Mapping:
         self.private = private
         self.used = 0
         self._type = kind
-        self.address = _map(fd, size, _PRIVATE if private else _SHARED, offset)
-        self.view = _bytes(kind.from_address(self.address))
+        self.address = memory_map.map_memory(fd, size, memory_map.PRIVATE if private else memory_map.SHARED, offset)
+        self.view = memory_map.bytes_of(kind.from_address(self.address))
 
     def lend(self) -> tuple[memoryview, weakref.ref[Any]]:
         """The memory, and what says whether any of it is still used, once that view is gone."""
         array = self._type.from_address(self.address)
-        return _bytes(array), weakref.ref(array)
+        return memory_map.bytes_of(array), weakref.ref(array)
 
     def take_out(self, user: Any) -> None:
         """Gives the memory to its user, with a copy of what is there. This mapping is of no use any more."""
-        fresh = _map(-1, self.size, _PRIVATE | _ANONYMOUS, 0)
+        fresh = memory_map.map_memory(-1, self.size, memory_map.PRIVATE | memory_map.ANONYMOUS, 0)
         ctypes.memmove(fresh, self.address, self.used)
-        if _libc.mremap(fresh, self.size, self.size, _MAY_MOVE | _FIXED, self.address) != self.address:
-            _libc.munmap(fresh, self.size)
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        weakref.finalize(user, _libc.munmap, self.address, self.size).atexit = False
+        flags = memory_map.MAY_MOVE | memory_map.FIXED
+        if memory_map.libc().mremap(fresh, self.size, self.size, flags, self.address) != self.address:
+            error = memory_map.failed()
+            memory_map.libc().munmap(fresh, self.size)
+            raise error
+        weakref.finalize(user, memory_map.libc().munmap, self.address, self.size).atexit = False
         self.address = 0
 
     def forget_writes(self) -> None:
-        _libc.madvise(self.address, -(-self.used // 4096) * 4096, _DONT_NEED)
+        memory_map.libc().madvise(self.address, -(-self.used // 4096) * 4096, memory_map.DONT_NEED)
 
     def close(self) -> None:
         address, self.address = self.address, 0
         if address:
-            _libc.munmap(address, self.size)
-
-
-def _bytes(array: Any) -> memoryview:
-    return pickle.PickleBuffer(array).raw()  # ctypes' own format is not that of bytes
+            memory_map.libc().munmap(address, self.size)
 
 
 class Lent:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import functools
 import io
-import mmap
 import os
 import pickle
 import resource
@@ -19,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from monarch._linux import procfs
+from monarch._linux import memory_map, procfs
 
 SMALL = 1 << 16  # bytes of a value up to which it lies in no memory of its own and travels in the answer
 _ALIGNED = 64
@@ -133,26 +131,8 @@ class _MappedFile:
     """A private mapping of a file, which needs no descriptor any more; gone with the last piece of it."""
 
     def __init__(self, file: int, size: int) -> None:
-        address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE, file, 0)
-        if address is None or address == 2**64 - 1:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        self.address = int(address)
-        weakref.finalize(self, _libc().munmap, address, size).atexit = False
-
-
-_NO_RESERVE = 0x4000
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    ]  # fmt: skip
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
+        self.address = memory_map.map_memory(file, size, memory_map.PRIVATE | memory_map.NO_RESERVE)
+        weakref.finalize(self, memory_map.libc().munmap, self.address, size).atexit = False
 
 
 def _cut(mapping: _MappedFile, lengths: Sequence[int]) -> list[Any]:
@@ -161,7 +141,7 @@ def _cut(mapping: _MappedFile, lengths: Sequence[int]) -> list[Any]:
     for start, length in zip(starts(lengths), lengths, strict=True):
         memory = (ctypes.c_ubyte * length).from_address(mapping.address + start)
         memory.mapping = mapping  # type: ignore[attr-defined]
-        pieces.append(pickle.PickleBuffer(memory).raw().toreadonly())  # ctypes' own format is not that of bytes
+        pieces.append(memory_map.bytes_of(memory).toreadonly())
     return pieces
 
 
