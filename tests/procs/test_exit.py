@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,13 @@ class Ending(Actor):
         module.file.write("written")
         sys.modules[module.__name__] = module
 
+        class Closing:
+            def __del__(self, open: Any = open, folder: str = folder) -> None:
+                with open(f"{folder}/object", "w"):
+                    pass
+
+        Closing.last = Closing()  # type: ignore[attr-defined]  # found by the last collection alone
+
         def last() -> None:
             import colorsys as again
 
@@ -219,4 +227,21 @@ def test_a_process_of_a_mesh_ends_as_interpreters_do_whatever_is_preloaded(
     procs.stop().get(timeout=TIMEOUT)
     assert not process.survivors(TIMEOUT)
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert found == {"file": "written", "atexit": "True True", "thread": "", "c": "by C\n"}
+    assert found == {"file": "written", "atexit": "True True", "thread": "", "c": "by C\n", "object": ""}
+
+
+class Finalizers(Actor):
+    @endpoint
+    def of_torch(self) -> set[bool]:
+        """Returns whether those run at the end of the process."""
+        known = [(entry, entry.peek()) for entry in list(weakref.finalize._registry)]  # type: ignore[attr-defined]
+        return {entry.atexit for entry, found in known if found and found[1].__module__ == "torch.library"}
+
+
+@full
+def test_what_torch_has_registered_is_not_taken_apart_again_in_each_process() -> None:
+    pytest.importorskip("torch")
+    with configured(preload="torch"):
+        procs = this_host().spawn_procs(name="ending")
+    assert procs.spawn("ending", Finalizers).of_torch.call_one().get(timeout=TIMEOUT) == {False}
+    procs.stop().get(timeout=TIMEOUT)

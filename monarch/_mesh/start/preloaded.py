@@ -1,18 +1,20 @@
 """Modules that a fork server has imported for its processes: these do not take them apart when they end.
 
-An interpreter ends by clearing every module, and the C library by destroying what libraries in C++ hold. Of torch that is
-half a second of a processor in each process, and the kernel takes back its memory anyway. What the program itself has
-made, opened or registered ends as ever: threads are waited for, callbacks of atexit run, its modules and objects go and
-flush their files, then those of C are flushed.
+An interpreter ends by clearing every module, then its own tables, and the C library by destroying what libraries in C++
+hold. Of torch that is half a second of a processor in each process, and the kernel takes back its memory anyway. What the
+program itself has made, opened or registered ends as ever: threads are waited for, callbacks of atexit run, its modules and
+objects go and flush their files, then what its libraries in C have registered is called and files of C are flushed.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 _names: set[str] = set()  # those of this process, and of the fork servers that it was forked from
@@ -24,6 +26,11 @@ def noted() -> Iterator[None]:
     before = set(sys.modules)
     yield
     _names.update(sys.modules.keys() - before)
+    # torch takes the kernels of its own libraries apart one by one. Its finalizers are not listed by a public name.
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        found = finalizer.peek()
+        if found is not None and getattr(found[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
 
 
 def stay_at_exit() -> None:
@@ -43,6 +50,19 @@ def end() -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does in its processes
         atexit._run_exitfuncs()
         atexit.register(_forget)
+        # The last that an interpreter takes apart of what programs can see, unless they put something there later.
+        vars(builtins)["monarch_end"] = _End()
+
+
+class _End:
+    """The end of the process when it is finalized: before the tables of interned strings and types, which writes to every
+    page that is shared with the fork server."""
+
+    def __init__(self) -> None:
+        self._exit = ctypes.PyDLL(None).exit  # keeps the interpreter lock: no other thread runs Python any more
+
+    def __del__(self) -> None:
+        self._exit(0)
 
 
 def _forget() -> None:
