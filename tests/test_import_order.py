@@ -424,7 +424,7 @@ def rooms(folder: Path, files: dict[str, str]) -> Path:
 
 
 # Of the standard library and of others, what takes long to import and few programs need at once. What msgspec brings does not
-# count: with typing_extensions installed it brings inspect.
+# count: with typing_extensions installed it brings inspect; nor does logging, which brings dataclasses from Python 3.14 on.
 HEAVY = (
     "torch", "numpy", "asyncio", "cloudpickle", "concurrent.futures", "ctypes", "dataclasses", "difflib", "hashlib",
     "inspect", "ipaddress", "multiprocessing", "pathlib", "random", "ssl", "subprocess", "tempfile", "urllib.parse",
@@ -443,7 +443,7 @@ MOST_MODULES = 106  # of ours that `import monarch.actor` may load; 99 when this
 
 def test_importing_the_actor_api_loads_what_programs_are_written_with_and_no_more() -> None:
     program = """
-    import msgspec, sys
+    import logging, msgspec, sys
     before = set(sys.modules)
     import monarch.actor
     print(*sorted(set(sys.modules) - before))

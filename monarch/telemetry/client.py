@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import urllib.error
 import urllib.parse
@@ -35,7 +36,7 @@ class QueryEngineClient:
             raise RuntimeError(f"invalid telemetry query response from {self.url}: no rows in {str(reply)[:200]!r}")
         if "error" in reply:  # of a query that failed when some rows were on their way
             status = 408 if "took longer than" in str(reply["error"]) else 400
-            raise urllib.error.HTTPError(f"{self.url}/api/query", status, str(reply["error"]), Message(), None)
+            raise _error(f"{self.url}/api/query", status, str(reply["error"]), Message())
         return dict(reply)
 
     def metrics(self, match: str = "", mesh: str | None = None) -> dict[str, Any]:
@@ -90,4 +91,11 @@ def _with_reason(exc: urllib.error.HTTPError) -> urllib.error.HTTPError:
         text = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
         text = exc.reason
-    return urllib.error.HTTPError(exc.url, exc.code, str(text), exc.headers, None)
+    return _error(exc.url, exc.code, str(text), exc.headers)
+
+
+def _error(url: str, status: int, reason: str, headers: Message) -> urllib.error.HTTPError:
+    """Returns an error without a body, closed: Python 3.14 warns of one that is not."""
+    error = urllib.error.HTTPError(url, status, reason, headers, io.BytesIO())
+    error.close()
+    return error

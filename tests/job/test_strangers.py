@@ -116,6 +116,7 @@ VERBS = [["status"], ["logs"], ["apply"], ["exec", "true"], ["shell"], ["kill"]]
 
 def told(folder: Path, words: list[str], uid: int = ME) -> tuple[int, str]:
     """Returns what the command says in that folder: its status, and what it writes to stderr."""
+    cli.get_parser()  # loads what a stranger may not read where this checkout is
 
     def run() -> tuple[int, str]:
         os.chdir(folder)

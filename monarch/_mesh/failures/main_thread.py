@@ -465,8 +465,8 @@ def has_own_handler() -> bool:
 
 class _Excepthook:
     """Lets an UnhandledFaultError that nobody caught be the last word of a program, and its status 1: that of an exception,
-    never that of Ctrl-C. For a subclass of KeyboardInterrupt the interpreter sees to that itself; not so for the bare one
-    that a fault becomes where SIGURG cannot be used."""
+    never that of Ctrl-C. The interpreter would end by SIGINT (status 130 in a shell): for the bare KeyboardInterrupt that a
+    fault becomes where SIGURG cannot be used, and from Python 3.14 on for a subclass as well."""
 
     def __init__(self, before: Any) -> None:
         self._before = before
@@ -477,21 +477,13 @@ class _Excepthook:
         ends = (isinstance(exc, UnhandledFaultError) or interrupted) and not interactive
         faults.ending = faults.ending or ends
         self._before(kind, exc, trace)
-        if ends and interrupted:
-            _forget_interrupt()
+        if ends and sys.exc_info()[1] is not exc:  # it is the interpreter that asks, not a program that caught it
+            raise SystemExit(1)
 
 
 def _watch_uncaught() -> None:
     if not isinstance(sys.excepthook, _Excepthook):
         sys.excepthook = _Excepthook(sys.excepthook)
-
-
-def _forget_interrupt() -> None:
-    """The interpreter would end by SIGINT (status 130 in a shell), because the last code it ran from the outside raised
-    KeyboardInterrupt. So code is run that does not; the status is 1 then."""
-    import ctypes
-
-    ctypes.pythonapi.PyRun_SimpleString(b"0")
 
 
 def _end_with_status_1() -> None:

@@ -142,12 +142,17 @@ def no_value(what: str) -> Exception:
 _DATA = TORCH + "utils/data/"
 
 
+_SUBSCRIPT = 26  # of BINARY_OP, which `t[0]` is from Python 3.14 on; before, no operator had that number
+
+
 def in_operator() -> bool:
     """True if the program's own line, which called torch, is at an operator such as `+` or `==` and not at a call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, PACKAGE)):
         frame = frame.f_back
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_OP", "COMPARE_OP")
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]]
+    return name == "COMPARE_OP" or (name == "BINARY_OP" and code[at + 1] != _SUBSCRIPT)
 
 
 class DataDependentError(DataDependentOutputException):
