@@ -58,7 +58,7 @@ def round_of(monarch: CommandLine, count: int, victims: Collection[int], phase: 
         running.wait()
     died = max(ended[rank] for rank in victims)
     late = max((when - died for rank, when in ended.items() if rank not in victims), default=0.0)
-    assert running.returncode == (0 if restarts else 128 + signal.SIGKILL), err
+    assert running.returncode == (0 if restarts else 128 + signal.SIGKILL), f"status {running.returncode}\n{err}"
     named = re.search(
         r"monarch run: \S+: rank (\d+) was killed by SIGKILL \(9\) \(local rank \1 on \S+, pid (\d+)\)", err
     )

@@ -30,15 +30,8 @@ from monarch._wire.transport.base import Turn
 
 _SIGNAL = signal.SIGUSR2
 _STEPS = 20_000  # in one schedule; a world that goes on longer turns in a circle
-_OPCODES = (
-    "ATTR",
-    "METHOD",
-    "CALL",
-    "SUBSCR",
-    "FOR_ITER",
-    "CONTAINS",
-    "GLOBAL",
-)  # of lines that have to do with others
+# Of lines that have to do with others.
+_OPCODES = ("ATTR", "METHOD", "CALL", "SUBSCR", "FOR_ITER", "CONTAINS", "GLOBAL")
 _FOREVER = 1e6  # seconds: a time limit from here on ends no wait
 _raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a signal came: it does so at its next step
 
@@ -371,7 +364,12 @@ class Schedules:
         frames = sys._current_frames()
         self._names = {thread.ident: thread.name for thread in self.threads}
         norm = self._norm
-        state: list[object] = [me.name, self._signals_left, self._times_left, norm(self.world.state())]
+        try:
+            told = norm(self.world.state())
+        except BaseException as exc:  # in a trace function: whatever runs there might catch it, and be traced no more
+            self._fail("".join(traceback.format_exception(exc)))
+            raise Stuck from None
+        state: list[object] = [me.name, self._signals_left, self._times_left, told]
         for thread in self.threads:
             state += thread.name, thread.ended, thread.times_out, thread.timed_out, thread.signalled
             if not thread.ended:

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,9 +143,10 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> list[object]:
     for task in asyncio.all_tasks(loop):
         at, coroutine = [], task.get_coro()
         while asyncio.iscoroutine(coroutine):
-            frame = coroutine.cr_frame
+            kind = "gi" if isinstance(coroutine, GeneratorType) else "cr"  # that of sleep(0) is a generator
+            frame = getattr(coroutine, f"{kind}_frame")
             at.append((coroutine.__qualname__, -2 if frame is None else frame.f_lasti))
-            coroutine = coroutine.cr_await  # type: ignore[assignment]
+            coroutine = getattr(coroutine, "gi_yieldfrom" if kind == "gi" else "cr_await")
         found.append((at, task.cancelling(), task._must_cancel, task._fut_waiter is None))  # type: ignore[attr-defined]
     return sorted(found, key=repr)
 
@@ -180,6 +181,9 @@ EXITS = (
         (("hang", "step"), ("stop",)),
         (("step", "hang"), ("stop",)),
         (("hang_beside",), ("stop",)),
+        (("beside",), ("stop",)),
+        (("beside",), ("give_up",)),
+        (("beside",), ("fail",)),
         (("hang_beside",), ("give_up",)),
         (("step",), ("give_up",)),
         (("step",), ("fail",)),
