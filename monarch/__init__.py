@@ -52,6 +52,7 @@ _HOMES = {
     "NDSlice": ("monarch._shape.slice", "NDSlice"),
     "ActorFuture": ("monarch._runtime.future", "Future"),
     "Future": ("monarch._runtime.future", "Future"),
+    "progress": ("monarch._runtime.progress", "progress"),
     "configure": ("monarch.config", "configure"),
     "configured": ("monarch.config", "configured"),
     "get_global_config": ("monarch.config", "get_global_config"),

@@ -15,6 +15,7 @@ from monarch import timer as timer
 from monarch._older_paths import mesh_controller as mesh_controller
 from monarch._runtime.future import Future as ActorFuture
 from monarch._runtime.future import Future as Future
+from monarch._runtime.progress import progress as progress
 from monarch._shape.extent import Extent as Extent
 from monarch._shape.region import Shape as Shape
 from monarch._shape.slice import NDSlice as NDSlice

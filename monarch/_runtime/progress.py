@@ -1,0 +1,202 @@
+"""Progress of work that takes long, for people: one line on a terminal, a bar in a notebook, else a line now and then."""
+
+from __future__ import annotations
+
+import html
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Generic, TypeVar
+
+from monarch._linux import terminal
+from monarch._text import clip, duration, one_line
+
+T = TypeVar("T")
+
+_SHORT = 3.0  # seconds of work of which nothing is said
+_LIVE, _LOGGED = 0.2, 30.0  # seconds between two lines: in place of each other, and below each other
+_TITLE = 200  # characters
+
+
+class ProgressMeter:
+    """The work that is done, its rate, and when there is something to show. Pure: times are arguments, seconds of one clock.
+
+    `total`: None where it is not known. `every`: seconds between two times that something is shown.
+    """
+
+    def __init__(self, title: str, total: int | None, every: float, now: float) -> None:
+        self.title = clip(one_line(title), _TITLE)
+        self.total = total
+        self.done = 0
+        self._every = every
+        self._begun = now
+        self._due = now + _SHORT
+
+    def advance(self, count: int, now: float) -> bool:
+        """Adds what is done. True when it is time to show it."""
+        self.done += count
+        if now < self._due:
+            return False
+        self._due = now + self._every
+        return True
+
+    def line(self, now: float) -> str:
+        """Returns how far it is: `train: 120 of 1,000 (12 %), 45.2 a second, 19.5 s left`."""
+        seconds = now - self._begun
+        rate = self.done / seconds if seconds > 0 else 0.0
+        done = f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,} ({self.part:.0%})"
+        parts = [done.replace("%", " %")]
+        if rate:
+            parts.append(_per_time(rate))
+        if rate and self.total is not None and self.done < self.total:
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return f"{self.title}: {', '.join(parts)}" if self.title else ", ".join(parts)
+
+    def end(self, now: float) -> str:
+        """Returns what it came to; "" where it was short."""
+        seconds = now - self._begun
+        if seconds < _SHORT:
+            return ""
+        done = f"{self.done:,}" if self.total in (None, self.done) else f"{self.done:,} of {self.total:,}"
+        text = f"{done} in {duration(seconds)}" + (f", {_per_time(self.done / seconds)}" if self.done else "")
+        return f"{self.title}: {text}" if self.title else text
+
+    @property
+    def part(self) -> float:
+        """Returns the share that is done, 1.0 at most; 0.0 where the total is not known."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+
+def _per_time(rate: float) -> str:
+    return f"{rate:,.1f} a second" if rate >= 1 else f"{duration(1 / rate)} each"
+
+
+class ShownProgress(Generic[T]):
+    """The progress of a loop, or of work that says itself what is done; see `monarch.progress`."""
+
+    def __init__(
+        self,
+        items: Iterable[T],
+        meter: Callable[[float, float], ProgressMeter],
+        place: _Place | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._items = items
+        self._clock = clock
+        self._place = place
+        self._meter = meter(place.every if place is not None else _LOGGED, clock())
+        self._ended = False
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            for item in self._items:
+                yield item
+                self.advance()
+        finally:
+            self.end()
+
+    def __enter__(self) -> ShownProgress[T]:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.end()
+
+    def advance(self, count: int = 1) -> None:
+        """Says that so much more is done."""
+        now = self._clock()
+        if self._meter.advance(count, now) and self._place is not None and not self._ended:
+            self._place.show(self._meter, self._meter.line(now))
+
+    def end(self) -> None:
+        """Ends it: the line gives way to one that says what it came to. A second time does nothing."""
+        if not self._ended:
+            self._ended = True
+            if self._place is not None:
+                self._place.end(self._meter, self._meter.end(self._clock()))
+
+
+class _Place:
+    """The place where lines go one below the other: a file, a pipe, a log."""
+
+    every = _LOGGED
+
+    def show(self, meter: ProgressMeter, line: str) -> None:
+        terminal.note(line)
+
+    def end(self, meter: ProgressMeter, line: str) -> None:
+        if line:
+            terminal.note(line)
+
+
+class _TerminalLine(_Place):
+    """The line of the cursor, which is shown anew."""
+
+    every = _LIVE
+
+    def show(self, meter: ProgressMeter, line: str) -> None:
+        terminal.replace_line(line, shutil.get_terminal_size().columns - 1, sys.stderr)
+
+    def end(self, meter: ProgressMeter, line: str) -> None:
+        if line:
+            terminal.erase_line(sys.stderr)
+            terminal.note(line)
+
+
+class _NotebookBar(_Place):
+    """A bar below the cell, which is shown anew."""
+
+    every = _LIVE
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, meter: ProgressMeter, line: str) -> None:
+        from IPython.display import HTML, display
+
+        value = f' value="{meter.part:.4f}"' if meter.total is not None else ""
+        shown = HTML(f'<progress max="1"{value} style="width:20em"></progress> {html.escape(line)}')
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def end(self, meter: ProgressMeter, line: str) -> None:
+        if line:
+            self.show(meter, line)
+
+
+def _place(shown: bool | None) -> _Place | None:
+    if shown is False or sys.stderr is None:
+        return None
+    if shown is None and (os.environ.get("CI") or "PYTEST_CURRENT_TEST" in os.environ):
+        return None
+    ipython = sys.modules.get("IPython")
+    shell = getattr(ipython, "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is not None:
+        return _NotebookBar()
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return _TerminalLine()
+    return _Place()
+
+
+def progress(
+    items: Iterable[T] = (), title: str = "", *, total: int | None = None, shown: bool | None = None
+) -> ShownProgress[T]:
+    """Shows how far a loop is, with its rate and the time left: `for batch in progress(loader, "train"):`.
+
+    One line on a terminal, a bar below the cell of a notebook, else a line in 30 s; on stderr, in the process that calls it.
+    Nothing is said of what takes less than 3 s. Work that is no loop says itself what is done:
+    `with progress(total=100) as bar: ... bar.advance(10)`.
+
+    `total`: how many there are; None takes `len(items)` where they have one, and else says only how many are done. `shown`:
+    None is silent under pytest and where the variable CI is set, True shows it there too, False never. The rate is the mean
+    since the beginning. It starts no thread: what stands on the screen is as of the last item. What the items raise is raised
+    in the loop, which ends it, as `break` does.
+    """
+    if total is None and isinstance(items, Sized):
+        total = len(items) or None
+    return ShownProgress(
+        items, lambda every, now: ProgressMeter(title, total, every, now), _place(shown), time.monotonic
+    )

@@ -1,0 +1,122 @@
+"""Progress of loops: what is said and when, by a clock that the test sets; where it is shown."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from monarch._runtime import progress as module
+from monarch._runtime.progress import ProgressMeter, progress
+from tests.support.hostile import NAME, fit
+
+
+def test_the_line_has_rate_and_time_left() -> None:
+    meter = ProgressMeter("train", 1000, 0.2, 10.0)
+    meter.advance(100, 12.0)
+    assert meter.line(14.0) == "train: 100 of 1,000 (10 %), 25.0 a second, 36.0 s left"
+    meter.advance(900, 50.0)
+    assert meter.line(50.0) == "train: 1,000 of 1,000 (100 %), 25.0 a second"
+    assert meter.end(50.0) == "train: 1,000 in 40.0 s, 25.0 a second"
+
+
+def test_without_a_total_and_before_anything_is_done() -> None:
+    meter = ProgressMeter("", None, 0.2, 0.0)
+    assert (meter.line(0.0), meter.line(9.0), meter.part) == ("0", "0", 0.0)
+    meter.advance(2, 10.0)
+    assert meter.line(10.0) == "2, 5.0 s each"
+    assert ProgressMeter("x", 4, 1.0, 0.0).end(4.0) == "x: 0 of 4 in 4.0 s"
+
+
+def test_nothing_is_said_of_what_is_short_and_then_so_often() -> None:
+    meter = ProgressMeter("", 100, 0.5, 0.0)
+    said = [tick / 4 for tick in range(17) if meter.advance(1, tick / 4)]
+    assert said == [3.0, 3.5, 4.0]
+    assert meter.end(2.9) == "" and meter.end(3.0)
+
+
+def test_a_title_is_written_out_and_bounded() -> None:
+    assert fit(ProgressMeter(NAME, None, 1.0, 0.0).line(1.0))
+    assert len(ProgressMeter("x" * 10_000, None, 1.0, 0.0).title) <= 200
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+def loop(monkeypatch: pytest.MonkeyPatch, terminal: bool, seconds: float, shown: bool | None = True, **of: Any) -> str:
+    """Returns what stderr gets of a loop over four items that take so long each."""
+    stream, now = Stream(terminal), [0.0]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("TERM", "xterm")
+    seen = []
+    for item in progress("abcd", "t", shown=shown, **of):
+        seen.append(item)
+        now[0] += seconds
+    assert seen == list("abcd")
+    return stream.getvalue()
+
+
+def test_a_terminal_has_one_line_and_then_what_it_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = loop(monkeypatch, True, 2.0)
+    assert text.count("\n") == 1 and text.endswith("\r\x1b[Kt: 4 in 8.0 s, 2.0 s each\n")
+    assert "\r\x1b[Kt: 2 of 4 (50 %), 2.0 s each, 4.0 s left" in text
+
+
+def test_a_file_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = loop(monkeypatch, False, 20.0).splitlines()
+    assert lines[0] == "t: 1 of 4 (25 %), 20.0 s each, 1 min 0 s left"
+    assert lines[-1] == "t: 4 in 1 min 20 s, 20.0 s each" and len(lines) == 3 and "\x1b" not in "".join(lines)
+
+
+def test_what_is_short_or_not_asked_for_under_pytest_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loop(monkeypatch, True, 0.1) == ""
+    assert loop(monkeypatch, True, 60.0, shown=None) == ""
+    assert loop(monkeypatch, True, 60.0, shown=False) == ""
+
+
+def test_a_loop_that_is_left_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = Stream(False), [0.0]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with pytest.raises(ValueError, match="on purpose"), progress(total=10, title="t", shown=True) as bar:
+        now[0] = 4.0
+        bar.advance(5)
+        raise ValueError("on purpose")
+    bar.end()
+    assert stream.getvalue().splitlines() == [
+        "t: 5 of 10 (50 %), 1.2 a second, 4.0 s left",
+        "t: 5 of 10 in 4.0 s, 1.2 a second",
+    ]
+
+
+def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display")
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, page: Any) -> None:
+            shown.append(page.data)
+
+    def first(page: Any, display_id: bool) -> Handle:
+        shown.append(page.data)
+        return Handle()
+
+    monkeypatch.setattr(display, "display", first)
+    bar = module._NotebookBar()
+    meter = ProgressMeter("<b>", 4, 0.2, 0.0)
+    meter.advance(1, 4.0)
+    bar.show(meter, meter.line(4.0))
+    bar.end(meter, meter.end(5.0))
+    assert len(shown) == 2 and 'value="0.2500"' in shown[0] and "&lt;b&gt;" in shown[0] and "<b>" not in shown[0]
+
+
+def test_monarch_has_it() -> None:
+    import monarch
+
+    assert monarch.progress is progress
