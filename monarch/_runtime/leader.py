@@ -81,6 +81,7 @@ def _acquire(lock: threading.Lock, timeout: float | None) -> bool:
     until = None if timeout is None else monotonic() + timeout
     left = timeout
     while not lock.acquire(timeout=SLICE if left is None else min(SLICE, left)):
+        _check()  # a handler of signals may have forked, and have returned in the child
         if until is not None:
             left = until - monotonic()
             if left <= 0:

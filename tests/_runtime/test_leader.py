@@ -226,6 +226,27 @@ def test_nobody_leads_in_a_child_of_a_fork(wire: Wire) -> None:
     assert wire.wait(b"for the loop") and wire.by(b"for the loop") != threading.get_ident()
 
 
+def test_a_wait_in_which_a_handler_has_forked_ends_in_the_child(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks it while the I/O thread reads, and behind a lead that was given up."""
+    monkeypatch.setattr(leader, "SLICE", 0.001)
+    monkeypatch.setattr(leader, "lost", None)
+    lock = threading.Lock()
+    lock.acquire()
+
+    def forks() -> None:
+        leader.lost = LookupError("the child has no client")
+
+    for aside in (False, True):
+        leader.lost = None
+        if aside:
+            wire.stand_aside()
+        timer = threading.Timer(0.01, forks)
+        timer.start()
+        with pytest.raises(LookupError, match="the child has no client"):
+            leader.wait_for(lock, 5.0)
+        timer.join()
+
+
 def test_a_thread_that_a_debugger_follows_does_not_lead(wire: Wire) -> None:
     wire.stand_aside()
     before = sys.gettrace()
