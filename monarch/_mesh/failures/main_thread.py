@@ -25,6 +25,8 @@ the loop had just taken off its queue, and the task it would have woken then nev
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import os
 import queue
 import signal
@@ -477,13 +479,36 @@ class _Excepthook:
         ends = (isinstance(exc, UnhandledFaultError) or interrupted) and not interactive
         faults.ending = faults.ending or ends
         self._before(kind, exc, trace)
-        if ends and sys.exc_info()[1] is not exc:  # it is the interpreter that asks, not a program that caught it
-            raise SystemExit(1)
+        if sys.version_info >= (3, 14):
+            if ends and sys.exc_info()[1] is not exc:  # it is the interpreter that asks, not a program that caught it
+                _flush_files()
+                raise SystemExit(1)
+        elif ends and interrupted:
+            _forget_interrupt()
 
 
 def _watch_uncaught() -> None:
     if not isinstance(sys.excepthook, _Excepthook):
         sys.excepthook = _Excepthook(sys.excepthook)
+
+
+def _flush_files() -> None:
+    """Writes what files hold back that the program has not closed: an end by SystemExit from a hook leaves its variables as
+    they are."""
+    for each in gc.get_objects():
+        if isinstance(each, io.TextIOWrapper):
+            try:
+                each.flush()
+            except Exception:  # closed, or its disk is full: the end goes on
+                pass
+
+
+def _forget_interrupt() -> None:
+    """The interpreter would end by SIGINT (status 130 in a shell), because the last code it ran from the outside raised
+    KeyboardInterrupt. So code is run that does not; the status is 1 then."""
+    import ctypes
+
+    ctypes.pythonapi.PyRun_SimpleString(b"0")
 
 
 def _end_with_status_1() -> None:
