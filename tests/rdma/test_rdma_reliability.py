@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch._linux import memory_map
 from monarch._runtime.context import home
 from monarch._runtime.payloads import Payloads
 from monarch._wire import shared_memory
@@ -463,7 +464,7 @@ REFUSED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "memfd_create": lambda patch: patch.setattr(os, "memfd_create", refuse),
     "ftruncate": lambda patch: patch.setattr(os, "ftruncate", refuse),
     "seal": lambda patch: patch.setattr(shared_memory.fcntl, "fcntl", refused_here(shared_memory.fcntl.fcntl)),
-    "mmap": lambda patch: patch.setattr(shared_memory, "_map", refused_here(shared_memory._map)),
+    "mmap": lambda patch: patch.setattr(memory_map, "map_memory", refused_here(memory_map.map_memory)),
     "first page": lambda patch: patch.setattr(shared_memory.OwnMemory, "prepare", refuse),
 }
 
