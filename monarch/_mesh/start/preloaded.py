@@ -59,10 +59,10 @@ class _End:
     page that is shared with the fork server."""
 
     def __init__(self) -> None:
-        self._exit = ctypes.PyDLL(None).exit  # keeps the interpreter lock: no other thread runs Python any more
+        self._exit_of_c = ctypes.PyDLL(None).exit  # keeps the interpreter lock: no other thread runs Python any more
 
     def __del__(self) -> None:
-        self._exit(0)
+        self._exit_of_c(0)
 
 
 def _forget() -> None:
