@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux import procfs
+from monarch._linux.locks import Lock
 from monarch.actor import Future
 from monarch.actor._feeding import (
     ActorsWatch,
@@ -135,8 +136,8 @@ class CompiledGraph:
 
     def __init__(self, output: EndpointNode | MultiOutput, depth: int, buffer: int | str) -> None:
         self._plan = plan = make_plan(output, depth, buffer, procfs.memory()[1])
-        self._lock = threading.Lock()  # of beginning executions
-        self._reading = threading.Lock()  # who has it reads results
+        self._lock = Lock()  # of beginning executions
+        self._reading = Lock()  # who has it reads results
         self._followers: deque[Callable[[], Any]] = deque()  # of those who wait meanwhile
         self._slots = Slots(depth)
         self._pending: deque[GraphExecution] = deque()

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from monarch._linux.locks import Lock
 from monarch.actor import Actor, Future, Port, Promise, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,
@@ -89,7 +90,7 @@ class ReferenceStore:
         self.dropped: queue.SimpleQueue[RefFacts | Callable[[], None] | None] = queue.SimpleQueue()
         self._context = contextvars.copy_context()  # of the service: the sender of all that is told
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # of what follows; nothing waits while it is held
+        self._lock = Lock()  # of what follows; nothing waits while it is held
         self._table = HolderTable()
         self._handles = LocalHandles()
         self._kept: dict[RefId, Kept] = {}
@@ -97,7 +98,7 @@ class ReferenceStore:
         self._waiting: dict[RefId, list[Callable[[Kept], None]]] = {}
         self._bytes = 0
         self._watched: set[Process] = set()
-        self._sending = threading.Lock()  # what is decided under it is sent in this order
+        self._sending = Lock()  # what is decided under it is sent in this order
         self._services: dict[str, Any] = {}
         self._closed = False
         start_thread(self._context.copy().run, "monarch-references", self._run)
