@@ -34,7 +34,8 @@ class HeldTimer:
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     monkeypatch.setattr(stopped_child.threading, "Timer", HeldTimer)
-    with subprocess.Popen(["sleep", "1000"]) as started:
+    # In a process group of its own: the kernel discards SIGTSTP in an orphaned one, as that of `nohup make test &` may be.
+    with subprocess.Popen(["sleep", "1000"], process_group=0) as started:
         yield started
         started.kill()
 
