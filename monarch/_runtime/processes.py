@@ -186,12 +186,20 @@ class Processes:
     def _dial_again(self, peer: Peer, redial: _Redialling) -> None:
         redial.waits = False
         try:
-            if self._us.closed is None:
-                peer.dial_again()
+            self._while_open(peer.dial_again)
         finally:
             with self._lock:
                 if not redial.waits:
                     self._redials.pop(peer.address, None)
+
+    def _while_open(self, step: Callable[[], None]) -> None:
+        """Takes a step that may dial, unless another thread has closed this process, or does so meanwhile."""
+        try:
+            if self._us.closed is None:
+                step()
+        except Exception as exc:
+            if exc is not self._us.closed:
+                raise
 
     def _give_up(self, peer: Peer, error: OSError) -> None:
         """Fails what was kept for it, with the reason."""
@@ -231,6 +239,7 @@ class Processes:
             connection = us.transport.dial(address)
         try:
             self._remember(address, connection)
+            us.check_open(address)  # `close` by another thread may not have seen this one
             again = peer is not None and peer.ever_broke
             hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
             head = addressed(connection, message.encode(hello))
@@ -390,7 +399,7 @@ class Processes:
             self._welcome_newcomer(peer)
         elif peer is not None:
             if peer.asking:  # else the other side was faster and has dialled us
-                peer.listening()
+                self._while_open(peer.listening)
             self._tell_broken(peer)
             self._welcome_newcomer(peer)  # whose end, of the one before it, nobody tells who was not there
         if incarnation:
@@ -479,10 +488,11 @@ class Processes:
 
     def close(self, reason: str) -> None:
         """Any thread: closes every connection that is in use."""
-        for peer in list(self.peers.values()):
-            connection = peer.connection
-            if connection is not None:
-                connection.close(reason)
+        with self._lock:  # what was dialled just now: its peer does not have it yet
+            connections = {connection for known in self._connections.values() for connection in known}
+        connections |= {peer.connection for peer in list(self.peers.values()) if peer.connection is not None}
+        for connection in connections:
+            connection.close(reason)
 
 
 def _replaced(address: str, incarnation: int) -> ProcEnded:

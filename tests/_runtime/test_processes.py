@@ -441,6 +441,37 @@ def test_an_error_that_stays_fails_at_once(us: Us) -> None:
     assert us.dialled == 1
 
 
+@pytest.mark.parametrize("sent", [0, 1, 2])
+def test_what_is_dialled_while_another_thread_closes_is_closed(
+    us: Us, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """Before the connection is known, or after it has sent its first frames, when its peer does not have it yet."""
+    made: list[Connection] = []
+
+    class ClosedMeanwhile(Connection):
+        def __init__(self, remote: str) -> None:
+            super().__init__(remote)
+            made.append(self)
+            self.look()
+
+        def look(self) -> None:
+            if len(self.sent) == sent:
+                us.closed = RuntimeError("closed")
+                us.known.close("this process is closing")
+
+        def send(self, pieces: Any, *how: Any) -> None:
+            super().send(pieces, *how)
+            self.look()
+
+    us.error = errno.EMFILE
+    send(us)
+    us.error = 0
+    us.listening.add(M0)
+    monkeypatch.setitem(Us.dial.__globals__, "Connection", ClosedMeanwhile)
+    us.loop.advance(60.0)
+    assert us.closed is not None and [connection.lost for connection in made] == [True]
+
+
 def test_who_ends_while_it_is_to_be_dialled_again_has_ended(us: Us) -> None:
     us.error = errno.EMFILE
     send(us)
