@@ -29,6 +29,7 @@ QUOTED_FRAGMENT = re.compile(r"[\"']\s*" + FRAGMENT.pattern)
 
 # `_mesh/actors/endpoint.py: Endpoint.call` or `_mesh/actors/endpoint.py`, as the pages name code.
 REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`")
+PLAIN_LOCK = re.compile(r"^([^=\n]+)=.*\bthreading\.(?:R?Lock|Condition)\(", re.MULTILINE)
 LINK = re.compile(r"\]\(([\w/.-]+)\)")
 FOLDER = re.compile(r"`((?:_?[a-z]\w*/)+)`")
 
@@ -205,3 +206,34 @@ def test_a_program_begins_when_all_of_its_file_is_there() -> None:
             if any(isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test) for node in before):
                 below.append(str(path.relative_to(ROOT)))
     assert below == []
+
+
+def test_what_a_handler_of_signals_raises_leaves_no_lock_locked() -> None:
+    plain = [
+        f"{path.relative_to(ROOT)}: {name}" for path in PACKAGE.rglob("*.py") for name in entered(path.read_text())
+    ]
+    assert plain == [], "for `with`, take Lock, RLock or Condition of monarch/_linux/locks.py"
+
+
+def entered(source: str) -> list[str]:
+    """Returns the names of threading's locks and conditions that a `with` of the file takes."""
+    names = [
+        name.partition(":")[0].split(".")[-1].strip()
+        for target in PLAIN_LOCK.findall(source)
+        for name in target.split(",")
+    ]
+    return [name for name in names if re.search(rf"^ *with .*\b{name}\b", source, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("a = threading.Lock()\nwith a: pass", ["a"]),
+        ("self._a: Any = threading.RLock()\nwith tracing, self._a: pass", ["_a"]),
+        ("a, b = None, threading.Condition(lock)\nwith b: pass", ["b"]),
+        ("a = threading.Lock()\na.acquire()", []),
+        ("a = Lock()\nwith a: pass", []),
+    ],
+)
+def test_a_lock_that_with_takes_is_seen(source: str, names: list[str]) -> None:
+    assert entered(source) == names

@@ -41,7 +41,7 @@ SEEING = ("telemetry", "metrics", "admin", "debugger", "trace", "replay", "dashb
 FACES = ("builtins", "checkpoint", "memory", "profiler", "random", "simulator", "timer")
 OTHER_FACES = {
     "gather_mount": ("remotemount",),
-    "_older_paths": ("_runtime", "_mesh", "actor", "spmd", "telemetry", "tensor", "job"),
+    "_older_paths": ("_linux", "_runtime", "_mesh", "actor", "spmd", "telemetry", "tensor", "job"),
 }
 ROOT = ""  # monarch/__init__.py itself
 

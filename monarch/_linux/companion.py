@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from monarch._linux import local_socket, private_files, procfs
 from monarch._linux.descriptors import OUT_OF
+from monarch._linux.locks import Lock
 from monarch._linux.maker import Maker
 
 READY = 60.0  # seconds for one to start
@@ -264,7 +265,7 @@ def serve(listening: socket.socket, what: str, most: int, talk: Callable[[socket
     is refused. Returns when `listening` is closed."""
     silent: dict[socket.socket, None] = {}
     heard: set[socket.socket] = set()
-    changing = threading.Lock()
+    changing = Lock()
 
     def run(connection: socket.socket) -> None:
         readable([connection.fileno()])

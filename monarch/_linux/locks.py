@@ -3,7 +3,7 @@
 Python looks for signals behind calls. Up to 3.13, `with` takes a lock by other means than a call. From 3.14 on it calls, and
 what a handler raises behind that call comes before the block that would release the lock: the next thread to take it waits
 for ever. The locks here are taken in a function, behind whose end Python does not look, and within it by iterating. They
-are released by a call into C, as any.
+are released by a call into C, as any. A `threading.Condition` is entered and left by functions in Python, in every version.
 """
 
 from __future__ import annotations
@@ -41,6 +41,23 @@ class WithLock(WithRLock):
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
+
+
+class Condition(threading.Condition):
+    """A `threading.Condition`, in the same way. (What a handler raises as `wait` begins may end `with` with a RuntimeError:
+    it is free then.)"""
+
+    __slots__ = ("__exit__",)
+
+    def __init__(self, lock: Any = None) -> None:
+        lock = threading.RLock() if lock is None else lock
+        super().__init__(lock)
+        self.__exit__ = lock.__exit__  # type: ignore[method-assign]
+
+    def __enter__(self) -> bool:
+        taken: bool
+        (taken,) = map(self.acquire, _WAITING)
+        return taken
 
 
 if TYPE_CHECKING or sys.version_info < (3, 14):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition
 from monarch._runtime import leader
 from monarch._runtime.internal_errors import REPORTER, WINDOW
 from monarch._runtime.log_thread import log
@@ -103,8 +103,7 @@ class Loop:
         self._new_timers: deque[TimerHandle] = deque()
         self._rare_timers: list[tuple[float, int, TimerHandle]] = []
         self._rare_thread: threading.Thread | None = None
-        self._rare_lock = Lock()  # entered itself, and not by way of the condition: a handler of signals that
-        self._rarely = threading.Condition(self._rare_lock)  # raises as the condition is entered would leave it locked
+        self._rarely = Condition()
         self._crowded = _CROWD
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
@@ -147,7 +146,7 @@ class Loop:
         if self.virtual:
             return self.call_later(delay, fn)
         timer = TimerHandle(self.now() + delay, fn)
-        with self._rare_lock:
+        with self._rarely:
             heapq.heappush(self._rare_timers, (timer.when, next(self._order), timer))
             if self._rare_thread is None:
                 self._rare_thread = start_thread(self._wait_for_rare, "monarch-alarm")
@@ -158,7 +157,7 @@ class Loop:
         """The thread of `call_rarely`; ends with the loop."""
         timers = self._rare_timers
         while True:
-            with self._rare_lock:
+            with self._rarely:
                 while not self._stopped and (not timers or timers[0][0] > self.now()):
                     self._rarely.wait(timers[0][0] - self.now() if timers else None)
                 if self._stopped:
@@ -262,7 +261,7 @@ class Loop:
         """Ends the loop after the current callback. `join` waits for its thread."""
         self._stopped = True
         self.wake()
-        with self._rare_lock:
+        with self._rarely:
             self._rarely.notify()
 
     def join(self, timeout: float) -> bool:

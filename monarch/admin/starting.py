@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from monarch._linux import terminal
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch._runtime.future import Future, done_future
 from monarch.config import settings
@@ -32,7 +32,7 @@ class Admin:
         return f"<Admin {self.url}>"
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _running: Admin | None = None
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from monarch._linux.locks import Lock
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class SharedAnswers:
     def __init__(self, fresh: float, now: Callable[[], float] = time.monotonic) -> None:
         self._fresh = fresh
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._answers: dict[Hashable, _SharedAnswer] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:

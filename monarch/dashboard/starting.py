@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from typing import Any
 
 from monarch import telemetry
+from monarch._linux.locks import Lock
 from monarch._mesh import plugins
 from monarch.telemetry.starting import FOLDER, run_folder
 
 HOST, PORT = "127.0.0.1", 8265
 LONGEST_ORDER = 4096  # bytes
 
-_lock = threading.Lock()
+_lock = Lock()
 _said: set[str] = set()
 
 

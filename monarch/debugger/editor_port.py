@@ -13,6 +13,7 @@ from operator import itemgetter
 
 from monarch._linux import loopback_peer
 from monarch._linux.descriptors import OUT_OF
+from monarch._linux.locks import Lock
 from monarch._text import counted
 from monarch._wire.transport.handshake_slots import HandshakeSlots
 
@@ -67,7 +68,7 @@ class _EditorPort:
         self._door = loopback_peer.Doorkeeper(
             lambda count: say(f"refused {counted(count, 'connection')} of other users")
         )
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting: HandshakeSlots[socket.socket] = HandshakeSlots(MOST, itemgetter(0))
         self._editor: socket.socket | None = None  # that has been let in
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._linux import loopback_peer
+from monarch._linux.locks import Lock
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
@@ -92,7 +93,7 @@ class _Conversation:
 _now: _Conversation | None = None
 _last = 0
 _first_mtime = 0  # of the next conversation's tracer
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def begin(proc: Proc, argument: bytes) -> bytes:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from monarch._linux import private_files
+from monarch._linux.locks import Condition
 from monarch._linux.terminal import erase_line, note, show
 from monarch.debugger.conversation import PROMPT
 
@@ -110,7 +111,7 @@ class Prompt:
         self._sock = sock
         self._names = names
         self._end = end
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._text = ""  # came, not yet printed
         self._gone = False
         self._attached = False

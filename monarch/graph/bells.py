@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
+
+from monarch._linux.locks import RLock
 
 _BYTES = 4096
 _ANOTHER_RAN = 15e-6  # seconds that giving way takes when somebody else gets the core
@@ -48,7 +49,7 @@ class _Bell:
 
     def __init__(self, write: int) -> None:
         self._write = write
-        self._lock = threading.RLock()  # the descriptor's number may be another file's once it is closed
+        self._lock = RLock()  # the descriptor's number may be another file's once it is closed
 
     def ring(self) -> None:
         """Wakes who sleeps, or will. Nothing once it is closed, or when the other process has ended: others tell of that."""

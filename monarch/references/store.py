@@ -13,11 +13,10 @@ import itertools
 import logging
 import os
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch.actor import Actor, Future, Port, Promise, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,
@@ -498,7 +497,7 @@ class ReferenceService(Actor):
 
 
 _stores: dict[Process, ReferenceStore] = {}
-_started = threading.Condition()
+_started = Condition()
 os.register_at_fork(after_in_child=_stores.clear)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from monarch._linux.locks import Lock
 from monarch.actor import Actor, ProcMesh, ValueMesh, concurrent_endpoint
 from monarch.actor import as_completed as futures_as_completed
 from monarch.references.keep import KeptEndpoint
@@ -130,7 +130,7 @@ class _Workers:
         self._addresses = [worker._plan.addresses[0] for worker in self._workers]
         self._unfinished = [0] * len(self._workers)
         self._ended: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
         owners = {arg.owner for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)}
@@ -155,7 +155,7 @@ class _Workers:
 
 
 _known: weakref.WeakKeyDictionary[ProcMesh, _Workers] = weakref.WeakKeyDictionary()
-_spawning = threading.Lock()
+_spawning = Lock()
 
 
 def _workers(procs: ProcMesh) -> _Workers:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from monarch._linux.locks import Condition
 
 SMALL = 1 << 20  # files below it are delivered whole, before anybody asks
 BLOCK = 8 << 20  # of larger ones, what is fetched at a time
@@ -97,7 +98,7 @@ class Contents:
         self._patience = patience
         self._blocks: dict[tuple[int, int], bytes | int] = {}  # the bytes, or an errno
         self._asked: set[tuple[int, int]] = set()
-        self._came = threading.Condition()
+        self._came = Condition()
         self._closed = False
 
     def put(self, content: int, block: int, data: bytes, error: int = 0) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from typing import Any
 
 import msgspec
 
 from monarch._linux import local_socket
+from monarch._linux.locks import Lock
 
 _LARGEST = 64 << 20  # of one message: a tree of a million files, or some blocks
 
@@ -121,7 +121,7 @@ class Wire:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._sending = threading.Lock()
+        self._sending = Lock()
 
     def send(self, message: Message) -> None:
         """Sends a message. OSError when the other end is gone."""

@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable
 from ctypes.util import find_library
 
 from monarch._linux import companion, private_files, procfs
+from monarch._linux.locks import Condition
 from monarch.actor import bind_context
 from monarch.actor.lowlevel import start_thread
 from monarch.remotemount.fuse_messages import (
@@ -105,7 +105,7 @@ class FuseProcess:
     def __init__(self, point: str, kind: str, name: str, received: Callable[[Message], None]) -> None:
         self.point = point
         self._received = received
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._last: Message | None = None
         self._settled = 0
         self._gone = False

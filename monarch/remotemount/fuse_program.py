@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch._linux import procfs
+from monarch._linux.locks import Condition, Lock
 from monarch.remotemount.file_tree import BLOCK, FILE, LINK, Contents, FileTree, TreeNode, blocks_of
 from monarch.remotemount.fuse_messages import (
     BeginMount,
@@ -128,7 +129,7 @@ class Requests:
         self._wire = wire
         self._numbers = itertools.count()
         self._answers: dict[int, FuseReply] = {}
-        self._came = threading.Condition()
+        self._came = Condition()
         self._closed = False
 
     def ask(self, what: str, path: str, offset: int = 0, size: int = 0) -> Any:
@@ -337,7 +338,7 @@ class ReadAhead:
     def __init__(self, fetch: Callable[[int, int], bytes], clock: Callable[[], float]) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._reading = threading.Lock()
+        self._reading = Lock()
         self._start = 0
         self._piece = b""
         self._until = 0.0

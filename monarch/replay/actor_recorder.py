@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._linux import private_files
+from monarch._linux.locks import Lock
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.log_thread import log
@@ -106,7 +107,7 @@ class ActorRecorder:
         self._path = writer.path
         # Appending is atomic, and the order in which things are appended is the order of the recording.
         self._waiting: deque[tuple[Event, list[Piece]]] = deque()
-        self._writing = threading.Lock()
+        self._writing = Lock()
         self._messages = 0
         self._numbers: dict[int, int] = {}  # of messages under way, by the id of their Delivery
         self._ports = 0

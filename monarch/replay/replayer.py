@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from monarch._linux.locks import RLock
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._runtime.replies import Entry
@@ -71,7 +72,7 @@ class Replayer:
         self._player = player
         self._debugging = debugging
         self._say = say
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._numbers: dict[int, int] = {}
         self._next = 0
         self._handing = iter(range(1, sys.maxsize))

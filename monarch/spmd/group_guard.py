@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from monarch._linux.locks import Condition
 from monarch._text import first_line
 from monarch.actor import ProcMesh
 from monarch.actor.lowlevel import explain_errors, hold_health, own_process, start_thread, watch_processes
@@ -89,7 +90,7 @@ class GroupGuard:
     """The guard of this process. Any thread."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._membership: Membership | None = None
         self._before: Membership | None = None  # whose errors may still be on their way
         self._unwatch: Callable[[], None] | None = None

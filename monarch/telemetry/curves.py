@@ -8,12 +8,13 @@ wide. Bounds: CURVES curves (values of further ones are counted in `left_out`), 
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from monarch._linux.locks import Lock
 
 CURVES = 500
 POINTS = 512
@@ -197,7 +198,7 @@ class MetricCurves:
     """The curves of a program. `changes` grows with each that is made."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._curves: dict[tuple[str, str], _Growing] = {}
         self.changes = 0
         self.left_out = 0  # values of curves that were too many

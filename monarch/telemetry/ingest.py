@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._linux.locks import Condition
 from monarch._text import first_line
 from monarch.telemetry import batches
 from monarch.telemetry.batches import COLUMNS, KINDS, SOURCE, EventColumns, MeasuredRow
@@ -41,8 +42,7 @@ class Ingest:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._taken = self._done = 0  # batches
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition()
         self._closed = False
         self.sources: dict[str, RecordingProcess] = {}
         self.left_out = 0  # batches that could not be read

@@ -6,13 +6,13 @@ import logging
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from monarch._linux import companion, local_socket
+from monarch._linux.locks import Lock
 
 logger = logging.getLogger("monarch.observer")
 
@@ -54,7 +54,7 @@ class Keeper:
         """ValueError when the file is none with telemetry."""
         self._commands, commands = socket.socketpair()
         self._askers, askers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._writing = threading.Lock()
+        self._writing = Lock()
         self._compacting = "CHECKPOINT datafusion" if mode == MEMORY else "CHECKPOINT"
         self.writes = 0
         numbers = [str(sock.fileno()) for sock in (commands, askers)]

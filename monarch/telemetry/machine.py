@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._devices.measures import measure_devices
+from monarch._linux.locks import Lock
 from monarch._runtime import recorder as recorders
 from monarch._runtime.recorder import DEVICE, MACHINE
 
@@ -149,7 +150,7 @@ def samplers(
 # --- in a process of a host where no observer runs
 
 _running: list[Sampler] = []
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def measure(proc: Proc, argument: bytes) -> bytes:

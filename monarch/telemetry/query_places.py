@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 import msgspec
 
 from monarch._linux import local_socket
+from monarch._linux.locks import Condition, Lock
 from monarch.telemetry import query_process
 from monarch.telemetry.keeper import Keeper
 from monarch.telemetry.query_process import Asked, End
@@ -73,7 +73,7 @@ class QueryPlaces:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._typed, self._own = Places(TYPED, WAITING), Places(OWN, 2 * WAITING)
         self._idle: list[_TablesCopy] = []
         self.needed = 0  # writes that a query has to see
@@ -160,7 +160,7 @@ class ResultStream:
         self._process: _TablesCopy | None = None
         self.until = time.monotonic() + asked.seconds
         self.stopped = ""  # why, if somebody has stopped it
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._done = False
         self._first: bytes | None = None
 

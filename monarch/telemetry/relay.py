@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._wire.message import VALUE, Answer, Recorded
 from monarch.telemetry import frames
 
@@ -81,7 +82,7 @@ class RowRelay:
         self._loop = proc.loop
         self._lost = lost
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting = WaitingBatches()
         self._sock: socket.socket | None = None
         self._rest = memoryview(b"")

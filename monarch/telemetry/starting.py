@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._linux.maker import Maker
 from monarch._mesh import plugins
 from monarch._mesh.inspection import recording, survey
@@ -213,7 +214,7 @@ class Telemetry:
                     self._measured[host] = address
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _running: Telemetry | None = None
 
 

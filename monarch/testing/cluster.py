@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from monarch._linux.locks import Condition
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.replace_policy import ReplacePolicy
@@ -130,7 +131,7 @@ class InProcessCluster:
         self._patience = patience
         self._failures: list[MeshFailure] = []
         self._handled: deque[MeshFailure] = deque(maxlen=_HANDLED_KEPT)
-        self._failed = threading.Condition()
+        self._failed = Condition()
         self._errors: list[BaseException] = []
         self._before: Proc | None = None
         self._state = "not entered"

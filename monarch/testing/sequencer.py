@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from monarch._linux.locks import Condition
 from monarch.testing.local import Local
 
 
@@ -36,7 +36,7 @@ class Sequencer:
 
     def __init__(self, timeout: float = 30.0) -> None:
         self.timeout = timeout
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._used: set[int] = set()
         self._turn = 1
         self._broken = ""

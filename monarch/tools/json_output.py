@@ -10,11 +10,11 @@ import json
 import os
 import stat
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from monarch._linux.locks import Lock
 from monarch.tools import exit_codes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class _Stdout:
 
     descriptor = 1
     stream: TextIO | None = None
-    lock = threading.Lock()  # lines of several processes come from several threads
+    lock = Lock()  # lines of several processes come from several threads
 
 
 def add_argument(parser: argparse.ArgumentParser, **more: Any) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from typing import Any
 
 from monarch._linux import private_files, terminal
+from monarch._linux.locks import Lock
 from monarch._mesh.inspection.recording import process_name
 from monarch._runtime import recorder as recorders
 from monarch._runtime.proc import Proc
@@ -75,7 +76,7 @@ class LocalSink:
         self._lanes = TrackLanes()
         self._size = 0
         self._over = threading.Event()
-        self._writing = threading.Lock()
+        self._writing = Lock()
         self._file = private_files.open_log(path, empty=True)
 
     def start(self) -> None:

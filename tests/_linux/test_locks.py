@@ -17,7 +17,11 @@ from tests.support.interrupts import Interrupted, Steps
 HELD: CodeType = compile("with lock: inside.append(1)", str(Path(locks.__file__).with_name("held.py")), "exec")
 
 
-@pytest.mark.parametrize("made", [locks.Lock, locks.RLock, WithLock, WithRLock])
+def condition_of_a_lock() -> threading.Condition:
+    return locks.Condition(WithLock())
+
+
+@pytest.mark.parametrize("made", [locks.Lock, locks.RLock, WithLock, WithRLock, locks.Condition, condition_of_a_lock])
 def test_an_interrupt_at_any_step_leaves_it_free(made: Any) -> None:
     lock, steps, step = made(), Steps(), 0
     while steps.came or not step:
@@ -65,6 +69,7 @@ def test_one_thread_takes_it_twice() -> None:
     with lock, lock:
         assert not free(lock)
     assert free(lock)
-    condition = threading.Condition(WithLock())  # type: ignore[arg-type]
-    with condition:
-        assert not condition.wait(0)
+    for condition in locks.Condition(), condition_of_a_lock():
+        with condition as taken:
+            assert taken is True and not free(condition) and not condition.wait(0) and not free(condition)
+        assert free(condition)

@@ -146,7 +146,7 @@ import os, sys
 from pathlib import Path
 import torch.distributed as dist
 from monarch.actor import Actor, endpoint
-from monarch.job.spmd import StoreJob
+from monarch._src.spmd.host_mesh import host_mesh_from_store
 
 class Where(Actor):
     @endpoint
@@ -154,9 +154,8 @@ class Where(Actor):
         return os.getppid(), os.environ.get("RANK")
 
 store = dist.FileStore(sys.argv[1], 4)
-job = StoreJob.from_store(store, name="mine")
-if job is not None:
-    hosts = job.state().mine
+hosts = host_mesh_from_store(store, name="mine")
+if hosts is not None:
     found = list(hosts.spawn_procs().spawn("where", Where).pid.call().get().values())
     print(hosts.sizes, len(set(found)), {rank for _, rank in found}, *[pid for pid, _ in found], flush=True)
 sys.stdin.read()

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import copyreg
 import importlib
+import logging
 import pickle
 import pkgutil
 import re
@@ -136,6 +137,26 @@ def test_an_older_function_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(DeprecationWarning, match="call monarch.spmd.setup_torch_elastic_env"):
         asyncio.run(utils.setup_env_for_distributed("procs", "here", 1))
     assert given == [("procs", "here", 1)]
+
+
+def test_the_text_that_a_pod_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = importlib.import_module("monarch._src.job.kubernetes")._WORKER_BOOTSTRAP_SCRIPT
+    loops: list[str] = []
+    monkeypatch.setattr(monarch.actor, "run_worker_loop_forever", lambda *, address: loops.append(address))
+    monkeypatch.delenv("MONARCH_PORT", raising=False)
+    exec(text, {})
+    monkeypatch.setenv("MONARCH_PORT", "1234")
+    exec(text, {})
+    assert loops == ["tcp://*:26600", "tcp://*:1234"]
+
+
+def test_a_handler_that_the_trace_does_not_need(caplog: pytest.LogCaptureFixture) -> None:
+    handler = importlib.import_module("monarch._src.actor.telemetry").TracingForwarder()
+    logger = logging.getLogger("forwarded")
+    logger.addHandler(handler)
+    logger.warning("heard once")
+    logger.removeHandler(handler)
+    assert [record.getMessage() for record in caplog.records] == ["heard once"]
 
 
 # --- objects without some of their parts

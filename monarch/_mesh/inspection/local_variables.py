@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-import threading
 import time
 from itertools import islice
 from types import FrameType
 from typing import Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch._runtime.loop import start_thread
 from monarch._text import NAME_LIMIT, clip, duration, sendable
 
@@ -87,7 +86,7 @@ class LocalsThread:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._look: LocalsLook | None = None  # whose thread runs
 
     def fill(self, look: LocalsLook) -> None:

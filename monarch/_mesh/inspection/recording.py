@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch._mesh.inspection import identities, outgoing_batches
 from monarch._mesh.inspection.outgoing_batches import BATCH, MOST_BYTES, BatchHead
 from monarch._runtime import log_tap
@@ -96,7 +96,7 @@ class Recording:
         self.recorder.client = proc.root_name
         self._proc = proc
         self._lock = Lock()
-        self._room = threading.Condition(self._lock)
+        self._room = Condition(self._lock)
         self._number = 0
         self._on_way = 0
         self._most = BATCH  # events that the next batch has at most

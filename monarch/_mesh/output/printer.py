@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from monarch._linux.locks import Condition
 from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
@@ -38,7 +38,7 @@ class Printer:
         self._size = 0
         self._printed: dict[tuple[str, int], int] = {}  # (agent, number) -> characters of which it is to be told
         self._left_out = LeftOut("the terminal does not read")
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._printing = False
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from monarch._linux import private_files
+from monarch._linux.locks import Condition
 from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 
@@ -100,7 +100,7 @@ class RankFiles:
         # And how many were dropped before; b"" closes the file.
         self._waiting: deque[tuple[RankFile, bytes, int]] = deque()
         self._size = 0
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._started = False
         self._busy = False
         self._closed_until = 0.0

@@ -7,6 +7,8 @@ import threading
 from types import TracebackType
 from typing import ClassVar, Self
 
+from monarch._linux.locks import Lock
+
 __all__ = ["ThreadTimeout", "ThreadTimeoutError"]
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -36,7 +38,7 @@ class ThreadTimeout:
         if not seconds > 0:
             raise ValueError(f"seconds is more than 0, got {seconds!r}")
         self.seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._over = False
         self._timer: threading.Timer | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from monarch._linux.locks import Lock
 from monarch.tensor.remote.opaque_ref import OpaqueRef, table
 from monarch.tensor.worker import current
 
@@ -60,7 +61,7 @@ def wait_barrier_hackery(t: torch.Tensor) -> None:
     _barriers[int(t)].wait(timeout=60)
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _barriers: list[threading.Barrier] = []
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from typing import Any, Protocol
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._mesh.inspection import doctor
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.status_tables import StatusTable
@@ -66,7 +66,7 @@ class SocketSource:
         self._apart = apart  # seconds between the doctor's looks
         self._queries = ProgramQueries(program)
         self._tree: ProgramTree | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def nodes(self) -> list[NodePayload]:
         tree = self._new()

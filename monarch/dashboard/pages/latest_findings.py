@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.doctor import FRESH
 from monarch._text import counted
@@ -70,7 +71,7 @@ class LatestFindings:
         self._now = now
         self._aside = aside
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._found: Diagnosis | None = None
         self._at: float | None = None  # when that was found, since the epoch
         self._problem = ""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from monarch._linux.locks import Lock
+
 LONGEST = 120.0  # seconds of one
 MOST_KEPT = 20  # the oldest goes
 
@@ -36,7 +38,7 @@ class TraceFiles:
 
     def __init__(self, take: Take) -> None:
         self._take = take
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._kept: list[TraceFile] = []
         self._number = 0
         self._files: dict[str, int] = {}  # descriptors, by id

@@ -13,6 +13,7 @@ import msgspec
 
 from monarch._linux import companion
 from monarch._linux.companion import Companion
+from monarch._linux.locks import Lock
 from monarch.dashboard.process.observer_config import Addresses, ObserverConfig
 from monarch.telemetry import frames
 
@@ -40,7 +41,7 @@ class Observer:
         self._companion = Companion(folder)
         self.socket = self._companion.socket
         self.token = secrets.token_urlsafe(24)
-        self._starting = threading.Lock()
+        self._starting = Lock()
 
     def serve(self, config: ObserverConfig, program: str = "") -> Addresses:
         """Starts it unless it runs; serves what is wanted. `program`: the run folder of the program that it looks into.
@@ -109,7 +110,7 @@ class Observer:
 # --- the one of this process
 
 _observers: dict[str, Observer] = {}
-_known = threading.Lock()
+_known = Lock()
 
 
 def observer_at(folder: str) -> Observer:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._http.server import HttpServer, OpenSite, Site
+from monarch._linux.locks import Lock
 from monarch._linux.loopback_peer import is_loopback
 from monarch.admin.programs import Program, ProgramGone, program_at
 from monarch.dashboard.process import observer_config, sites
@@ -60,7 +61,7 @@ class ObserverState:
         self._stops: list[Callable[[], object]] = []
         self._config = ObserverConfig()
         self._servers = HttpServer()
-        self._opening = threading.Lock()
+        self._opening = Lock()
         self._served: dict[str, OpenSite] = {}
         self._run: RunWriter | None = None
 

@@ -12,13 +12,13 @@ import secrets
 import select
 import socket
 import termios
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from monarch._linux import local_socket
+from monarch._linux.locks import Lock
 from monarch.actor import bind_context
 from monarch.actor.lowlevel import start_thread
 
@@ -102,7 +102,7 @@ class InputPipe:
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._open = True
         os.set_blocking(self._writing, False)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch._linux.locks import RLock
 from monarch.job.kubernetes.api_errors import refusal, unreachable
 from monarch.job.kubernetes.kube_config import Access
 from monarch.job.kubernetes.manifests import JOB_LABEL, KINDS, MONARCH_MESH, SECRET, SERVICE, Manifest, ResourceKind
@@ -66,7 +66,7 @@ class Cluster:
         self.namespace = namespace
         self.answered = False  # whether the API server has ever
         self._renewed = -_RENEWED
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._connect(access)
 
     def _connect(self, access: Access) -> None:

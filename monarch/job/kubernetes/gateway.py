@@ -18,6 +18,7 @@ from typing import Any
 
 from monarch._linux import loopback_peer
 from monarch._linux.descriptors import OUT_OF
+from monarch._linux.locks import Lock
 from monarch.job.kubernetes.api_errors import forward_refused
 from monarch.job.kubernetes.kube_config import Access, KubeConfigError
 from monarch.job.progress import job_logger
@@ -47,7 +48,7 @@ class Gateway:
     def __init__(self, target: ForwardTarget) -> None:
         self.target: ForwardTarget | None = target
         self._open: set[Any] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="monarch-gateway", daemon=True)
@@ -126,7 +127,7 @@ class Gateway:
 _gateway: Gateway | None = None
 _owner = ""
 _secret: str | None = None
-_changing = threading.Lock()
+_changing = Lock()
 
 
 def held_secret() -> str | None:
@@ -168,7 +169,7 @@ class _PodForward:
 
     _THREAD = "Kubernetes port forward proxy"  # how the official client calls it
     _PATIENCE = 10.0  # seconds; it closes a WebSocket within three
-    _opening = threading.Lock()
+    _opening = Lock()
 
     def __init__(self, target: ForwardTarget) -> None:
         from kubernetes.stream.ws_client import PortForward

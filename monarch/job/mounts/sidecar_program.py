@@ -17,6 +17,7 @@ from typing import Any
 
 import monarch.actor
 from monarch._linux import companion, locked_folder
+from monarch._linux.locks import Lock
 from monarch.config import settings
 from monarch.job.job_trait import job_loads
 from monarch.job.mounts.held import HeldMounts
@@ -47,10 +48,10 @@ class SidecarProgram:
         self._job = job
         self._mounts = HeldMounts()
         self._meshes: Any = None
-        self._working = threading.Lock()  # one request at a time
+        self._working = Lock()  # one request at a time
         self._programs = 0
         self._left = time.monotonic()  # when the last program went
-        self._counting = threading.Lock()
+        self._counting = Lock()
         self._ended = threading.Event()
 
     def serve(self, listening: socket.socket) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._linux.loopback_peer import stranger_at
 from monarch.actor.lowlevel import Acceptor, Dialler, Secret, start_thread
 from monarch.job.torchrun.meeting import Message
@@ -35,7 +36,7 @@ class MeetingLine:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._left = b""
-        self._writing = threading.Lock()
+        self._writing = Lock()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_KEEPIDLE, _IDLE),

@@ -12,12 +12,12 @@ import select
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 from monarch._linux import terminal
+from monarch._linux.locks import Condition
 from monarch._text import bracketed, visible
 from monarch.actor import attach_to_workers
 from monarch.actor.lowlevel import Secret, load_secret, start_thread
@@ -128,7 +128,7 @@ class _Leader:
         self._env = env
         self._of_hosts = of_hosts
         self._own = own
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._meeting = Meeting(own, place, time.monotonic())
         self._lines: dict[int, MeetingLine] = {}
         self._passing = Passing()

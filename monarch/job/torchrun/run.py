@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from monarch._devices import vendors
+from monarch._linux.locks import Lock
 from monarch._text import first_line, visible
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
@@ -85,7 +86,7 @@ class Passing:
     this command as well."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._notes: queue.SimpleQueue[tuple[str, int]] | None = None
         self._number = 0
 

@@ -7,7 +7,6 @@ actor puts, the stream takes.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Hashable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch._linux.locks import Condition
 from monarch.actor.lowlevel import lives_here
 from monarch.tensor.failures import Failed, RemoteException, remote_exception
 from monarch.tensor.worker.handover import ready_here, taken_here
@@ -47,7 +47,7 @@ class HandoverTable:
     process: nobody waits for one that has ended. `now` is in seconds."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._values: dict[Hashable, tuple[Any, str, float]] = {}
         self._workers: dict[str, bool] = {}  # key -> whether it runs
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch._devices import own_device
+from monarch._linux.locks import Condition
 from monarch.tensor import patterns
 from monarch.tensor.worker import current
 
@@ -29,7 +30,7 @@ class Loader:
     """Takes batches from what `make()` gives, on a thread, until `ahead` of them wait to be taken."""
 
     def __init__(self, make: Callable[[], Iterable[PyTree]], ahead: int) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._batches: dict[int, PyTree] = {}  # by number, from 0 on
         self._ahead = ahead
         self._made = 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 
 if TYPE_CHECKING:
     from monarch.tensor.signature import Runner
@@ -20,7 +19,7 @@ class Events:
     go on."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._posted: dict[int, deque[Any]] = {}
         self._closed = False
         self._device = torch.accelerator.is_available()

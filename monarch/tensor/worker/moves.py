@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch.actor.lowlevel import start_thread
 from monarch.tensor.worker import current
 from monarch.tensor.worker.expected import Expected, problem_with
@@ -123,7 +122,7 @@ class MoveConnections:
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._lines: dict[tuple[str, tuple[int, ...]], _MoveConnection] = {}
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._kept: dict[
             tuple[tuple[int, int], int], deque[object]
         ] = {}  # several of a number: recordings repeat theirs

@@ -18,7 +18,6 @@ import os
 import select
 import socket
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ from time import monotonic
 from typing import TypeVar
 
 from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch.actor.lowlevel import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
@@ -203,7 +202,7 @@ class OwnerLanes:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._condition = threading.Condition()
+        self._condition = Condition()
         self._queue: deque[StreamJob] = deque()
         self._count = 0
         self._resting: list[_Lane] = []  # with nothing to do
