@@ -30,6 +30,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "observer.at": ("dashboard.process.launcher", "observer_at"),
     "observer.config": ("dashboard.process.observer_config", "ObserverConfig"),
     "observer.start": ("dashboard.process.launcher", "start"),
+    "references.fetching": ("references.fetched", "fetching"),
     "references.keep": ("references.keep", "keep"),
     "references.kept": ("references.keep", "KeptEndpoint"),
     "references.service": ("references.store", "ReferenceService"),

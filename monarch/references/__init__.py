@@ -9,6 +9,7 @@
     outcomes       values and errors on their way
     store          the references of one process
     keep           `endpoint.keep`, `put`
+    fetched        endpoints that take values
     tasks          `submit`, `@task`
 
 It uses the public API, and a program that does not import it pays nothing.
@@ -17,11 +18,13 @@ It uses the public API, and a program that does not import it pays nothing.
 from __future__ import annotations
 
 from monarch.references.errors import ReferenceLimitError, ReferenceLost
+from monarch.references.fetched import Fetched
 from monarch.references.keep import put
 from monarch.references.object_ref import ObjectRef
 from monarch.references.tasks import TaskFunction, as_completed, submit, task, values, wait
 
 __all__ = [
+    "Fetched",
     "ObjectRef",
     "ReferenceLimitError",
     "ReferenceLost",

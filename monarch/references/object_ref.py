@@ -52,7 +52,7 @@ class ObjectRef(Generic[T_co]):
         return self._store.fetch(self).get(timeout)
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        return self._store.fetch(self).__await__()
+        return self._store.fetch_later(self).__await__()
 
     @property
     def owner(self) -> str:

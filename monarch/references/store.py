@@ -22,6 +22,7 @@ from monarch.actor.lowlevel import (
     Receivers,
     encode_for,
     follow,
+    in_thread,
     own_process,
     process_service,
     reduce_for,
@@ -95,6 +96,7 @@ class ReferenceStore:
         self._kept: dict[RefId, Kept] = {}
         self._fetched: dict[RefId, LocalValue] = {}
         self._waiting: dict[RefId, list[Callable[[Kept], None]]] = {}
+        self._copying: dict[RefId, Any] = {}  # locks, held while the bytes come from another host
         self._bytes = 0
         self._watched: set[Process] = set()
         self._sending = Lock()  # what is decided under it is sent in this order
@@ -320,9 +322,29 @@ class ReferenceStore:
             promise: Promise[Kept] = Promise()
             self.when_made(facts.ref, promise.set)
             return follow(promise.future, lambda kept: _value(_opened(kept, facts), ref))
+        return follow(
+            self._ask(facts, False),
+            lambda answer: _value(self._took(answer, facts) or self._copied(facts), ref),
+            lambda exc: lost_with(facts, exc),
+        )
+
+    async def fetch_later(self, ref: ObjectRef[T]) -> T:
+        """Does as `fetch` while the event loop runs on, also where the bytes come from another host."""
+        facts = ref._facts
+        if facts.ref in self._fetched or facts.owner == self.process[0]:
+            return await self.fetch(ref)
+        try:
+            answer = await self._ask(facts, False)
+        except SupervisionError as exc:
+            raise lost_with(facts, exc) from exc
+        here = self._took(answer, facts)
+        if here is None:
+            here = await in_thread(lambda: self._copied(facts), "monarch-fetching")
+        return _value(here, ref)
+
+    def _ask(self, facts: RefFacts, whole: bool) -> Future[Any]:
         with self._sending:
-            asked = self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, False))
-        return follow(asked, lambda answer: _value(self._took(answer, facts), ref), lambda exc: lost_with(facts, exc))
+            return self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, whole))
 
     def made(self, ref: ObjectRef[Any]) -> Future[None]:
         """The Future that is done when the value, or an error in its place, is there; raises ReferenceLost."""
@@ -365,7 +387,8 @@ class ReferenceStore:
             refs.append((one._facts, ticket))
         return FetchedValue(place, stored.lengths, pieces, refs)
 
-    def _took(self, answer: FetchedValue | KeptError, facts: RefFacts) -> LocalValue:
+    def _took(self, answer: FetchedValue | KeptError, facts: RefFacts) -> LocalValue | None:
+        """Returns the value; None if it is in memory that cannot be mapped here."""
         if isinstance(answer, KeptError):
             raise error_of(answer, facts)
         refs = [self.arrived(*one) for one in answer.refs]
@@ -373,17 +396,31 @@ class ReferenceStore:
         if answer.place is not None:
             pieces = mapped(answer.place, answer.lengths)
             if pieces is None:
-                with self._sending:
-                    asked = self._in_context(
-                        lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, True)
-                    )
-                return self._took(asked.get(), facts)
+                return None
         assert pieces is not None
         here = LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs)
         with self._lock:
             if facts.ref in self._handles:
                 here = self._fetched.setdefault(facts.ref, here)
         return here
+
+    def _copied(self, facts: RefFacts) -> LocalValue:
+        """Has a value that cannot be mapped sent here, once: who needs it meanwhile waits."""
+        with self._lock:
+            turn = self._copying.setdefault(facts.ref, Lock())
+        with turn:
+            if (known := self._fetched.get(facts.ref)) is not None:
+                return known
+            try:
+                here = self._took(self._ask(facts, True).get(), facts)
+            except SupervisionError as exc:
+                raise lost_with(facts, exc) from exc
+            else:
+                assert here is not None  # its pieces came along
+                return here
+            finally:
+                with self._lock:
+                    self._copying.pop(facts.ref, None)
 
     # --- the thread
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from monarch.actor import Actor, endpoint
-from monarch.references import ObjectRef, put
+from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
+from monarch.references import Fetched, ObjectRef, put
 from monarch.references import store as stores
 
 
@@ -71,3 +71,51 @@ class Maker(Actor):
             mappings = sum("monarch-reference" in line for line in file)
         store = stores.store()
         return 0 if store.is_clean and not mappings else 1 + store.number + mappings
+
+
+class Taker(Actor):
+    """Takes the values of references."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @endpoint
+    def total(self, numbers: Fetched[list[int]], factor: int = 1) -> int:
+        self.seen.append(numbers)
+        return sum(numbers) * factor
+
+    @endpoint
+    def kinds(self, ref: ObjectRef[list[int]], *rest: Fetched[list[int]], **named: Fetched[list[int]]) -> list[str]:
+        return [type(arg).__name__ for arg in (ref, *rest, *named.values())]
+
+    @endpoint
+    def bytes_of(self, value: Fetched[list[bytearray]]) -> int:
+        return sum(map(len, value))
+
+    @endpoint
+    def before(self) -> int:
+        return len(self.seen)
+
+
+class AsyncTaker(Actor):
+    """Takes the values of references on an event loop."""
+
+    @endpoint
+    async def total(self, numbers: Fetched[list[int]]) -> int:
+        return sum(numbers)
+
+    @concurrent_endpoint
+    async def bytes_of(self, value: Fetched[list[bytearray]]) -> int:
+        return sum(map(len, value))
+
+    @concurrent_endpoint
+    async def total_beside(self, *numbers: Fetched[list[int]]) -> int:
+        return sum(map(sum, numbers))
+
+    @endpoint(explicit_response_port=True)
+    def answered(self, port: Port[int], numbers: Fetched[list[int]]) -> None:
+        port.send(sum(numbers))
+
+    @concurrent_endpoint
+    async def here(self) -> str:
+        return "here"

@@ -51,6 +51,8 @@ class AsyncActorBehaviour(ActorBehaviour):
         try:
             method = self._methods.get(call.method) or self._find(call.method)
             args, kwargs = delivery.arguments()
+            if method.fetching is not None and not method.concurrent:
+                args, kwargs = await method.fetching.values_later(args, kwargs)
             if method.explicit:
                 args = (self._response_port(delivery), *args)
             if method.concurrent:
@@ -86,7 +88,10 @@ class AsyncActorBehaviour(ActorBehaviour):
             result: Any = None
             raised: BaseException | None = None
             try:
-                result = await method.fn(*args, **kwargs)
+                if method.fetching is None:
+                    result = await method.fn(*args, **kwargs)
+                else:
+                    result = await _with_values(method, args, kwargs)
             except BaseException as exc:
                 raised = exc
             if self.debugging is not None:
@@ -116,6 +121,13 @@ class AsyncActorBehaviour(ActorBehaviour):
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if is_async(function) else hidden_loop(self._loop)
+
+
+async def _with_values(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a concurrent endpoint once the values of references are there."""
+    ports, given = args[: method.explicit], args[method.explicit :]
+    given, kwargs = await method.fetching.values_later(given, kwargs)
+    return await method.fn(*ports, *given, **kwargs)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -36,16 +37,18 @@ if TYPE_CHECKING:
     from monarch._wire.message import Call
 
 _AROUND = 1_000  # bytes of an error beside its two texts
+_REFERENCES = "monarch.references.fetched"
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
 
 
 class Method:
     """A method as messages name it."""
 
-    __slots__ = ("concurrent", "explicit", "fn", "is_async", "spans")
+    __slots__ = ("concurrent", "explicit", "fetching", "fn", "is_async", "spans")
     fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
+        self.fetching: Any = None  # of a method that takes values of references
         if name == NO_METHOD:
             self.fn = _nothing
             self.explicit = self.concurrent = self.is_async = self.spans = False
@@ -57,6 +60,8 @@ class Method:
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
         self.spans = prop is None or prop._instrument
+        if prop is not None and _REFERENCES in sys.modules:  # else no annotation can name them
+            self.fetching = plugins.outer("references.fetching")(prop._method, 2 if prop._user_port else 1)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 
@@ -127,6 +132,8 @@ class ActorBehaviour:
                 raise TypeError(
                     f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint"
                 )
+            if method.fetching is not None:
+                args, kwargs = method.fetching.values(args, kwargs)
             if method.explicit:
                 result = method.fn(self._response_port(delivery), *args, **kwargs)
             else:

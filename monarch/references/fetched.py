@@ -1,0 +1,168 @@
+"""Parameters of endpoints that take the value of a reference: it is fetched before the endpoint runs.
+
+Which parameters these are is read off the method's annotations once an actor and method. A method without any costs a call
+nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
+
+from monarch.references.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+
+class _Mark:
+    def __repr__(self) -> str:
+        return "fetched before the endpoint runs"
+
+
+_MARK = _Mark()
+
+# Any: a caller may pass an ObjectRef; T is what the body is checked with.
+Fetched = Annotated[T | Any, _MARK]
+"""The annotation of a parameter of an endpoint that takes the value of a reference.
+
+    @endpoint
+    def total(self, numbers: Fetched[list[int]]) -> int: ...
+
+    actors.total.call(ref)   # or a list
+
+An ObjectRef that is itself the argument is fetched before the endpoint runs, in the actor's process, all of a call's side by
+side; any other argument, and references within it, are passed as they are. What `ref.get()` would raise fails the call, with
+a note that names the argument, and the endpoint does not run. On an actor without an event loop, and for an `async def`
+endpoint, the messages behind it wait; concurrent endpoints do not. `*args` and `**kwargs` may be annotated. TypeError at the
+call when the annotation cannot be read in the module of the class.
+
+Since 0.2.0.
+"""
+
+
+class ArgumentFetcher:
+    """The parameters of one method that take values. `skip`: how many parameters are not the caller's."""
+
+    def __init__(self, method: Callable[..., Any], marked: set[str], skip: int) -> None:
+        self._method = method.__qualname__
+        self._places: dict[int, str] = {}
+        self._rest = sys.maxsize  # the first of the arguments for `*args: Fetched[T]`
+        self._names: set[str] = set()
+        self._others = False  # whether `**kwargs: Fetched[T]`
+        known = set()
+        for place, parameter in enumerate(list(inspect.signature(method).parameters.values())[skip:]):
+            known.add(parameter.name)
+            if parameter.name not in marked:
+                continue
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self._rest = place
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self._others = True
+            else:
+                if parameter.kind is not parameter.KEYWORD_ONLY:
+                    self._places[place] = parameter.name
+                if parameter.kind is not parameter.POSITIONAL_ONLY:
+                    self._names.add(parameter.name)
+        self._known = known
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments with the values; waits for them on this thread."""
+        asked = [(place, ref, ref._store.fetch(ref)) for place, ref in self._refs(args, kwargs)]
+        found = {}
+        for place, ref, value in asked:
+            try:
+                found[place] = value.get()
+            except Exception as exc:
+                self._explain(exc, place, ref)
+                raise
+        return _replaced(args, kwargs, found)
+
+    async def values_later(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Does as `values`, while the event loop runs on."""
+        asked = [(place, ref, _task(ref)) for place, ref in self._refs(args, kwargs)]
+        found = {}
+        try:
+            for place, ref, value in asked:
+                try:
+                    found[place] = await value
+                except Exception as exc:
+                    self._explain(exc, place, ref)
+                    raise
+        finally:
+            for _, _, value in asked:
+                value.cancel()
+        return _replaced(args, kwargs, found)
+
+    def _refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, ObjectRef[Any]]]:
+        for place, arg in enumerate(args):
+            if isinstance(arg, ObjectRef) and (place in self._places or place >= self._rest):
+                yield place, arg
+        for name, arg in kwargs.items():
+            if isinstance(arg, ObjectRef) and (name in self._names or (self._others and name not in self._known)):
+                yield name, arg
+
+    def _explain(self, exc: Exception, place: int | str, ref: ObjectRef[Any]) -> None:
+        name = self._places.get(place, f"*[{place}]") if isinstance(place, int) else place
+        exc.add_note(f"{self._method} did not run: its argument {name}, {ref}, could not be fetched")
+
+
+def _task(ref: ObjectRef[T]) -> asyncio.Task[T]:
+    import asyncio
+
+    return asyncio.get_running_loop().create_task(ref._store.fetch_later(ref))
+
+
+def _replaced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], found: dict[int | str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (
+        tuple([found.get(place, arg) for place, arg in enumerate(args)]),
+        {name: found.get(name, arg) for name, arg in kwargs.items()},
+    )
+
+
+def fetching(method: Callable[..., Any], skip: int) -> ArgumentFetcher | None:
+    """Returns what fetches the arguments of a method, the first `skip` of which are not the caller's; None where it takes no
+    values. TypeError for an annotation with Fetched that cannot be read where the method runs."""
+    plain = inspect.unwrap(method)
+    marked = set()
+    for name, written in _annotations(plain).items():
+        annotation = _read(plain, name, written) if isinstance(written, str) and "Fetched" in written else written
+        if get_origin(annotation) is Annotated and _MARK in annotation.__metadata__:
+            marked.add(name)
+    marked.discard("return")
+    return ArgumentFetcher(plain, marked, skip) if marked else None
+
+
+def _annotations(method: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return dict(getattr(method, "__annotations__", {}))
+    except NameError:  # Python 3.14 reads them only now; as texts it reads those of names that are not there
+        from annotationlib import Format, get_annotations  # type: ignore[import-not-found,unused-ignore]
+
+        return dict(get_annotations(method, format=Format.STRING))
+
+
+def _read(method: Callable[..., Any], name: str, annotation: str) -> Any:
+    names = dict(getattr(method, "__globals__", {}))
+    if (code := getattr(method, "__code__", None)) is not None:
+        cells = getattr(method, "__closure__", None) or ()
+        names.update({free: cell.cell_contents for free, cell in zip(code.co_freevars, cells, strict=True)})
+
+    def holder() -> None: ...
+
+    holder.__annotations__ = {name: annotation}
+    try:
+        return get_type_hints(holder, names, include_extras=True)[name]
+    except Exception as exc:  # of whatever the annotation calls
+        raise TypeError(
+            f"the annotation of {name!r} of {method.__qualname__}, {annotation!r}, cannot be read where the endpoint runs "
+            f"({exc}): import its names in the module that has the class, outside of `if TYPE_CHECKING`"
+        ) from exc

@@ -1,0 +1,149 @@
+"""Endpoints that take the values of references."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch.references import Fetched, ReferenceLost, put
+from monarch.references import store as stores
+from monarch.references.fetched import fetching
+from monarch.testing import InProcessCluster
+from tests.references.actors import AsyncTaker, Maker, Taker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as OnlyForCheckers
+
+
+@pytest.fixture
+def procs(cluster: InProcessCluster) -> ProcMesh:
+    return this_host().spawn_procs({"gpus": 2})
+
+
+def test_a_reference_is_replaced_by_its_value(procs: ProcMesh) -> None:
+    takers = procs.spawn("takers", Taker)
+    made = procs.slice(gpus=0).spawn("makers", Maker).squares.keep.call_one(4)
+    assert takers.total.call(made).get().values() == [14, 14]
+    assert takers.total.call(numbers=made, factor=2).get().values() == [28, 28]
+    assert takers.total.call([1, 2]).get().values() == [3, 3]  # a value is taken as it is
+
+
+def test_which_parameters_take_values(procs: ProcMesh) -> None:
+    taker = procs.slice(gpus=0).spawn("takers", Taker)
+    ref = put([1])
+    assert taker.kinds.call_one(ref, ref, ref, last=ref).get() == ["ObjectRef", "list", "list", "list"]
+    assert taker.kinds.call_one(ref=ref, other=ref).get() == ["ObjectRef", "list"]
+    assert taker.kinds.call_one(ref, [ref]).get() == ["ObjectRef", "list"]  # within an argument it stays
+
+
+def test_actors_with_an_event_loop(procs: ProcMesh) -> None:
+    takers = procs.spawn("takers", AsyncTaker)
+    made = procs.slice(gpus=0).spawn("makers", Maker).squares.keep.call_one(4)
+    assert takers.total.call(made).get().values() == [14, 14]
+    assert takers.total_beside.call(made, put([1])).get().values() == [15, 15]
+    assert takers.answered.call(made).get().values() == [14, 14]
+
+
+class Slow(Actor):
+    """Makes a value once it is let."""
+
+    let = threading.Event()
+
+    @endpoint
+    def make(self) -> list[int]:
+        assert Slow.let.wait(60)
+        return [1, 2]
+
+
+def test_what_is_not_made_yet_holds_up_its_own_call_only(procs: ProcMesh) -> None:
+    Slow.let.clear()
+    late = procs.slice(gpus=0).spawn("slow", Slow).make.keep.call_one()
+    taker = procs.slice(gpus=1).spawn("takers", AsyncTaker)
+    waiting = taker.total_beside.call_one(late)
+    assert taker.here.call_one().get() == "here"
+    Slow.let.set()
+    assert waiting.get() == 3
+
+
+def test_calls_behind_it_keep_their_order(procs: ProcMesh) -> None:
+    Slow.let.clear()
+    late = procs.slice(gpus=0).spawn("slow", Slow).make.keep.call_one()
+    taker = procs.slice(gpus=1).spawn("takers", Taker)
+    first, second = taker.total.call_one(late), taker.before.call_one()
+    Slow.let.set()
+    assert (first.get(), second.get()) == (3, 1)
+
+
+@pytest.mark.parametrize("Class", [Taker, AsyncTaker])
+def test_an_error_says_which_argument_and_that_nothing_ran(procs: ProcMesh, Class: Any) -> None:
+    taker = procs.slice(gpus=1).spawn("takers", Class)
+    broken = procs.slice(gpus=0).spawn("makers", Maker).fail.keep.call_one()
+    said = r"total did not run: its argument numbers, <ObjectRef of makers.fail \(rank 0\)>, could not be fetched"
+    with pytest.raises(ActorError, match=f"(?s)no value today.*{Class.__name__}.{said}"):
+        taker.total.call_one(broken).get()
+    assert taker.total.call_one([3]).get() == 3  # the actor goes on
+
+
+def test_a_lost_value(cluster: InProcessCluster, procs: ProcMesh) -> None:
+    others = this_host().spawn_procs({"gpus": 1})
+    lost = others.spawn("makers", Maker).squares.keep.call_one(3)
+    assert lost.get(30) == [0, 1, 4]
+    cluster.proc.mesh.owners.fault = lambda failure: (
+        None
+    )  # the caller hears of it, if its own answer was still under way
+    cluster.kill(others)
+    with pytest.raises(ActorError) as caught:
+        procs.slice(gpus=0).spawn("takers", Taker).total.call_one(lost).get()
+    assert isinstance(caught.value.exception, ReferenceLost)
+
+
+@pytest.mark.parametrize("Class", [Taker, AsyncTaker])
+def test_what_cannot_be_mapped_comes_once_a_process(
+    procs: ProcMesh, Class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    show = stores.ReferenceStore.show
+
+    def counted(self: Any, kept: Any, reader: Any, whole: bool) -> Any:
+        if whole:
+            sent.append(reader[0])
+        return show(self, kept, reader, whole)
+
+    monkeypatch.setattr(stores, "mapped", lambda place, lengths: None)
+    monkeypatch.setattr(stores.ReferenceStore, "show", counted)
+    first, second = procs.spawn("first", Class), procs.spawn("second", Class)
+    ref = put([bytearray(100_000)])
+    procs.spawn("holders", Maker).keep_it.call(ref).get()  # with the last handle of a process the bytes go
+    calls = [taker.bytes_of.call(ref) for taker in (first, second, first)]
+    assert [call.get().values() for call in calls] == [[100_000] * 2] * 3
+    assert sorted(sent) == sorted(set(sent)) == sorted(first._plan.addresses)
+
+
+def test_a_kept_call_takes_values_as_well(procs: ProcMesh) -> None:
+    takers = procs.spawn("takers", Taker)
+    assert takers.slice(gpus=1).total.keep.call_one(put([2, 3])).get(60) == 5
+
+
+def test_a_method_without_any_is_called_as_ever() -> None:
+    def plain(self: Any, numbers: list[int], other: OnlyForCheckers[int]) -> None: ...
+
+    assert fetching(plain, 1) is None
+
+
+def test_annotations_that_are_no_texts() -> None:
+    def real(self: Any, numbers: Any, other: int) -> None: ...
+
+    real.__annotations__ = {"numbers": Fetched[list[int]], "other": int, "return": Fetched[int]}
+    found = fetching(real, 1)
+    assert found is not None
+    assert found._names == {"numbers"}
+
+
+def test_an_annotation_that_cannot_be_read_says_what_to_do() -> None:
+    def hidden(self: Any, numbers: Fetched[OnlyForCheckers[int]]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"'numbers' of .*hidden, .* outside of `if TYPE_CHECKING`"):
+        fetching(hidden, 1)
