@@ -121,7 +121,8 @@ class LeaderFollower:
         self._claim = threading.Lock()  # of the thread that leads, also while it sleeps
         self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
         self._park.acquire()
-        self._parked: deque[None] = deque()  # one entry while it does; the thread that pops it wakes it
+        # What wakes it while it does: the thread that pops it does so.
+        self._parked: deque[Callable[[], None]] = deque()
         self._leader = 0  # the thread that led last, or leads
         self._leads = 0  # grows with each lead that begins
         self._main = threading.main_thread().ident
@@ -129,7 +130,8 @@ class LeaderFollower:
         # A thread that waited again at once: whether it still waits.
         self._hot: Callable[[], bool] | None = None
         self._watch: event_loops.EpollWatch | None = None  # an event loop of the program that reads
-        self._answers: set[int] = set()  # threads that wait for answers and do not lead
+        # Threads that wait for answers and do not lead: whether they still wait.
+        self._answers: dict[int, Callable[[], bool]] = {}
         self._followed = False  # another thread waited while one led
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
@@ -157,15 +159,16 @@ class LeaderFollower:
                 timeout = max(0.0, until - monotonic())
         elif monotonic() - self._ended < HOT:
             self._hot = lock.locked
-        if messages:
+        ident = get_ident()
+        try:
+            if not messages:
+                self._answers[ident] = lock.locked
+            # The I/O thread looks who waits when it is aside; a thread that leads looks whether another followed it.
+            if self.aside and not self._claim.locked():
+                self.recall()
             taken = _acquire(lock, timeout)
-        else:
-            ident = get_ident()
-            try:
-                self._answers.add(ident)
-                taken = _acquire(lock, timeout)
-            finally:
-                self._answers.discard(ident)
+        finally:
+            self._answers.pop(ident, None)
         self._hot = None
         self._ended = monotonic()
         return taken
@@ -182,8 +185,8 @@ class LeaderFollower:
         (mine,) = map(self._claim.acquire, _AT_ONCE)
         if not mine:
             self._followed = True
-            if self._leader == ident:  # it is this thread's, which a handler of signals has interrupted
-                self.recall()
+            if ident in (self._leader, self._main):
+                self.recall()  # it may be this thread's, which a handler of signals has interrupted
             return False
         try:
             pays = self._read(lock, ident, patience, messages)
@@ -279,14 +282,14 @@ class LeaderFollower:
     def watch(self, loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:
         """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile. `waits`:
         whether that has not come yet."""
+        if not self.aside and monotonic() - self._ended < HOT:
+            self._hot = waits
         if self.aside:
             watch = self._watch
             if watch is None or watch.loop() is not loop:
                 if watch is not None:
                     watch.end()
                 self._watch = event_loops.watch(loop, self._loop.epoll, self._on_readable)
-        elif monotonic() - self._ended < HOT:
-            self._hot = waits
 
     def watched(self) -> None:
         """It has what it waited for."""
@@ -320,12 +323,9 @@ class LeaderFollower:
     def recall(self) -> None:
         """The I/O thread comes back, if it stands aside, as soon as nobody leads."""
         try:
-            self._parked.pop()
+            # Taken and released in one step, behind which Python looks for signals: a handler that waits finds it awake.
+            next(map(call, iter(self._parked.pop, None)))
         except IndexError:
-            return
-        try:
-            self._park.release()
-        except RuntimeError:  # by another, who was held up for long between these two steps: it is awake
             pass
 
     def close(self) -> None:
@@ -352,9 +352,8 @@ class LeaderFollower:
         """Behind a turn in which something came: whether it is to stand aside."""
         if self._always:
             return True
-        waits = self._hot
         # Who has all it waits for will be back at once; others would have nobody who reads for them.
-        if waits is None or waits() or len(self._answers) > 1:
+        if self._hot is None or self._waits():
             return False
         self._hot = None
         if self._stay:
@@ -362,15 +361,21 @@ class LeaderFollower:
             return False
         return True
 
+    def _waits(self) -> bool:
+        """Returns whether a thread waits that does not lead."""
+        hot = self._hot
+        return (hot is not None and hot()) or any([waits() for waits in list(self._answers.values())])
+
     def stand_aside(self) -> None:
         """Returns when it is to go on. What is done from now on to have it do something wakes it (`Loop.wake`)."""
         loop = self._loop
         ident, loop.ident = loop.ident, 0
-        self._parked.append(None)
+        self._parked.append(self._park.release)
         self.aside = True
         seen, woken = self._leads, False
         self._lead.release()
-        while not loop.soon:
+        late = self._waits()  # since it was decided
+        while not loop.soon and not late:
             left = loop.time_left()
             if left is not None and left <= 0:
                 break
@@ -381,8 +386,8 @@ class LeaderFollower:
         self.aside = False
         self._lead.acquire()  # a leader has it for what it handles, no longer
         try:
-            self._parked.pop()  # also where one who was held up has woken it for an earlier time
+            self._parked.pop()
         except IndexError:
-            if not woken:  # somebody is about to wake it
-                self._park.acquire(timeout=ASIDE)
+            if not woken:  # somebody has meanwhile
+                self._park.acquire(False)
         loop.ident = ident

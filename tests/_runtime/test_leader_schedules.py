@@ -1,7 +1,7 @@
 """Tests of who reads, in every order in which the threads of a process can take turns.
 
 The I/O thread and threads that wait run the code of `leader`, the loop, the connection and the Future, stopped at any
-line. Whoever waits gets what comes.
+line. Whoever waits gets what comes, and no thread has to be woken by a time limit for that.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Process:
         self.daemons: dict[str, Callable[[], object]] = {"I/O": loop.run, "far": self.answer}
         self.answered = 0
         self.over = False
+        schedules.late = self.late
         schedules.roles |= {
             id(loop): "loop",
             id(self.lead): "lead",
@@ -110,12 +111,15 @@ class Process:
 
     # --- for the schedules
 
+    def unread(self) -> bytes:
+        try:
+            return self.connection._sock.recv(1 << 16, socket.MSG_PEEK)  # type: ignore[union-attr]
+        except BlockingIOError:
+            return b""
+
     def state(self) -> object:
         lead, loop, connection = self.lead, self.loop, self.connection
-        try:
-            unread = connection._sock.recv(1 << 16, socket.MSG_PEEK)  # type: ignore[union-attr]
-        except BlockingIOError:
-            unread = b""
+        unread = self.unread()
         return (
             [lead.aside, lead._turn, lead._claim, lead._lead, lead._park, lead._parked, lead._leader, lead._leads],
             [lead._answers and len(lead._answers), lead._followed, lead._misses, lead._ended],
@@ -124,6 +128,10 @@ class Process:
             [(body, slot.ready, slot._wakers) for body, slot in self.slots.items()],
             [self.answered, self.asked, self.over],
         )
+
+    def late(self) -> bool:
+        """Returns whether something has come, which nobody reads until a time limit ends."""
+        return bool(self.connection._kept or self.unread())
 
     def finish(self) -> None:
         self.over = True
@@ -191,7 +199,10 @@ def test_whoever_waits_gets_what_comes(
 
 
 class TakingTime(Process):
-    """A handler goes on until the I/O thread is back, and waits then."""
+    """A handler goes on until the I/O thread is back, which takes its time limit, and waits then."""
+
+    def late(self) -> bool:
+        return False
 
     def handle(self) -> None:
         self.schedules.wait(lambda: not self.lead.aside)

@@ -113,6 +113,7 @@ class Schedules:
         self._closed = False
         self.threads: list[_Turns] = []
         self.world: Any = None
+        self.late: Callable[[], bool] = lambda: False  # whether nobody has to wait for a time limit in this state
         self.roles: dict[int, str] = {}
         self.explored = Explored(0, 0, 0)
 
@@ -302,8 +303,9 @@ class Schedules:
         options: list[Option] = [(thread, _GO, 0) for thread in ready]
         if self._times_left or not ready:
             options += [(thread, _TIMEOUT, 0) for thread in others if thread.times_out and thread not in ready]
-        if not options:
-            self._fail("nobody can go on: " + "; ".join(self._where(thread) for thread in others))
+        if not options or (not ready and not self._coasting and self.late()):
+            why = "only a time limit" if options else "nobody"
+            self._fail(f"{why} can go on: " + "; ".join(self._where(thread) for thread in others))
             self._told.append(f"  {me} waits")
             if last:
                 self._wake_main()
