@@ -49,6 +49,7 @@ inside() {
     # shellcheck disable=SC2086
     [ -z "${TAKE:-}" ] || (cd "$HERE" && cp -r --parents $TAKE "$root/root/monarch")
 
+    mount --bind "$root" "$root"  # programs there may make namespaces of mounts: the root is one
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"

@@ -22,6 +22,7 @@ class WithRLock:
     __slots__ = ("__exit__", "_lock")
     # Each is the lock's own, and found without a step in Python.
     acquire, release = property(attrgetter("_lock.acquire")), property(attrgetter("_lock.release"))
+    locked = property(attrgetter("_lock.locked"))
 
     def __init__(self, lock: Any = None) -> None:
         self._lock = threading.RLock() if lock is None else lock
@@ -37,7 +38,6 @@ class WithLock(WithRLock):
     """A `threading.Lock`, in the same way."""
 
     __slots__ = ()
-    locked = property(attrgetter("_lock.locked"))
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
