@@ -118,8 +118,9 @@ class SlurmLab:
                 down=self.down_partition,
             )
         )
-        # Slurm's own plugin for control groups is not used, and must not look for them.
-        (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        # Slurm's own plugin for control groups is not used, and must not look for them; how that is said has changed.
+        words = "CgroupPlugin=disabled" if _release() >= (23, 11) else "CgroupAutomount=no"
+        (folder / "cgroup.conf").write_text(f"{words}\n")
         self.variables = {"SLURM_CONF": str(configuration)}
         """What to add to an environment, so that Slurm's commands find this Slurm."""
         self._start_munge()
@@ -218,6 +219,12 @@ class SlurmLab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _release() -> tuple[int, ...]:
+    """Returns (22, 5, 8), of "slurm-wlm 22.05.8"."""
+    told = subprocess.run([_program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, told.split()[-1].split(".")))
 
 
 def _program(name: str) -> str:

@@ -84,6 +84,6 @@ def test_a_session(terminal: Any, how: str, end: str) -> None:
     left = Watch(descendants(repl.process.pid))
     repl.type(end)
     # From 3.14 on Python itself ends so, however long ago a Ctrl-C came at its prompt.
-    status = -signal.SIGINT if how == "prompt" and sys.version_info >= (3, 14) else 0
+    status = -signal.SIGINT if sys.version_info >= (3, 14) else 0
     assert repl.process.wait(TIMEOUT) == status
     assert left.survivors(10) == {}

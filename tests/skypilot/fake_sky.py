@@ -99,7 +99,6 @@ class Cloud:
         cluster_name: str | None = None,
         retry_until_up: bool = False,
         idle_minutes_to_autostop: int | None = None,
-        wait_for: Any = None,
         dryrun: bool = False,
         down: bool = False,
     ) -> str:
@@ -126,9 +125,7 @@ class Cloud:
             )  # fmt: skip
         return address, process
 
-    def api_status(
-        self, request_ids: list[str] | None = None, all_status: bool = False, limit: int | None = None
-    ) -> list[Any]:
+    def api_status(self, request_ids: list[str] | None = None, all_status: bool = False) -> list[Any]:
         assert request_ids == ["launch"]
         status = "FAILED" if self.error else self.request_status
         return [SimpleNamespace(request_id="launch", status=status, status_msg="Provisioning on AWS")]

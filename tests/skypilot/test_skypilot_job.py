@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ import pytest
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.job import Ended, Ready, SchedulerError, Waiting
 from monarch.job.skypilot import SkyPilotJob
-from tests.skypilot.fake_sky import Cloud, ClusterStatus, JobStatus, Resources
+from tests.skypilot.fake_sky import Cloud, ClusterStatus, JobStatus, Resources, Task
 from tests.support.tiers import full
+
+TASK = ("set_file_mounts", "set_resources")
 
 
 @pytest.fixture
@@ -38,6 +42,28 @@ class Teller(Actor):
     @endpoint
     def rank(self) -> int:
         return current_rank().rank
+
+
+@full
+def test_the_stand_in_is_called_as_skypilot_is(cloud: Cloud) -> None:
+    """By its names and their order; a program of its own, for SkyPilot imports much."""
+    pytest.importorskip("sky", reason="SkyPilot is not installed")
+    made = cloud.module()
+    calls = {name: [*inspect.signature(call).parameters] for name, call in vars(made).items()}
+    calls |= {f"Task.{name}": [*inspect.signature(getattr(Task, name)).parameters] for name in TASK}
+    del calls["Resources"]  # whatever it takes is passed on to it
+    program = f"""
+import inspect, operator, sky
+for name, names in {calls!r}.items():
+    there = list(inspect.signature(operator.attrgetter(name)(sky)).parameters)
+    missing = [each for each in names if each not in there]
+    assert not missing and there[:1] == names[:1], (name, missing, there)
+sky.Resources(accelerators="H100:8").to_yaml_config()
+for kind, names in ((sky.ClusterStatus, {[*ClusterStatus.__members__]!r}), (sky.JobStatus, {[*JobStatus.__members__]!r})):
+    assert set(names) <= set(kind.__members__), kind
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @full
