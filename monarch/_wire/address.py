@@ -20,7 +20,10 @@ UNNAMED = "anon"  # a mesh of processes that the program gave no name
 
 
 def host_of(address: str) -> str:
-    """The host part of a process's address (also of the agent's own)."""
+    """The host part of a process's address (also of the agent's own); of no other meaning than being equal on one host.
+
+    Since 0.2.0.
+    """
     return address.rpartition("/")[0]
 
 

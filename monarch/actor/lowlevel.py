@@ -13,6 +13,7 @@ from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
 from monarch._runtime.thread_task import in_thread
+from monarch._wire.address import host_of
 from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
 from monarch._wire.sealed import Sealed
@@ -29,6 +30,7 @@ __all__ = [
     "explain_errors",
     "follow",
     "hold_health",
+    "host_of",
     "importable",
     "in_thread",
     "lives_here",

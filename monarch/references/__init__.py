@@ -7,6 +7,8 @@
     stored_value   values, in memory that other processes map
     object_ref     the handle
     outcomes       values and errors on their way
+    pinning        which processes keep copies
+    reader         values, fetched
     store          the references of one process
     keep           `endpoint.keep`, `put`
     fetched        endpoints that take values

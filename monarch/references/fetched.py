@@ -23,6 +23,9 @@ class _Mark:
     def __repr__(self) -> str:
         return "fetched before the endpoint runs"
 
+    def __reduce__(self) -> str:
+        return "_MARK"  # classes of a program's own file are pickled whole
+
 
 _MARK = _Mark()
 
@@ -72,7 +75,7 @@ class ArgumentFetcher:
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments with the values; waits for them on this thread."""
-        asked = [(place, ref, ref._store.fetch(ref)) for place, ref in self._refs(args, kwargs)]
+        asked = [(place, ref, ref._store.reader.fetch(ref)) for place, ref in self._refs(args, kwargs)]
         found = {}
         for place, ref, value in asked:
             try:
@@ -116,7 +119,7 @@ class ArgumentFetcher:
 def _task(ref: ObjectRef[T]) -> asyncio.Task[T]:
     import asyncio
 
-    return asyncio.get_running_loop().create_task(ref._store.fetch_later(ref))
+    return asyncio.get_running_loop().create_task(ref._store.reader.fetch_later(ref))
 
 
 def _replaced(

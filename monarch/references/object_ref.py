@@ -6,8 +6,10 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from monarch.references.counting import RefId
+from monarch.references.errors import ReferenceLost
 
 if TYPE_CHECKING:
+    from monarch.actor import ProcMesh
     from monarch.references.store import ReferenceStore
 
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +41,9 @@ class ObjectRef(Generic[T_co]):
     Since 0.2.0.
     """
 
-    __slots__ = ("__weakref__", "_facts", "_store")
+    __slots__ = ("__weakref__", "_copies", "_facts", "_store")
+
+    _copies: tuple[ObjectRef[T_co], ...]  # of a pinned one: references to the same value, in several processes
 
     _facts: RefFacts
     _store: ReferenceStore
@@ -49,14 +53,32 @@ class ObjectRef(Generic[T_co]):
 
     def get(self, timeout: float | None = None) -> T_co:
         """Returns the value, once it was made; blocks this thread until then. See the class for what it raises."""
-        return self._store.fetch(self).get(timeout)
+        for copy in self._copies[:-1]:
+            try:
+                return copy.get(timeout)
+            except ReferenceLost:  # another process has it
+                pass
+        one = self._copies[-1] if self._copies else self
+        return one._store.reader.fetch(one).get(timeout)
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        return self._store.fetch_later(self).__await__()
+        return self._store.reader.fetch_later(self).__await__()
+
+    def pin(self, copies: int = 2, on: ProcMesh | None = None, timeout: float | None = None) -> ObjectRef[T_co]:
+        """Returns a reference to the same value that is not lost before `copies` processes have ended: its owner, and others
+        that keep a copy. It is used and sent as any; the copies are freed with it.
+
+        Blocks until the value was made and copied. The copies are in the first processes of `on` that do not have it, those
+        of other hosts before those of the owner's; without `on` in this process. Each counts towards `reference_bytes` of its
+        process. ValueError when there are not so many processes, ReferenceLost, what `get` raises, ReferenceLimitError.
+
+        Since 0.2.0.
+        """
+        return self._store.pin(self, copies, on, timeout)
 
     @property
     def owner(self) -> str:
-        """The address of the process that has the value."""
+        """The address of the process that has the value, or, of a task that may be run again, that knows which has."""
         return self._facts.owner
 
     def __eq__(self, other: object) -> bool:
@@ -82,13 +104,14 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         store = getattr(self, "_store", None)
-        if store is not None:
+        if store is not None and not self._copies:
             store.dropped.put(self._facts)
 
 
-def handle(facts: RefFacts, store: ReferenceStore) -> ObjectRef[Any]:
-    """Makes a handle that the store has counted."""
+def handle(facts: RefFacts, store: ReferenceStore, copies: tuple[ObjectRef[Any], ...] = ()) -> ObjectRef[Any]:
+    """Makes a handle that the store has counted; of a pinned reference `copies` are counted, and it is not."""
     ref: ObjectRef[Any] = ObjectRef.__new__(ObjectRef)
     ref._facts = facts
+    ref._copies = copies
     ref._store = store
     return ref

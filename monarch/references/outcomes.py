@@ -38,7 +38,20 @@ class FetchedValue(NamedTuple):
     place: MemoryPlace | None
     lengths: Sequence[int]
     pieces: Sequence[Any]
-    refs: Sequence[tuple[RefFacts, Ticket]]
+    refs: Sequence[FetchedElsewhere]
+
+
+class KeptElsewhere(NamedTuple):
+    """A value that another process has made in place of this one, which named it."""
+
+    ref: ObjectRef[Any]
+
+
+class FetchedElsewhere(NamedTuple):
+    """A reference that one process tells another of, which claims it with the ticket."""
+
+    facts: RefFacts
+    ticket: Ticket
 
 
 class LocalValue(NamedTuple):
@@ -48,7 +61,7 @@ class LocalValue(NamedTuple):
     refs: Sequence[ObjectRef[Any]]
 
 
-Kept = KeptValue | KeptError
+Kept = KeptValue | KeptError | KeptElsewhere
 
 
 def limit_of_bytes() -> int:
@@ -75,7 +88,7 @@ def failed_with(exc: BaseException) -> KeptError:
 def error_of(kept: KeptError, facts: RefFacts) -> Exception:
     try:
         exc = None if kept.error is None else kept.error.open()
-    except Exception:  # its class is not here
+    except Exception:  # its class is not here, or raises
         exc = None
     if isinstance(exc, ReferenceLost):
         return ReferenceLost(f"the value that {facts.maker} made is lost: {exc}")

@@ -14,15 +14,13 @@ import logging
 import os
 import queue
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._linux.locks import Condition, Lock
-from monarch.actor import Actor, Future, Port, Promise, SupervisionError, endpoint
+from monarch._linux.locks import Lock
+from monarch.actor import Actor, Future, Port, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,
     encode_for,
-    follow,
-    in_thread,
     own_process,
     process_service,
     reduce_for,
@@ -35,18 +33,22 @@ from monarch.references.counting import HolderTable, LocalHandles, Process, RefI
 from monarch.references.errors import ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts, handle
 from monarch.references.outcomes import (
+    FetchedElsewhere,
     FetchedValue,
     Kept,
+    KeptElsewhere,
     KeptError,
     KeptValue,
-    LocalValue,
-    error_of,
     failed_with,
     limit_of_bytes,
-    lost_with,
     no_room,
 )
-from monarch.references.stored_value import StoredValue, inner, mapped, unpickle
+from monarch.references.pinning import places_for_copies
+from monarch.references.reader import ValueReader
+from monarch.references.stored_value import StoredValue, inner
+
+if TYPE_CHECKING:
+    from monarch.actor import ProcMesh
 
 T = TypeVar("T")
 Answered = Callable[[bool], None]
@@ -90,15 +92,14 @@ class ReferenceStore:
         self.dropped: queue.SimpleQueue[RefFacts | Callable[[], None] | None] = queue.SimpleQueue()
         self._context = contextvars.copy_context()  # of the service: the sender of all that is told
         self._numbers = itertools.count(1)
-        self._lock = Lock()  # of what follows; nothing waits while it is held
+        self.lock = Lock()  # of what follows, and of the reader; nothing waits while it is held
         self._table = HolderTable()
-        self._handles = LocalHandles()
+        self.handles = LocalHandles()
         self._kept: dict[RefId, Kept] = {}
-        self._fetched: dict[RefId, LocalValue] = {}
         self._waiting: dict[RefId, list[Callable[[Kept], None]]] = {}
-        self._copying: dict[RefId, Any] = {}  # locks, held while the bytes come from another host
         self._bytes = 0
         self._watched: set[Process] = set()
+        self.reader = ValueReader(self)
         self._sending = Lock()  # what is decided under it is sent in this order
         self._services: dict[str, Any] = {}
         self._closed = False
@@ -109,33 +110,35 @@ class ReferenceStore:
     @property
     def number(self) -> int:
         """The number of references there are whose values are here, or will be."""
-        with self._lock:
+        with self.lock:
             return len(self._table)
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept here."""
-        with self._lock:
+        with self.lock:
             return self._bytes
 
     @property
     def is_clean(self) -> bool:
         """True if nothing is kept here of any reference, and there is no handle."""
-        with self._lock:
-            return self._table.is_clean and not (self._handles or self._kept or self._fetched or self._bytes)
+        with self.lock:
+            return self._table.is_clean and not (self.handles or self._kept or self.reader.fetched or self._bytes)
 
     # --- values of this process
 
     def put(self, value: Any, maker: str) -> ObjectRef[Any]:
         """Keeps a value."""
-        kept = self._encoded(value, maker)
+        return self._keep_here(self._encoded(value, maker), maker)
+
+    def _keep_here(self, kept: KeptValue, maker: str) -> ObjectRef[Any]:
         facts = RefFacts(RefId(self.process[0], "", next(self._numbers), self.process[1]), self.process[0], maker)
         self._admit(kept, maker)
-        with self._lock:
+        with self.lock:
             self._table.create(facts.ref, self.process)
             self._table.made(facts.ref)
             self._kept[facts.ref] = kept
-            self._handles.added(facts.ref)
+            self.handles.added(facts.ref)
         return handle(facts, self)
 
     def keep(self, ref: RefId, result: Any, error: BaseException | None, maker: str) -> None:
@@ -150,8 +153,31 @@ class ReferenceStore:
             kept = failed_with(exc)
         self._fill(ref, kept)
 
+    def named(self, maker: str) -> ObjectRef[Any]:
+        """Makes a reference to a value that another process will make; `forward` says which."""
+        facts = RefFacts(RefId(self.process[0], "", next(self._numbers), self.process[1]), self.process[0], maker)
+        with self.lock:
+            self._table.create(facts.ref, self.process)
+            self.handles.added(facts.ref)
+        return handle(facts, self)
+
+    def is_wanted(self, ref: RefId) -> bool:
+        """Returns whether anybody holds a reference that was named here."""
+        with self.lock:
+            return ref in self._table
+
+    def forward(self, ref: RefId, there: ObjectRef[Any] | Exception) -> None:
+        """Says where what was named is; or what prevented it."""
+        self._fill(ref, failed_with(there) if isinstance(there, Exception) else KeptElsewhere(there))
+
+    def copied(self, ref: ObjectRef[Any]) -> ObjectRef[Any]:
+        """Keeps a copy of a value of another process; waits for it."""
+        here, maker = self.reader.local(ref), ref._facts.maker
+        kept = KeptValue(StoredValue(here.pieces), here.refs)
+        return self._keep_here(kept, maker)
+
     def _fill(self, ref: RefId, kept: Kept) -> None:
-        with self._lock:
+        with self.lock:
             wanted = ref not in self._kept and self._table.made(ref)
             if wanted:
                 self._kept[ref] = kept
@@ -173,7 +199,7 @@ class ReferenceStore:
 
     def _admit(self, kept: KeptValue, maker: str) -> None:
         limit, size = limit_of_bytes(), kept.stored.size
-        with self._lock:
+        with self.lock:
             used = self._bytes
             if used + size <= limit:
                 self._bytes += size
@@ -182,12 +208,12 @@ class ReferenceStore:
 
     def _let_go(self, kept: Kept | None) -> None:
         if isinstance(kept, KeptValue):
-            with self._lock:
+            with self.lock:
                 self._bytes -= kept.stored.size
 
     def _free(self) -> None:
         """Lets go of what nobody holds any more; handles within it leave word in the queue."""
-        with self._lock:
+        with self.lock:
             freed, self._table.freed = self._table.freed, []
             gone = [(ref, self._kept.pop(ref, None), self._waiting.pop(ref, [])) for ref in freed]
         for ref, kept, waiting in gone:
@@ -200,16 +226,16 @@ class ReferenceStore:
     def created(self, facts: RefFacts) -> ObjectRef[Any]:
         """A handle of a value that its owner will make, and that this process has named."""
         with self._sending:
-            with self._lock:
-                self._handles.added(facts.ref)
+            with self.lock:
+                self.handles.added(facts.ref)
             self._tell(facts.owner, "create", facts.ref)
         return handle(facts, self)
 
     def arrived(self, facts: RefFacts, ticket: Ticket) -> ObjectRef[Any]:
         """A handle that a message has brought."""
         with self._sending:
-            with self._lock:
-                self._handles.added(facts.ref)
+            with self.lock:
+                self.handles.added(facts.ref)
             self._tell(facts.owner, "claim", facts.ref, ticket)
         return handle(facts, self)
 
@@ -250,6 +276,11 @@ class ReferenceStore:
         else:
             self._in_context(lambda: self._service(owner).tell.broadcast(self.process, [(what, *facts)]))
 
+    def ask(self, owner: str, endpoint: str, *facts: Any) -> Future[Any]:
+        """Calls an endpoint of another process's service, behind all that it was told before."""
+        with self._sending:
+            return self._in_context(lambda: getattr(self._service(owner), endpoint).call_one(*facts))
+
     def _in_context(self, act: Callable[[], T]) -> T:
         return self._context.copy().run(act)
 
@@ -268,7 +299,7 @@ class ReferenceStore:
             if what == "failed":
                 self._fill(ref, failed_with(SupervisionError(facts[0])))
                 continue
-            with self._lock:
+            with self.lock:
                 if what == "create":
                     self._table.create(ref, process)
                 elif what == "claim":
@@ -302,7 +333,7 @@ class ReferenceStore:
         self._in_context(lambda: watch_processes({address: incarnation}, ended))
 
     def _ended(self, process: Process) -> None:
-        with self._lock:
+        with self.lock:
             self._watched.discard(process)
             if process[1] < 0:
                 self._table.address_ended(process[0])
@@ -310,56 +341,25 @@ class ReferenceStore:
                 self._table.ended(process)
         self._free()
 
-    # --- values
+    def pin(self, ref: ObjectRef[Any], copies: int, on: ProcMesh | None, timeout: float | None) -> ObjectRef[Any]:
+        """See `ObjectRef.pin`."""
+        had = ref._copies or (ref,)
+        targets = places_for_copies([one.owner for one in had], copies, on, self.process[0])
+        self.reader.made(ref).get(timeout)
+        asked = [self._ask_for_copy(target, ref) for target in targets if target != self.process[0]]
+        made = [self.copied(ref)] if self.process[0] in targets else []
+        made += [self.arrived(*future.get(timeout)) for future in asked]
+        return handle(ref._facts, self, (*had, *made))
 
-    def fetch(self, ref: ObjectRef[T]) -> Future[T]:
-        """The Future of the value."""
-        facts = ref._facts
-        known = self._fetched.get(facts.ref)
-        if known is not None:
-            return _done(known, ref)
-        if facts.owner == self.process[0]:
-            promise: Promise[Kept] = Promise()
-            self.when_made(facts.ref, promise.set)
-            return follow(promise.future, lambda kept: _value(_opened(kept, facts), ref))
-        return follow(
-            self._ask(facts, False),
-            lambda answer: _value(self._took(answer, facts) or self._copied(facts), ref),
-            lambda exc: lost_with(facts, exc),
-        )
+    def _ask_for_copy(self, target: str, ref: ObjectRef[Any]) -> Future[FetchedElsewhere]:
+        """Sends the reference as an argument, which takes `_sending` itself."""
+        return self._in_context(lambda: self._service(target).copy.call_one(ref, self.process))
 
-    async def fetch_later(self, ref: ObjectRef[T]) -> T:
-        """Does as `fetch` while the event loop runs on, also where the bytes come from another host."""
-        facts = ref._facts
-        if facts.ref in self._fetched or facts.owner == self.process[0]:
-            return await self.fetch(ref)
-        try:
-            answer = await self._ask(facts, False)
-        except SupervisionError as exc:
-            raise lost_with(facts, exc) from exc
-        here = self._took(answer, facts)
-        if here is None:
-            here = await in_thread(lambda: self._copied(facts), "monarch-fetching")
-        return _value(here, ref)
-
-    def _ask(self, facts: RefFacts, whole: bool) -> Future[Any]:
-        with self._sending:
-            return self._in_context(lambda: self._service(facts.owner).fetch.call_one(facts.ref, self.process, whole))
-
-    def made(self, ref: ObjectRef[Any]) -> Future[None]:
-        """The Future that is done when the value, or an error in its place, is there; raises ReferenceLost."""
-        facts = ref._facts
-        if facts.owner == self.process[0]:
-            promise: Promise[Kept] = Promise()
-            self.when_made(facts.ref, promise.set)
-            return follow(promise.future, lambda kept: None)
-        with self._sending:
-            asked = self._in_context(lambda: self._service(facts.owner).made.call_one(facts.ref))
-        return follow(asked, lambda answer: None, lambda exc: lost_with(facts, exc))
+    # --- values, for readers
 
     def when_made(self, ref: RefId, answer: Callable[[Kept], None]) -> None:
         """Calls `answer` with what is kept of a reference, as soon as it is."""
-        with self._lock:
+        with self.lock:
             kept = self._kept.get(ref)
             if kept is None and ref in self._table:
                 self._waiting.setdefault(ref, []).append(answer)
@@ -368,10 +368,12 @@ class ReferenceStore:
             kept = failed_with(ReferenceLost("its value is not in the process that made it any more"))
         answer(kept)
 
-    def show(self, kept: Kept, reader: Process, whole: bool) -> FetchedValue | KeptError:
+    def show(self, kept: Kept, reader: Process, whole: bool) -> FetchedValue | FetchedElsewhere | KeptError:
         """Returns what a reader is told of a value; `whole`: it cannot map its memory."""
         if isinstance(kept, KeptError):
             return kept
+        if isinstance(kept, KeptElsewhere):
+            return self.elsewhere(kept.ref, reader)
         stored = kept.stored
         place = None if whole else stored.place
         if place is None:
@@ -380,47 +382,14 @@ class ReferenceStore:
             pieces = [pickle.PickleBuffer(piece) for piece in stored.pieces()]
         else:
             pieces = []
-        refs = []
-        for one in kept.refs:
-            ticket = self.new_ticket()
-            self.lend(one._facts, ticket, (reader[0],))
-            refs.append((one._facts, ticket))
+        refs = [self.elsewhere(one, reader) for one in kept.refs]
         return FetchedValue(place, stored.lengths, pieces, refs)
 
-    def _took(self, answer: FetchedValue | KeptError, facts: RefFacts) -> LocalValue | None:
-        """Returns the value; None if it is in memory that cannot be mapped here."""
-        if isinstance(answer, KeptError):
-            raise error_of(answer, facts)
-        refs = [self.arrived(*one) for one in answer.refs]
-        pieces: Sequence[Any] | None = answer.pieces
-        if answer.place is not None:
-            pieces = mapped(answer.place, answer.lengths)
-            if pieces is None:
-                return None
-        assert pieces is not None
-        here = LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs)
-        with self._lock:
-            if facts.ref in self._handles:
-                here = self._fetched.setdefault(facts.ref, here)
-        return here
-
-    def _copied(self, facts: RefFacts) -> LocalValue:
-        """Has a value that cannot be mapped sent here, once: who needs it meanwhile waits."""
-        with self._lock:
-            turn = self._copying.setdefault(facts.ref, Lock())
-        with turn:
-            if (known := self._fetched.get(facts.ref)) is not None:
-                return known
-            try:
-                here = self._took(self._ask(facts, True).get(), facts)
-            except SupervisionError as exc:
-                raise lost_with(facts, exc) from exc
-            else:
-                assert here is not None  # its pieces came along
-                return here
-            finally:
-                with self._lock:
-                    self._copying.pop(facts.ref, None)
+    def elsewhere(self, ref: ObjectRef[Any], reader: Process) -> FetchedElsewhere:
+        """Lends a reference to a process that is told of it next."""
+        ticket = self.new_ticket()
+        self.lend(ref._facts, ticket, (reader[0],))
+        return FetchedElsewhere(ref._facts, ticket)
 
     # --- the thread
 
@@ -440,10 +409,10 @@ class ReferenceStore:
                     break
             released: dict[str, list[tuple[str, RefId]]] = {}
             with self._sending:
-                with self._lock:
+                with self.lock:
                     for facts in work:
-                        if isinstance(facts, RefFacts) and self._handles.dropped(facts.ref):
-                            self._fetched.pop(facts.ref, None)
+                        if isinstance(facts, RefFacts) and self.handles.dropped(facts.ref):
+                            self.reader.fetched.pop(facts.ref, None)
                             released.setdefault(facts.owner, []).append(("release", facts.ref))
                 for owner, batch in released.items():
                     self._release(owner, batch)
@@ -475,23 +444,6 @@ class ReferenceStore:
         self._closed = True
         _stores.pop(self.process, None)
         self.dropped.put(None)
-
-
-def _opened(kept: Kept, facts: RefFacts) -> LocalValue:
-    if isinstance(kept, KeptError):
-        raise error_of(kept, facts)
-    return LocalValue(kept.stored.pieces(), kept.refs)
-
-
-def _value(here: LocalValue, ref: ObjectRef[T]) -> T:
-    """Unpickles the value of a reference that lives as long."""
-    return unpickle(here.pieces, here.refs)  # type: ignore[no-any-return]
-
-
-def _done(here: LocalValue, ref: ObjectRef[T]) -> Future[T]:
-    promise: Promise[LocalValue] = Promise()
-    promise.set(here)
-    return follow(promise.future, lambda here: _value(here, ref))
 
 
 class ReferenceService(Actor):
@@ -526,6 +478,19 @@ class ReferenceService(Actor):
         """Answers once the value was made."""
         self._store.when_made(ref, lambda kept: port.send(None))
 
+    @endpoint(explicit_response_port=True, instrument=False)
+    def copy(self, port: Port[Any], ref: ObjectRef[Any], reader: Process) -> None:
+        """Answers with a reference to a copy of a value, which this process has then."""
+
+        def run() -> None:
+            try:
+                copy = self._store.copied(ref)
+                port.send(self._store.elsewhere(copy, reader))
+            except Exception as exc:  # for who wants the copy
+                port.exception(exc)
+
+        start_thread(contextvars.copy_context().run, "monarch-fetching", run)
+
     def _handle_undeliverable_message(self, message: Any) -> bool:
         return True  # a reader has ended
 
@@ -552,6 +517,8 @@ def store() -> ReferenceStore:
 
 
 def _reduce(ref: ObjectRef[Any], receivers: Receivers) -> tuple[Any, ...]:
+    if ref._copies:
+        return _arrived_pinned, ref._copies
     if isinstance(receivers, _KeptReceivers):
         receivers.refs.append(ref)
         return inner, (len(receivers.refs) - 1,)
@@ -564,6 +531,10 @@ def _reduce(ref: ObjectRef[Any], receivers: Receivers) -> tuple[Any, ...]:
 
 def _arrived(facts: RefFacts, ticket: Ticket) -> ObjectRef[Any]:
     return store().arrived(facts, ticket)
+
+
+def _arrived_pinned(*copies: ObjectRef[Any]) -> ObjectRef[Any]:
+    return handle(copies[0]._facts, store(), copies)
 
 
 reduce_for(

@@ -12,8 +12,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from monarch._linux.locks import Lock
 from monarch.actor import Actor, ProcMesh, ValueMesh, concurrent_endpoint
 from monarch.actor import as_completed as futures_as_completed
+from monarch.actor.lowlevel import in_thread
 from monarch.references.keep import KeptEndpoint
 from monarch.references.object_ref import ObjectRef
+from monarch.references.store import store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,8 +56,12 @@ def task(function: Any = None, /, *, retries: int = 0, retry_on: ErrorTypes = Ex
 
         lines = load.submit(procs, "a.txt")
 
-    `retries`: how often it is run again, in the same process, when it raises a `retry_on`. Whoever says so says that it may
-    run more than once. A task whose process ends is not run again: its reference raises ReferenceLost.
+    `retries`: how often it is run again, in the same process when it raises a `retry_on`, in another of the mesh when its
+    process ends before it has returned. Whoever says so says that it may run more than once. (Errors that a process met
+    before it ended are not counted any more.) Without retries a task whose process ends is lost, as is one that has used
+    them up: its reference raises ReferenceLost, which says how the process ended. A value that was made and is lost later is
+    not made again: see `ObjectRef.pin`. What a task with retries gives is known by where this process says it is: its
+    reference is lost with either.
 
     Since 0.2.0.
     """
@@ -80,7 +86,7 @@ def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs:
     has the fewest of this program's unfinished ones, among those to one that has an argument of it.
 
     `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
-    function raised, ReferenceLost when its process ended. Raises here what pickling raises.
+    function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises.
 
     Since 0.2.0.
     """
@@ -133,13 +139,27 @@ class _Workers:
         self._lock = Lock()
 
     def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
+        if isinstance(function, TaskFunction) and function.retries:
+            return _RetriedTask(self, function, args, kwargs).begin()
+        return self.submit_then(function, args, kwargs, None)
+
+    def submit_then(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answered: Callable[[bool], None] | None
+    ) -> ObjectRef[Any]:
+        """Does as `submit`, in the process that is next; `answered` as in `KeptEndpoint.call_one_then`."""
         owners = {arg.owner for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)}
         with self._lock:
             rank = min(range(len(self._workers)), key=lambda rank: self._cost(rank, owners))
             self._unfinished[rank] += 1
         try:
             keep = KeptEndpoint(self._workers[rank].run)
-            return keep.call_one_then(functools.partial(self._finished, rank), function, args, kwargs)
+
+            def finished(lives: bool) -> None:
+                self._finished(rank, lives)
+                if answered is not None:
+                    answered(lives)
+
+            return keep.call_one_then(finished, function, args, kwargs)
         except BaseException:
             self._finished(rank, True)
             raise
@@ -152,6 +172,58 @@ class _Workers:
         with self._lock:
             self._unfinished[rank] -= 1
             (self._ended.discard if lives else self._ended.add)(rank)
+
+
+class _RetriedTask:
+    """A task that runs again, in another process, when its own ends. Its reference is named by this process, which learns
+    where the value is in the end."""
+
+    def __init__(
+        self, workers: _Workers, function: TaskFunction[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._workers, self._function, self._args, self._kwargs = workers, function, args, kwargs
+        self._left = function.retries
+        self._store = store()
+        self._lock = threading.Lock()
+        self._there: ObjectRef[Any] | None = None  # of the run under way
+        self._lives: bool | None = None  # whether its process does, once it has answered
+
+    def begin(self) -> ObjectRef[Any]:
+        """Raises what pickling raises."""
+        ref = self._store.named(f"task {getattr(self._function.function, '__name__', 'function')}")
+        self._name = ref._facts.ref
+        try:
+            self._run()
+        except BaseException as exc:
+            self._store.forward(self._name, RuntimeError(f"it was not sent: {exc}"))
+            raise
+        return ref
+
+    def _run(self) -> None:
+        self._settle(there=self._workers.submit_then(self._function, self._args, self._kwargs, self._answered))
+
+    def _answered(self, lives: bool) -> None:
+        self._settle(lives=lives)
+
+    def _settle(self, there: ObjectRef[Any] | None = None, lives: bool | None = None) -> None:
+        """Goes on once both are known; the answer may come before the reference."""
+        with self._lock:
+            self._there = there or self._there
+            self._lives = self._lives if lives is None else lives
+            if self._there is None or self._lives is None:
+                return
+            there, lives, self._there, self._lives = self._there, self._lives, None, None
+        if lives or not self._left or not self._store.is_wanted(self._name):
+            self._store.forward(self._name, there)
+            return
+        self._left -= 1
+        in_thread(self._again, "monarch-tasks")
+
+    def _again(self) -> None:
+        try:
+            self._run()
+        except Exception as exc:  # of sending it; whoever reads the reference is told
+            self._store.forward(self._name, exc)
 
 
 _known: weakref.WeakKeyDictionary[ProcMesh, _Workers] = weakref.WeakKeyDictionary()
@@ -172,7 +244,7 @@ def as_completed(refs: Iterable[ObjectRef[R]], timeout: float | None = None) -> 
 
     Since 0.2.0.
     """
-    futures = {ref._store.made(ref): ref for ref in dict.fromkeys(refs)}
+    futures = {ref._store.reader.made(ref): ref for ref in dict.fromkeys(refs)}
     for future in futures_as_completed(list(futures), timeout=timeout):
         try:
             future.get()
@@ -210,5 +282,5 @@ def values(refs: ValueMesh[ObjectRef[R]], timeout: float | None = None) -> Value
 
     Since 0.2.0.
     """
-    futures = [ref._store.fetch(ref) for ref in refs.values()]
+    futures = [ref._store.reader.fetch(ref) for ref in refs.values()]
     return ValueMesh(refs._shape, [future.get(timeout) for future in futures])

@@ -45,6 +45,10 @@ class Maker(Actor):
         return value
 
     @endpoint
+    def first_of(self, ref: ObjectRef[list[ObjectRef[Any]]]) -> Any:
+        return ref.get(30)[0].get(30)
+
+    @endpoint
     def keep_it(self, value: Any) -> None:
         self.kept.append(value)
 

@@ -62,7 +62,7 @@ def left_here() -> tuple[bool, str]:
     gc.collect()
     store = stores.store()
     table = store._table
-    found = [len(store._handles), len(store._kept), len(store._fetched), store.nbytes]
+    found = [len(store.handles), len(store._kept), len(store.reader.fetched), store.nbytes]
     return store.is_clean, f"{found} {list(table._held)[:3]} {list(table._early)[:3]} {list(table._unwanted)[:3]}"
 
 

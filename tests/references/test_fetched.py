@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pytest
 
 from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
-from monarch.references import Fetched, ReferenceLost, put
+from monarch.references import Fetched, ReferenceLost, put, reader
 from monarch.references import store as stores
 from monarch.references.fetched import fetching
 from monarch.testing import InProcessCluster
@@ -112,7 +114,7 @@ def test_what_cannot_be_mapped_comes_once_a_process(
             sent.append(reader[0])
         return show(self, kept, reader, whole)
 
-    monkeypatch.setattr(stores, "mapped", lambda place, lengths: None)
+    monkeypatch.setattr(reader, "mapped", lambda place, lengths: None)
     monkeypatch.setattr(stores.ReferenceStore, "show", counted)
     first, second = procs.spawn("first", Class), procs.spawn("second", Class)
     ref = put([bytearray(100_000)])
@@ -137,9 +139,10 @@ def test_annotations_that_are_no_texts() -> None:
     def real(self: Any, numbers: Any, other: int) -> None: ...
 
     real.__annotations__ = {"numbers": Fetched[list[int]], "other": int, "return": Fetched[int]}
-    found = fetching(real, 1)
-    assert found is not None
-    assert found._names == {"numbers"}
+    for method in (real, pickle.loads(cloudpickle.dumps(real))):  # as classes of a program's own file arrive
+        found = fetching(method, 1)
+        assert found is not None
+        assert found._names == {"numbers"}
 
 
 def test_an_annotation_that_cannot_be_read_says_what_to_do() -> None:

@@ -208,6 +208,49 @@ def test_a_value_is_lost_with_its_process(cluster: InProcessCluster) -> None:
     assert len(read.get(30)) == 1 << 17  # it was here already
 
 
+def test_a_pinned_value_outlives_its_maker(cluster: InProcessCluster) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    procs = this_host().spawn_procs({"gpus": 3})
+    makers = procs.spawn("makers", Maker)
+    inside = put([7])
+    ref = one(makers, 0).back.keep.call_one([inside, bytearray(100_000)])
+    pinned = ref.pin(copies=2, on=procs)
+    assert pinned == ref
+    assert tuple(copy.owner for copy in pinned._copies) == makers._plan.addresses[:2]
+    sent = one(makers, 2).back.call_one(pinned).get()
+    nested = put({"pinned": pinned})
+    cluster.kill(procs.slice(gpus=0))
+    for handle in (pinned, sent, nested.get()["pinned"]):
+        found = handle.get(30)
+        assert (found[0].get(30), len(found[1])) == ([7], 100_000)
+    assert asyncio.run(later(pinned))[0].get(30) == [7]
+    assert one(makers, 2).first_of.call_one(pinned).get() == [7]
+    again = pinned.pin(copies=3)
+    assert again.get(30)[0].get(30) == [7]
+    cluster.kill(procs.slice(gpus=1))
+    assert len(again.get(30)[1]) == 100_000
+
+
+async def later(ref: ObjectRef[list[ObjectRef[list[int]]]]) -> list[ObjectRef[list[int]]]:
+    return await ref
+
+
+def test_pin_says_what_it_needs(makers: Maker, procs: ProcMesh) -> None:
+    ref = one(makers, 0).squares.keep.call_one(3)
+    assert ref.pin().get(30) == [0, 1, 4]  # this process has the copy
+    assert ref.pin(copies=1).get(30) == [0, 1, 4]
+    with pytest.raises(
+        ValueError, match=r"pin\(copies=2\) needs 1 processes .* and this process offers 0: say on=procs"
+    ):
+        put(1).pin()
+    with pytest.raises(ValueError, match=r"needs 3 processes .* and the 2 of the mesh offers 1"):
+        ref.pin(copies=4, on=procs)
+    with pytest.raises(ValueError, match="copies is how many processes"):
+        ref.pin(copies=0)
+    with pytest.raises(ActorError, match="no value today"):
+        one(makers, 0).fail.keep.call_one().pin()
+
+
 def test_what_a_dead_process_held_is_freed(cluster: InProcessCluster) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     makers = procs.spawn("makers", Maker)

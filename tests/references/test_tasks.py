@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
 from monarch.actor import ActorError, ProcMesh, this_host
-from monarch.references import ObjectRef, as_completed, put, submit, task, values, wait
+from monarch.references import ObjectRef, ReferenceLost, as_completed, put, submit, task, values, wait
+from monarch.references import store as stores
+from monarch.references.tasks import _workers
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
 
@@ -99,6 +104,77 @@ def test_retries_are_declared(procs: ProcMesh) -> None:
     assert isinstance(caught.value.exception, OSError)
     assert Flaky.left == 0
     assert flaky(3) == 3
+
+
+@task(retries=1)
+def held_once(number: int) -> int:
+    Gate.entered.release()
+    assert Gate.opened.wait(60)
+    return number + 1
+
+
+def running_rank(procs: ProcMesh) -> int:
+    """The rank of the process that has an unfinished task."""
+    return next(rank for rank, count in enumerate(_workers(procs)._unfinished) if count)
+
+
+def test_a_task_whose_process_ends_runs_in_another_one_when_it_says_so(
+    cluster: InProcessCluster, procs: ProcMesh, gate: type[Gate]
+) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    ref = held_once.submit(procs, 4)
+    behind = submit(procs, add, ref, 1)
+    assert gate.entered.acquire(timeout=60)
+    first = held_once_rank = running_rank(procs)
+    cluster.kill(procs, first)
+    assert gate.entered.acquire(timeout=60)  # somewhere else
+    gate.opened.set()
+    assert ref.get(60) == 5
+    assert asyncio.run(_awaited(ref)) == 5
+    if behind.owner != procs._addresses()[held_once_rank]:
+        assert behind.get(60) == 6
+    assert submit(procs, add, ref, 1).get(60) == 6
+
+
+async def _awaited(ref: ObjectRef[int]) -> int:
+    return await ref
+
+
+def test_a_task_that_has_used_up_its_retries_is_lost_with_the_cause(
+    cluster: InProcessCluster, procs: ProcMesh, gate: type[Gate]
+) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    ref = held_once.submit(procs, 4)
+    for _ in range(2):
+        assert gate.entered.acquire(timeout=60)
+        cluster.kill(procs, running_rank(procs))
+    with pytest.raises(ReferenceLost, match=r"tasks.run \(rank \d\) made is lost with its process, .*sig=9"):
+        ref.get(60)
+    gate.opened.set()
+
+
+def test_a_task_that_nobody_wants_is_not_run_again(
+    cluster: InProcessCluster, procs: ProcMesh, gate: type[Gate]
+) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    ref = held_once.submit(procs, 4)
+    assert gate.entered.acquire(timeout=60)
+    own, name = stores.store(), ref._facts.ref
+    del ref
+    assert until(lambda: not own.is_wanted(name))
+    cluster.kill(procs, running_rank(procs))
+    assert until(lambda: own.is_clean)
+    gate.opened.set()
+
+
+def until(true: Callable[[], object]) -> bool:
+    """Waits for what the thread of the references does, which leaves no event."""
+    deadline = time.monotonic() + 30
+    while not true():
+        gc.collect()
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.002)
+    return True
 
 
 def test_an_error_goes_on_to_the_tasks_behind(procs: ProcMesh) -> None:
