@@ -110,19 +110,30 @@ def mapped(size: int) -> mmap.mmap:
     return memory
 
 
+def _read_buffer() -> mmap.mmap:
+    """Mapped, and of small pages: of thousands of connections each reads small frames into the first page of its own."""
+    memory = mapped(_READ)
+    try:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    except OSError:  # the kernel was built without
+        pass
+    return memory
+
+
 class Decoder:
     """Cuts a stream of bytes into frames.
 
     Use: read into `get_buffer()`, call `received(n)`, take the frames it returns. `limit` bounds body plus buffers of a
     frame in bytes (0: none), checked before memory is taken for them; a body alone that fits into the read buffer is taken
-    as it is. Memory held: one read buffer, and what has come of the frame being received, with the piece that comes.
+    as it is. Memory held: of one read buffer the pages that were read into, and what has come of the frame being received,
+    with the piece that comes.
     """
 
     __slots__ = ("_end", "_limit", "_pieces", "_read", "_sizes", "_view", "_window")
 
     def __init__(self, limit: int = 0) -> None:
         self._limit = limit
-        self._read = bytearray(_READ)
+        self._read: mmap.mmap | bytes = _read_buffer()
         self._view = memoryview(self._read)
         self._end = 0  # bytes of _read that are filled
         # a frame too large for _read: the pieces that its bytes go to, the sizes of those to come, what is left of the last
@@ -144,7 +155,7 @@ class Decoder:
     def release(self) -> None:
         """Gives its memory back; it is of no use afterwards."""
         self._window, self._pieces, self._sizes = None, [], iter(())
-        self._view, self._read, self._end = memoryview(b""), bytearray(), 0
+        self._view, self._read, self._end = memoryview(b""), b"", 0
 
     def received(self, count: int) -> list[Frame]:
         """`count` bytes were put into the last `get_buffer()`; returns the frames they complete.
@@ -194,14 +205,14 @@ class Decoder:
             cursor += body_size
             buffers: list[Buffer] = []
             for length in lengths:
-                buffers.append(read[cursor : cursor + length])
+                buffers.append(bytearray(view[cursor : cursor + length]))
                 cursor += length
             frames.append(Frame(head, body, buffers))
             start += total
         if start:
             rest = end - start
             if rest:
-                read[:rest] = read[start:end]
+                view[:rest] = read[start:end]
             end = rest
         self._end = end
         return frames

@@ -200,6 +200,22 @@ def test_memory_for_a_buffer_is_taken_when_its_bytes_come(monkeypatch: pytest.Mo
     assert taken == [0, *[size] * 4]
 
 
+def test_a_connection_of_small_frames_takes_a_page_and_not_its_whole_buffer() -> None:
+    """A process has a connection to each of a thousand others."""
+
+    def private() -> int:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Private_Dirty:")) << 10
+
+    small = b"".join(encode(b"head", b"body"))
+    before = private()
+    decoders = [Decoder() for _ in range(512)]
+    for decoder in decoders:
+        decoder.get_buffer()[: len(small)] = small
+        assert len(decoder.received(len(small))) == 1
+    assert private() - before < len(decoders) * 16 * 1024
+
+
 def test_the_limit_counts_neither_head_nor_lengths() -> None:
     sent: Plain = (b"h" * 5000, b"b" * 600_000, (b"x" * 400_000,))
     assert [plain(one) for one in feed(Decoder(limit=1_000_000), wire(*sent))] == [sent]

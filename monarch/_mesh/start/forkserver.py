@@ -94,9 +94,9 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
 def _import(ours: list[str], preload: list[str], background: bool = False) -> None:
     if background:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
-    for name in ours:
-        importlib.import_module(name)
     with preloaded.noted():
+        for name in ours:
+            importlib.import_module(name)
         for name in preload:
             try:
                 importlib.import_module(name)
