@@ -85,8 +85,9 @@ def base(root: Path) -> Contender:
 
 
 def checkout(name: str, root: Path, version: str) -> Contender:
-    """A checkout, compiled as pip leaves a package."""
-    compileall.compile_dir(root / "monarch", quiet=2)
+    """A checkout, compiled as pip leaves a package; and the modules that its processes import of ours."""
+    for folder in (root / "monarch", WORKLOADS):
+        compileall.compile_dir(folder, quiet=2)
     return Contender(
         name,
         env={"PYTHONPATH": str(root)},

@@ -29,7 +29,8 @@ from monarch._wire import os_text
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
 _DEVICE = "monarch._devices.own_device"
-_WANTED = (CHILD, "monarch._runtime.direct")  # by every proc sooner or later
+# By every proc, sooner or later; what modules with actors import is above this one, too.
+_WANTED = (CHILD, "monarch._runtime.direct", "monarch.actor")
 
 _BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
 
