@@ -16,7 +16,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import Condition, Lock
 from monarch.actor import Actor, Future, Port, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,

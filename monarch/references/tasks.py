@@ -184,7 +184,7 @@ class _RetriedTask:
         self._workers, self._function, self._args, self._kwargs = workers, function, args, kwargs
         self._left = function.retries
         self._store = store()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._there: ObjectRef[Any] | None = None  # of the run under way
         self._lives: bool | None = None  # whether its process does, once it has answered
 
