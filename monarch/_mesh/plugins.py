@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._runtime.context import here, start_client_with
+from monarch._wire.unpickling import import_packages
 
 # name -> (module of monarch, function). Nothing else is called of outer layers; tests/test_import_order.py checks that all
 # of these exist and are used. Those of `debugger` and `telemetry` that answer are questions: see `inspection.questions`.
@@ -114,8 +115,10 @@ start_client_with(_load_and_start)  # until `process.client` says how
 
 def load(name: str) -> Any:
     """Imports `monarch.<name>`."""
+    module = f"monarch.{name}"
     try:
-        return importlib.import_module(f"monarch.{name}")
+        import_packages(module)  # other threads may import others of its modules just now
+        return importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name == "torch":
             raise ImportError(

@@ -26,6 +26,7 @@ from monarch._errors import NotSendableError
 from monarch._text import text_of
 from monarch._wire.copies import as_bytes
 from monarch._wire.frame import BUFFERS_LIMIT, Buffer
+from monarch._wire.unpickling import loads
 
 OUT_OF_BAND = 4096  # bytes; smaller buffers are cheaper inside the pickle
 _PROTOCOL = 5
@@ -140,7 +141,7 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     try:
         if "torch" in sys.modules:
             return _decode_without_modes(body, buffers)
-        return pickle.loads(body, buffers=buffers)
+        return loads(body, buffers)
     except ModuleNotFoundError as exc:
         exc.msg = (
             f"{exc.msg}: the message names something from module {exc.name!r}, which this process cannot import (host "
@@ -180,7 +181,7 @@ def _locally(function: Callable[..., Any]) -> Callable[..., Any]:
 @_locally
 def _decode_without_modes(body: Buffer, buffers: Sequence[Buffer]) -> Any:
     """A dispatch mode of the program must not see the tensors that unpickling makes."""
-    return pickle.loads(body, buffers=buffers)
+    return loads(body, buffers)
 
 
 # --- pickling -----------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import io
 import os
-import pickle
 import resource
 import threading
 import weakref
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._linux import memory_map, procfs
+from monarch._wire.unpickling import Unpickler
 
 SMALL = 1 << 16  # bytes of a value up to which it lies in no memory of its own and travels in the answer
 _ALIGNED = 64
@@ -194,12 +194,12 @@ def unpickle(pieces: Sequence[Any], handles: Sequence[Any]) -> Any:
     """Returns the value, anew each time; `handles` are the references within it. Raises what unpickling raises."""
     before, _reading.handles = _reading.handles, handles
     try:
-        return _Unpickler(io.BytesIO(pieces[0]), buffers=pieces[1:]).load()
+        return _ValueUnpickler(io.BytesIO(pieces[0]), buffers=pieces[1:]).load()
     finally:
         _reading.handles = before
 
 
-class _Unpickler(pickle.Unpickler):
+class _ValueUnpickler(Unpickler):
     """Unpickles tensors without copying read-only memory: torch knows none, and codec's own way would."""
 
     def find_class(self, module: str, name: str) -> Any:

@@ -17,7 +17,7 @@ from monarch._linux import memory_map
 from monarch._runtime.context import home
 from monarch._runtime.payloads import Payloads
 from monarch._wire import shared_memory
-from monarch.actor import Channel, endpoint
+from monarch.actor import Actor, Channel, endpoint, this_host
 from monarch.config import configure
 from monarch.rdma import (
     BufferDroppedError,
@@ -573,3 +573,21 @@ def test_a_receiver_that_is_killed_with_views_gives_its_segments_back(fresh: Any
     kill(pid)
     until(lambda: payloads.statistics()["busy"] <= others)
     assert empty_pool(payloads)["segments"] <= others
+
+
+@full
+def test_the_first_buffer_and_the_first_weights_of_a_process_come_to_two_actors_at_once() -> None:
+    """Both threads import `monarch.rdma` for them."""
+
+    class Taker(Actor):  # sent whole: its process has not imported this file, nor what this file does
+        @endpoint
+        def take(self, something: Any) -> str:
+            return type(something).__name__
+
+    procs = this_host().spawn_procs({"gpus": 4}, name="imports")
+    takers = [procs.spawn(name, Taker) for name in ("first", "second")]
+    sent = [RDMABuffer(bytearray(64)), StateDict({"a": memoryview(bytearray(64))}).handle]
+    futures = [taker.take.call(something) for taker, something in zip(takers, sent, strict=True)]
+    for future, something in zip(futures, sent, strict=True):
+        assert set(future.get(timeout=TIMEOUT).values()) == {type(something).__name__}
+    procs.stop().get(timeout=TIMEOUT)
