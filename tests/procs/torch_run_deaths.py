@@ -17,8 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.procs.torch_deaths import TIMEOUT, die, step_of
+from tests.procs.torch_deaths import die, step_of
 from tests.support.command_line import CommandLine, command_line
+from tests.support.patience import TIMEOUT
 
 PHASES = ("begin", "forward", "backward", "optimizer", "checkpoint", "setup", "fsdp", "pipeline", "mesh")
 _AT = 3  # the step in which it dies
@@ -44,7 +45,13 @@ def round_of(monarch: CommandLine, count: int, victims: Collection[int], phase: 
         "tests.procs.torch_run_deaths",
     ]
     running = monarch.start(*begun, *words)
-    limit = threading.Timer(TIMEOUT, running.kill)
+    taken = threading.Event()
+
+    def end() -> None:
+        taken.set()
+        running.kill()
+
+    limit = threading.Timer(TIMEOUT, end)
     limit.start()
     try:
         assert running.stdout is not None
@@ -58,6 +65,9 @@ def round_of(monarch: CommandLine, count: int, victims: Collection[int], phase: 
         running.wait()
     died = max(ended[rank] for rank in victims)
     late = max((when - died for rank, when in ended.items() if rank not in victims), default=0.0)
+    assert not taken.is_set(), (
+        f"killed by this test: it went on after {TIMEOUT} s, {over - died:.1f} s after a death\n{err}"
+    )
     assert running.returncode == (0 if restarts else 128 + signal.SIGKILL), f"status {running.returncode}\n{err}"
     named = re.search(
         r"monarch run: \S+: rank (\d+) was killed by SIGKILL \(9\) \(local rank \1 on \S+, pid (\d+)\)", err
