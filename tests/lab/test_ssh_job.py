@@ -91,7 +91,7 @@ def test_workers_stay_when_the_program_ends_and_are_found_by_the_next(
     assert names(job.state().nodes) == ["s1", "s2"]
     assert len([line for lines in ssh_lab.processes().values() for line in lines if "monarch worker" in line]) == 2
     job.kill()
-    assert ssh_lab.processes() == {}
+    until(lambda: ssh_lab.processes() == {}, "the end of the workers")
 
 
 def test_verbs_of_the_command_line_share_the_hosts(ssh_lab: SshLab, folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_verbs_of_the_command_line_share_the_hosts(ssh_lab: SshLab, folder: Path
     monarch("apply")
     assert job_load().apply_id == kept.apply_id
     monarch("kill")
-    assert ssh_lab.processes() == {}
+    until(lambda: ssh_lab.processes() == {}, "the end of the workers")
 
 
 def test_workers_that_outlive_their_ssh_are_ended_by_kill(jobs: Any, ssh_lab: SshLab, faults: Faults) -> None:
