@@ -34,6 +34,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "references.fetching": ("references.fetched", "fetching"),
     "references.keep": ("references.keep", "keep"),
     "references.kept": ("references.keep", "KeptEndpoint"),
+    "references.marked": ("references.fetched", "marked"),
     "references.service": ("references.store", "ReferenceService"),
     "references.submit": ("references.tasks", "submit"),
     "replay.folder": ("replay.selection", "recording_folder"),

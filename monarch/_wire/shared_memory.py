@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -23,6 +24,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 # Whether other processors see a store after all that was read before it. Elsewhere the I/O thread clears the flag, which has
 # then taken a lock that the thread that read has released.
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
+_COPIERS = 4  # threads that copy one payload
+_LARGE = 16 << 20  # bytes for each of them at least
+_AT_ONCE = 1 << 30  # one call of the kernel writes 2 GiB at most
 _CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
 
 
@@ -40,11 +44,11 @@ class OwnMemory:
     what others have mapped of it, when nobody refers to it any more.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, name: str = "monarch-payload") -> None:
         self._size = HEADER + size
         self._ready = self._address = 0
         # Called and kept in one step: behind a call a handler of signals may raise, and the descriptor were lost.
-        (self.fd,) = map(os.memfd_create, ("monarch-payload",), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
+        (self.fd,) = map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
         try:
             os.ftruncate(self.fd, self._size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -80,6 +84,41 @@ class OwnMemory:
         for done in range(0, len(source), _CHUNK):
             part = source[done : done + _CHUNK]
             self._view[start + done : start + done + len(part)] = part
+
+    def write_through(self, offset: int, data: memoryview) -> None:
+        """Copies `data` to `offset` of the payload by the kernel, large ones in several threads. Pages need not be taken
+        before, and no other thread waits. OSError when there are not enough."""
+        start, size = HEADER + offset, len(data)
+        workers = min(_COPIERS, len(os.sched_getaffinity(0)), size // _LARGE)
+        if workers < 2:
+            _write_all(self.fd, start, data)
+            return
+        part = -(-size // workers)
+        failures: list[BaseException] = []
+
+        def copy(begin: int) -> None:
+            try:
+                _write_all(self.fd, start + begin, data[begin : begin + part])
+            except BaseException as exc:  # told on the thread that waits
+                failures.append(exc)
+
+        copiers = [threading.Thread(target=copy, args=(begin,), daemon=True) for begin in range(part, size, part)]
+        try:
+            for copier in copiers:
+                copier.start()
+            copy(0)
+        finally:
+            for copier in copiers:
+                if copier.ident is not None:
+                    copier.join()
+        if failures:
+            raise failures[0]
+
+
+def _write_all(fd: int, start: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + _AT_ONCE], start + done)
 
 
 def _end(fd: int, address: int, size: int) -> None:

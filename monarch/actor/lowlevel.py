@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch._mesh.actors.arity import annotations_of
 from monarch._mesh.actors.behaviour import explain_errors
 from monarch._mesh.actors.receivers import Receivers, encode_for, lives_here, own_key, reduce_for
 from monarch._mesh.inspection.status_tables import StatusTable, tell_table
@@ -16,16 +17,20 @@ from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import host_of
 from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
+from monarch._wire.memory_pool import MemoryPool, PooledMemory
 from monarch._wire.sealed import Sealed
 from monarch.actor._pickling import pickle_from
 
 __all__ = [
     "Acceptor",
     "Dialler",
+    "MemoryPool",
+    "PooledMemory",
     "Receivers",
     "Sealed",
     "Secret",
     "StatusTable",
+    "annotations_of",
     "encode_for",
     "explain_errors",
     "follow",

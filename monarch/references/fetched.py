@@ -1,16 +1,16 @@
 """Parameters of endpoints that take the value of a reference: it is fetched before the endpoint runs.
 
-Which parameters these are is read off the method's annotations once an actor and method. A method without any costs a call
-nothing.
+Which parameters these are is read off the annotations when the endpoint is declared. One without any costs a call nothing.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
+from monarch.actor.lowlevel import annotations_of
 from monarch.references.object_ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ Fetched = Annotated[T | Any, _MARK]
 An ObjectRef that is itself the argument is fetched before the endpoint runs, in the actor's process, all of a call's side by
 side; any other argument, and references within it, are passed as they are. What `ref.get()` would raise fails the call, with
 a note that names the argument, and the endpoint does not run. On an actor without an event loop, and for an `async def`
-endpoint, the messages behind it wait; concurrent endpoints do not. `*args` and `**kwargs` may be annotated. TypeError at the
-call when the annotation cannot be read in the module of the class.
+endpoint, the messages behind it wait; concurrent endpoints do not. `*args` and `**kwargs` may be annotated.
 
 Since 0.2.0.
 """
@@ -131,41 +130,26 @@ def _replaced(
     )
 
 
-def fetching(method: Callable[..., Any], skip: int) -> ArgumentFetcher | None:
-    """Returns what fetches the arguments of a method, the first `skip` of which are not the caller's; None where it takes no
-    values. TypeError for an annotation with Fetched that cannot be read where the method runs."""
+def fetching(method: Callable[..., Any], values: Sequence[str], skip: int) -> ArgumentFetcher:
+    """Returns what fetches these arguments of a method, the first `skip` of which are not the caller's."""
+    return ArgumentFetcher(inspect.unwrap(method), set(values), skip)
+
+
+def marked(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the parameters that are annotated with Fetched. Of annotations that are texts only the first name is looked at:
+    what it holds may not be there yet, or for type checkers only."""
     plain = inspect.unwrap(method)
-    marked = set()
-    for name, written in _annotations(plain).items():
-        annotation = _read(plain, name, written) if isinstance(written, str) and "Fetched" in written else written
-        if get_origin(annotation) is Annotated and _MARK in annotation.__metadata__:
-            marked.add(name)
-    marked.discard("return")
-    return ArgumentFetcher(plain, marked, skip) if marked else None
+    return tuple(
+        name for name, written in annotations_of(plain).items() if name != "return" and _is_marked(written, plain)
+    )
 
 
-def _annotations(method: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return dict(getattr(method, "__annotations__", {}))
-    except NameError:  # Python 3.14 reads them only now; as texts it reads those of names that are not there
-        from annotationlib import Format, get_annotations  # type: ignore[import-not-found,unused-ignore]
-
-        return dict(get_annotations(method, format=Format.STRING))
-
-
-def _read(method: Callable[..., Any], name: str, annotation: str) -> Any:
-    names = dict(getattr(method, "__globals__", {}))
-    if (code := getattr(method, "__code__", None)) is not None:
-        cells = getattr(method, "__closure__", None) or ()
-        names.update({free: cell.cell_contents for free, cell in zip(code.co_freevars, cells, strict=True)})
-
-    def holder() -> None: ...
-
-    holder.__annotations__ = {name: annotation}
-    try:
-        return get_type_hints(holder, names, include_extras=True)[name]
-    except Exception as exc:  # of whatever the annotation calls
-        raise TypeError(
-            f"the annotation of {name!r} of {method.__qualname__}, {annotation!r}, cannot be read where the endpoint runs "
-            f"({exc}): import its names in the module that has the class, outside of `if TYPE_CHECKING`"
-        ) from exc
+def _is_marked(annotation: Any, method: Callable[..., Any]) -> bool:
+    if not isinstance(annotation, str):
+        return get_origin(annotation) is Annotated and _MARK in annotation.__metadata__
+    head, bracket, _ = annotation.partition("[")
+    names = head.strip().split(".")
+    found = getattr(method, "__globals__", {}).get(names[0])
+    for name in names[1:]:
+        found = getattr(found, name, None)
+    return bool(bracket) and (found is Fetched or (found is None and names[-1] == "Fetched"))

@@ -35,8 +35,8 @@ class ObjectRef(Generic[T_co]):
     host the bytes go once for each process. Errors: ActorError with what the endpoint raised, ReferenceLost when the owner
     ended, TimeoutError after `timeout` seconds.
 
-    The value is freed when no process has an ObjectRef of it any more and none is under way in a message; a process that ends
-    has none. References that hold each other in a circle are not freed before their owners end.
+    The value is freed when no process has an ObjectRef of it, or a view of its memory, any more and none is under way in a
+    message; a process that ends has none. References that hold each other in a circle are not freed before their owners end.
 
     Since 0.2.0.
     """

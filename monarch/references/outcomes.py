@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch import _text
-from monarch._linux import procfs
 from monarch.actor import ActorError, SupervisionError
 from monarch.actor.lowlevel import Sealed
-from monarch.config import settings
 from monarch.references.counting import Ticket
 from monarch.references.errors import ReferenceLimitError, ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts
@@ -62,11 +60,6 @@ class LocalValue(NamedTuple):
 
 
 Kept = KeptValue | KeptError | KeptElsewhere
-
-
-def limit_of_bytes() -> int:
-    limit = settings.reference_bytes()
-    return procfs.memory()[0] // 4 if limit is None else limit
 
 
 def no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError:

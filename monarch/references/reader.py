@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from monarch._linux.locks import Lock
 from monarch.actor import Future, Promise, SupervisionError
@@ -21,13 +22,19 @@ from monarch.references.outcomes import (
     error_of,
     lost_with,
 )
-from monarch.references.stored_value import mapped, unpickle
+from monarch.references.stored_value import MemoryPlace, mapped, unpickle
 
 if TYPE_CHECKING:
     from monarch.references.store import ReferenceStore
 
 T = TypeVar("T")
 Answer = FetchedValue | FetchedElsewhere | KeptError
+
+
+class Unmapped(NamedTuple):
+    """Word that a mapping of a value is no more."""
+
+    facts: RefFacts
 
 
 class ValueReader:
@@ -130,11 +137,21 @@ class ValueReader:
         refs = [self._store.arrived(*one) for one in answer.refs]
         pieces: Sequence[Any] | None = answer.pieces
         if answer.place is not None:
-            pieces = mapped(answer.place, answer.lengths)
+            pieces = self._mapped(answer.place, answer.lengths, facts)
             if pieces is None:
                 return None
         assert pieces is not None
         return self._hold(facts, LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs))
+
+    def _mapped(self, place: MemoryPlace, lengths: Sequence[int], facts: RefFacts) -> Sequence[Any] | None:
+        """The owner is told that the reference is dropped when the mapping is gone as well: it uses the memory again."""
+        store, told = self._store, Unmapped(facts)
+        with store.lock:
+            store.mappings.added(facts.ref)
+        pieces = mapped(place, lengths, functools.partial(store.dropped.put, told))
+        if pieces is None:
+            store.dropped.put(told)
+        return pieces
 
     def _hold(self, facts: RefFacts, here: LocalValue) -> LocalValue:
         with self._store.lock:

@@ -40,12 +40,11 @@ from monarch.references.outcomes import (
     KeptError,
     KeptValue,
     failed_with,
-    limit_of_bytes,
     no_room,
 )
 from monarch.references.pinning import places_for_copies
-from monarch.references.reader import ValueReader
-from monarch.references.stored_value import StoredValue, inner
+from monarch.references.reader import Unmapped, ValueReader
+from monarch.references.stored_value import StoredValue, inner, limit_of_bytes, memory
 
 if TYPE_CHECKING:
     from monarch.actor import ProcMesh
@@ -89,12 +88,13 @@ class ReferenceStore:
     def __init__(self) -> None:
         self.process: Process = own_process()
         # What handles leave that are no more, and what else is told on a thread of its own.
-        self.dropped: queue.SimpleQueue[RefFacts | Callable[[], None] | None] = queue.SimpleQueue()
+        self.dropped: queue.SimpleQueue[RefFacts | Unmapped | Callable[[], None] | None] = queue.SimpleQueue()
         self._context = contextvars.copy_context()  # of the service: the sender of all that is told
         self._numbers = itertools.count(1)
         self.lock = Lock()  # of what follows, and of the reader; nothing waits while it is held
         self._table = HolderTable()
         self.handles = LocalHandles()
+        self.mappings = LocalHandles()  # of values of others: those are not to write to their memory
         self._kept: dict[RefId, Kept] = {}
         self._waiting: dict[RefId, list[Callable[[Kept], None]]] = {}
         self._bytes = 0
@@ -123,7 +123,8 @@ class ReferenceStore:
     def is_clean(self) -> bool:
         """True if nothing is kept here of any reference, and there is no handle."""
         with self.lock:
-            return self._table.is_clean and not (self.handles or self._kept or self.reader.fetched or self._bytes)
+            here = self.handles or self.mappings or self.reader.fetched
+            return self._table.is_clean and not (here or self._kept or self._bytes)
 
     # --- values of this process
 
@@ -220,6 +221,8 @@ class ReferenceStore:
             self._let_go(kept)
             for answer in waiting:
                 answer(failed_with(ReferenceLost(f"the value of {ref} was freed: nobody held it")))
+        if gone:
+            self.dropped.put(lambda: None)  # memory is free now, and given back later
 
     # --- handles
 
@@ -401,7 +404,10 @@ class ReferenceStore:
 
     def _tell_dropped(self) -> None:
         while True:
-            work: list[Any] = [self.dropped.get()]
+            try:
+                work: list[Any] = [self.dropped.get(timeout=memory.trim())]
+            except queue.Empty:  # time to give memory back
+                continue
             while len(work) < _BATCH:
                 try:
                     work.append(self.dropped.get_nowait())
@@ -410,18 +416,27 @@ class ReferenceStore:
             released: dict[str, list[tuple[str, RefId]]] = {}
             with self._sending:
                 with self.lock:
-                    for facts in work:
-                        if isinstance(facts, RefFacts) and self.handles.dropped(facts.ref):
-                            self.reader.fetched.pop(facts.ref, None)
+                    for one in work:
+                        if (facts := self._let_go_of(one)) is not None:
                             released.setdefault(facts.owner, []).append(("release", facts.ref))
                 for owner, batch in released.items():
                     self._release(owner, batch)
             for one in work:
                 if one is None:
                     return
-                if not isinstance(one, RefFacts):
+                if not isinstance(one, (RefFacts, Unmapped)):
                     self._do(one)
             del work, one  # they may hold what is to be freed
+
+    def _let_go_of(self, one: Any) -> RefFacts | None:
+        """Counts a handle, or a mapping, that is no more; returns the reference that this process needs no more."""
+        if isinstance(one, RefFacts):
+            if self.handles.dropped(one.ref):
+                self.reader.fetched.pop(one.ref, None)
+                return None if one.ref in self.mappings else one
+        elif isinstance(one, Unmapped) and self.mappings.dropped(one.facts.ref) and one.facts.ref not in self.handles:
+            return one.facts
+        return None
 
     def _release(self, owner: str, batch: list[tuple[str, RefId]]) -> None:
         try:

@@ -7,21 +7,30 @@ do not copy: arrays and tensors that they get view it. A mapping is private: who
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import functools
 import io
 import os
-import resource
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._linux import memory_map, procfs
 from monarch._wire.unpickling import Unpickler
+from monarch.actor.lowlevel import MemoryPool, PooledMemory
+from monarch.config import settings
 
 SMALL = 1 << 16  # bytes of a value up to which it lies in no memory of its own and travels in the answer
 _ALIGNED = 64
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def limit_of_bytes() -> int:
+    """Returns how many bytes this process keeps at most."""
+    limit = settings.reference_bytes()
+    return procfs.memory()[0] // 4 if limit is None else limit
+
+
+memory = MemoryPool("monarch-reference", limit_of_bytes)
 
 
 class MemoryPlace(NamedTuple):
@@ -33,13 +42,15 @@ class MemoryPlace(NamedTuple):
     pid: int
     file: int
     identity: tuple[int, int]
+    offset: int
     size: int
 
 
 class StoredValue:
     """A pickled value that does not change: the pickle, and buffers beside it.
 
-    What is large lies in a memory that others map, as long as this process has descriptors for it.
+    What is large lies in a memory that others map, as long as this process has descriptors for it. The memory is used again
+    for another value once nobody has this one, nor a view of it.
     """
 
     __slots__ = ("_memory", "_pieces", "lengths", "size")
@@ -48,69 +59,36 @@ class StoredValue:
         """Copies the pieces. MemoryError when the machine has not that much."""
         self.lengths = [memoryview(piece).nbytes for piece in pieces]
         self.size = sum(self.lengths)
-        self._memory = -1
-        if self.size > SMALL:
-            self._memory = _written(pieces, self.lengths)
-        self._pieces = [bytes(piece) for piece in pieces] if self._memory < 0 else None
+        self._memory = _written(pieces, self.lengths) if self.size > SMALL else None
+        self._pieces = [bytes(piece) for piece in pieces] if self._memory is None else None
 
     @property
     def place(self) -> MemoryPlace | None:
         """The place where others map it from; None where it is in no memory of its own."""
-        if self._memory < 0:
+        if self._memory is None:
             return None
-        found = os.fstat(self._memory)
-        return MemoryPlace(_host(), os.getpid(), self._memory, (found.st_dev, found.st_ino), found.st_size)
+        file = self._memory.fd
+        found = os.fstat(file)
+        identity = (found.st_dev, found.st_ino)
+        return MemoryPlace(_host(), os.getpid(), file, identity, self._memory.offset, found.st_size)
 
     def pieces(self) -> list[Any]:
         """Returns the pieces, read-only."""
         if self._pieces is None:
-            self._pieces = _cut(_MappedFile(self._memory, end_of(self.lengths)), self.lengths)
+            assert self._memory is not None
+            kept = functools.partial(id, self._memory)  # keeps it as long as there are views
+            mapping = Mapping(self._memory.fd, self._memory.offset, end_of(self.lengths), kept)
+            self._pieces = _cut(mapping, self.lengths)
         return self._pieces
 
-    def part(self, offset: int, size: int) -> bytes:
-        """Returns bytes of the memory, for a process that cannot map it."""
-        return os.pread(self._memory, size, offset)
 
-    def __del__(self) -> None:
-        if getattr(self, "_memory", -1) >= 0:
-            os.close(self._memory)
-            _memories.discard(self._memory)
-            self._memory = -1
-
-
-def _written(pieces: Sequence[Any], lengths: Sequence[int]) -> int:
-    """The descriptor of a new memory that holds the pieces."""
-    size = end_of(lengths)
-    room = procfs.memory()[1]
-    if room and size > room:
-        raise MemoryError(f"{size} bytes are to be kept for a reference, the machine has {room} available")
-    if len(_memories) >= _most_memories():
-        return -1
-    file = os.memfd_create("monarch-reference", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, size)
+def _written(pieces: Sequence[Any], lengths: Sequence[int]) -> PooledMemory | None:
+    """Returns a memory that holds the pieces; None where this process has no descriptor for one."""
+    found = memory.memory_for(end_of(lengths))
+    if found is not None:
         for piece, start in zip(pieces, starts(lengths), strict=True):
-            view = memoryview(piece).cast("B")
-            done = 0
-            while done < len(view):
-                done += os.pwrite(file, view[done : done + _STEP], start + done)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(file)
-        raise
-    _memories.add(file)
-    return file
-
-
-_memories: set[int] = set()  # descriptors in use
-
-
-def _most_memories() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 4)
-
-
-_STEP = 1 << 30  # one call of the kernel writes 2 GiB at most
+            found.write(start, memoryview(piece).cast("B"))
+    return found
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
@@ -127,15 +105,43 @@ def end_of(lengths: Sequence[int]) -> int:
     return starts(lengths)[-1] + lengths[-1]
 
 
-class _MappedFile:
-    """A private mapping of a file, which needs no descriptor any more; gone with the last piece of it."""
+class Mapping:
+    """A private mapping of a value, which needs no descriptor any more; gone with the last piece of it. `ended` is called
+    then, on any thread, in the middle of anything; never once the process was forked: the child reads it as well."""
 
-    def __init__(self, file: int, size: int) -> None:
-        self.address = memory_map.map_memory(file, size, memory_map.PRIVATE | memory_map.NO_RESERVE)
-        weakref.finalize(self, memory_map.libc().munmap, self.address, size).atexit = False
+    def __init__(self, file: int, offset: int, size: int, ended: Callable[[], object]) -> None:
+        self._address = memory_map.map_memory(file, size, memory_map.PRIVATE | memory_map.NO_RESERVE, offset)
+        self._size, self._ended = size, ended
+        _live.add(self)
+
+    @property
+    def address(self) -> int:
+        return self._address
+
+    def fork(self) -> None:
+        """Keeps what the mapping is of for good."""
+        _forked.append(self._ended)
+        self._ended = int
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ended"):
+            memory_map.libc().munmap(self._address, self._size)
+            self._ended()
 
 
-def _cut(mapping: _MappedFile, lengths: Sequence[int]) -> list[Any]:
+_live: weakref.WeakSet[Mapping] = weakref.WeakSet()
+_forked: list[Callable[[], object]] = []
+
+
+def _before_fork() -> None:
+    for mapping in list(_live):
+        mapping.fork()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def _cut(mapping: Mapping, lengths: Sequence[int]) -> list[Any]:
     """The pieces of a mapping, read-only; each keeps the mapping."""
     pieces = []
     for start, length in zip(starts(lengths), lengths, strict=True):
@@ -145,8 +151,9 @@ def _cut(mapping: _MappedFile, lengths: Sequence[int]) -> list[Any]:
     return pieces
 
 
-def mapped(place: MemoryPlace, lengths: Sequence[int]) -> list[Any] | None:
-    """The pieces of a value of another process; None where they cannot be mapped from here."""
+def mapped(place: MemoryPlace, lengths: Sequence[int], ended: Callable[[], object]) -> list[Any] | None:
+    """The pieces of a value of another process; None where they cannot be mapped from here. `ended` is called when nobody
+    here has a view of them any more."""
     if place.host != _host():
         return None
     try:
@@ -155,9 +162,11 @@ def mapped(place: MemoryPlace, lengths: Sequence[int]) -> list[Any] | None:
         return None
     try:
         found = os.fstat(file)
-        if (found.st_dev, found.st_ino) != place.identity or not found.st_size == place.size == end_of(lengths):
+        if (found.st_dev, found.st_ino) != place.identity or found.st_size != place.size:
             return None
-        return _cut(_MappedFile(file, found.st_size), lengths)
+        if found.st_size < place.offset + end_of(lengths):
+            return None
+        return _cut(Mapping(file, place.offset, end_of(lengths), ended), lengths)
     except OSError:
         return None
     finally:

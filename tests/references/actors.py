@@ -53,6 +53,14 @@ class Maker(Actor):
         self.kept.append(value)
 
     @endpoint
+    def keep_value(self, ref: ObjectRef[Any]) -> None:
+        self.kept.append(ref.get(30))
+
+    @endpoint
+    def sum_of_kept(self) -> int:
+        return sum(int(value.sum()) for value in self.kept)
+
+    @endpoint
     def forget(self) -> None:
         self.kept.clear()
 
@@ -72,7 +80,7 @@ class Maker(Actor):
     def left(self) -> int:
         """Counts what is kept in this process: references, and mappings of their memory."""
         with open("/proc/self/maps", encoding="ascii") as file:
-            mappings = sum("monarch-reference" in line for line in file)
+            mappings = sum("monarch-reference" in line and "rw-p" in line for line in file)
         store = stores.store()
         return 0 if store.is_clean and not mappings else 1 + store.number + mappings
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import pytest
 
+from monarch import references
+from monarch._mesh.actors.arity import values_taken
 from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch.references import Fetched, ReferenceLost, put, reader
+from monarch.references import Fetched as Fetch
 from monarch.references import store as stores
-from monarch.references.fetched import fetching
 from monarch.testing import InProcessCluster
 from tests.references.actors import AsyncTaker, Maker, Taker
 
@@ -114,7 +116,7 @@ def test_what_cannot_be_mapped_comes_once_a_process(
             sent.append(reader[0])
         return show(self, kept, reader, whole)
 
-    monkeypatch.setattr(reader, "mapped", lambda place, lengths: None)
+    monkeypatch.setattr(reader, "mapped", lambda *place: None)
     monkeypatch.setattr(stores.ReferenceStore, "show", counted)
     first, second = procs.spawn("first", Class), procs.spawn("second", Class)
     ref = put([bytearray(100_000)])
@@ -129,24 +131,22 @@ def test_a_kept_call_takes_values_as_well(procs: ProcMesh) -> None:
     assert takers.slice(gpus=1).total.keep.call_one(put([2, 3])).get(60) == 5
 
 
-def test_a_method_without_any_is_called_as_ever() -> None:
-    def plain(self: Any, numbers: list[int], other: OnlyForCheckers[int]) -> None: ...
+def test_which_annotations_say_so() -> None:
+    def plain(self: Any, numbers: list[int], other: OnlyForCheckers[int]) -> Fetched[int]: ...
 
-    assert fetching(plain, 1) is None
+    def texts(
+        self: Any, a: Fetched[OnlyForCheckers[int]], b: Any, *c: references.Fetched[int], d: Fetch[int]
+    ) -> None: ...
 
-
-def test_annotations_that_are_no_texts() -> None:
     def real(self: Any, numbers: Any, other: int) -> None: ...
 
     real.__annotations__ = {"numbers": Fetched[list[int]], "other": int, "return": Fetched[int]}
-    for method in (real, pickle.loads(cloudpickle.dumps(real))):  # as classes of a program's own file arrive
-        found = fetching(method, 1)
-        assert found is not None
-        assert found._names == {"numbers"}
+    assert values_taken(plain) == ()
+    assert values_taken(texts) == ("a", "c", "d")
+    assert values_taken(real) == ("numbers",)
+    assert values_taken(pickle.loads(cloudpickle.dumps(real))) == ("numbers",)
 
 
-def test_an_annotation_that_cannot_be_read_says_what_to_do() -> None:
-    def hidden(self: Any, numbers: Fetched[OnlyForCheckers[int]]) -> None: ...
-
-    with pytest.raises(TypeError, match=r"'numbers' of .*hidden, .* outside of `if TYPE_CHECKING`"):
-        fetching(hidden, 1)
+def test_a_class_of_the_program_s_own_file_takes_them_along(procs: ProcMesh) -> None:
+    prop = pickle.loads(cloudpickle.dumps(Taker.__dict__["total"]))
+    assert prop._values == ("numbers",)

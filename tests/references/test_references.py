@@ -7,7 +7,7 @@ import gc
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,6 +15,7 @@ from monarch.actor import ActorError, NotSendableError, ProcMesh, ValueMesh, thi
 from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put
 from monarch.references import store as stores
+from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
 
@@ -120,6 +121,47 @@ def test_a_large_value_is_not_copied_for_who_reads_it(makers: Maker) -> None:
     del ref
     gc.collect()
     assert one_[5] == 5  # views live as long as they are held
+
+
+def test_memory_is_used_again_once_nobody_views_it(makers: Maker) -> None:
+    numpy = pytest.importorskip("numpy")
+    size = 1 << 20
+    own = stores.store()
+
+    def filled(number: int) -> tuple[ObjectRef[object], int]:
+        ref = put(numpy.full(size, number, dtype=numpy.uint8))
+        kept = own._kept[ref._facts.ref]
+        assert isinstance(kept, KeptValue)
+        place = kept.stored.place
+        assert place is not None
+        return ref, place.identity[1]
+
+    ref, first = filled(1)
+    one(makers, 0).keep_value.call_one(ref).get()
+    del ref
+    other, second = filled(2)  # the actor views the first
+    assert second != first
+    assert one(makers, 0).sum_of_kept.call_one().get() == size
+    view = other.get()
+    del other
+    until(lambda: own.number == 1)
+    third_ref, third = filled(3)  # this process views the second
+    assert third not in (first, second)
+    assert (view == 2).all()
+    del third_ref, view
+    one(makers, 0).forget.call_one().get()
+    until(lambda: not own.number)
+    refs = [filled(4) for _ in range(3)]
+    assert {place for _, place in refs} == {first, second, third}
+
+
+def until(true: Callable[[], object]) -> None:
+    """Waits for the thread of the references, which leaves no event."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        gc.collect()
+        threading.Event().wait(0.002)
 
 
 def test_tensors_view_the_memory(makers: Maker) -> None:

@@ -1,9 +1,14 @@
-"""The check that arguments fit a method, found out before anything is sent."""
+"""The parameters of a method: whether arguments fit them, found out before anything is sent, and which take values of
+references.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from monarch._mesh import plugins
 
 
 class Arity:
@@ -62,3 +67,30 @@ def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             raise TypeError(f"{cls.__qualname__} has no __init__ that takes arguments, and spawn was given some for it")
         return
     arity_of(cls.__init__, 1).check(args, kwargs)
+
+
+# --- parameters that take values of references, as far as one sees without loading monarch.references
+
+_FETCHED = "monarch.references.fetched"
+
+
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns a function's annotations; as texts where names in them are not there yet. For optional packages.
+
+    Since 0.2.0.
+    """
+    try:
+        return dict(getattr(function, "__annotations__", None) or {})
+    except NameError:  # Python 3.14 reads them only now
+        from annotationlib import Format, get_annotations  # type: ignore[import-not-found,unused-ignore]
+
+        return dict(get_annotations(function, format=Format.STRING))
+
+
+def values_taken(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the parameters annotated with Fetched."""
+    if not hasattr(sys.modules.get(_FETCHED), "marked"):  # not loaded, or half: that loads endpoints of ours
+        written = annotations_of(method).values()
+        if not any("Fetched[" in one for one in written if isinstance(one, str)):
+            return ()
+    return plugins.outer("references.marked")(method)  # type: ignore[no-any-return]

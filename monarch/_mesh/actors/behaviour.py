@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from monarch._wire.message import Call
 
 _AROUND = 1_000  # bytes of an error beside its two texts
-_REFERENCES = "monarch.references.fetched"
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
 
 
@@ -60,8 +58,9 @@ class Method:
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
         self.spans = prop is None or prop._instrument
-        if prop is not None and _REFERENCES in sys.modules:  # else no annotation can name them
-            self.fetching = plugins.outer("references.fetching")(prop._method, 2 if prop._user_port else 1)
+        if prop is not None and prop._values:
+            skip = 2 if prop._user_port else 1
+            self.fetching = plugins.outer("references.fetching")(prop._method, prop._values, skip)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 

@@ -29,7 +29,7 @@ from monarch._mesh.actors.adverb_codes import (
     few,
 )
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, not_callable, on_the_class
-from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.arity import Arity, arity_of, named, values_taken
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
 from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain, warn_if_large
@@ -95,6 +95,7 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
         self._user_port = explicit_response_port  # whether the method itself takes the port
         self._instrument = instrument
         self._concurrent = concurrent
+        self._values = values_taken(method)  # the parameters that take values of references
         self._checked = checked  # whether callers check arguments against the method's signature
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # any object will do
         # Python 3.14 has it copied as well. It refers to all of the class's namespace, which would be sent with the endpoint.
