@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -48,3 +50,21 @@ def bytes_of(array: Any) -> memoryview:
     import pickle
 
     return pickle.PickleBuffer(array).raw()
+
+
+@contextlib.contextmanager
+def address_of(data: memoryview) -> Iterator[int]:
+    """The address of the bytes of a contiguous buffer, which may be read-only; it is held meanwhile."""
+    import ctypes
+
+    class Buffer(ctypes.Structure):
+        """Py_buffer of Python's C API, of which the first field is read; room for the others."""
+
+        _fields_ = (("start", ctypes.c_void_p), ("others", ctypes.c_void_p * 15))
+
+    buffer = Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), ctypes.byref(buffer), 0)
+    try:
+        yield int(buffer.start or 0)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))

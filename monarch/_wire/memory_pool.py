@@ -40,7 +40,7 @@ class PooledMemory:
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copies `data`, of bytes, to `offset`; what is large in several threads. OSError when there is no memory."""
-        self._segment.memory.write_through(offset, data)
+        self._segment.memory.write_in_threads(offset, data)
 
     def __del__(self) -> None:
         if self._is_pooled:

@@ -26,7 +26,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _COPIERS = 4  # threads that copy one payload
 _LARGE = 16 << 20  # bytes for each of them at least
-_AT_ONCE = 1 << 30  # one call of the kernel writes 2 GiB at most
 _CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
 
 
@@ -85,40 +84,34 @@ class OwnMemory:
             part = source[done : done + _CHUNK]
             self._view[start + done : start + done + len(part)] = part
 
-    def write_through(self, offset: int, data: memoryview) -> None:
-        """Copies `data` to `offset` of the payload by the kernel, large ones in several threads. Pages need not be taken
-        before, and no other thread waits. OSError when there are not enough."""
-        start, size = HEADER + offset, len(data)
+    def write_in_threads(self, offset: int, data: memoryview) -> None:
+        """Takes the pages, and copies `data`, of bytes, to `offset` of the payload; what is large in several threads, while
+        others run. OSError when there are not enough pages."""
+        size = len(data)
+        self.prepare(offset + size)
         workers = min(_COPIERS, len(os.sched_getaffinity(0)), size // _LARGE)
         if workers < 2:
-            _write_all(self.fd, start, data)
+            self.write(offset, data)
             return
+        import ctypes
+
         part = -(-size // workers)
-        failures: list[BaseException] = []
-
-        def copy(begin: int) -> None:
+        target = self._address + HEADER + offset
+        with memory_map.address_of(data) as source:
+            copiers = [
+                threading.Thread(
+                    target=ctypes.memmove, args=(target + begin, source + begin, min(part, size - begin)), daemon=True
+                )
+                for begin in range(part, size, part)
+            ]
             try:
-                _write_all(self.fd, start + begin, data[begin : begin + part])
-            except BaseException as exc:  # told on the thread that waits
-                failures.append(exc)
-
-        copiers = [threading.Thread(target=copy, args=(begin,), daemon=True) for begin in range(part, size, part)]
-        try:
-            for copier in copiers:
-                copier.start()
-            copy(0)
-        finally:
-            for copier in copiers:
-                if copier.ident is not None:
-                    copier.join()
-        if failures:
-            raise failures[0]
-
-
-def _write_all(fd: int, start: int, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done : done + _AT_ONCE], start + done)
+                for copier in copiers:
+                    copier.start()
+                ctypes.memmove(target, source, part)
+            finally:
+                for copier in copiers:
+                    if copier.ident is not None:
+                        copier.join()
 
 
 def _end(fd: int, address: int, size: int) -> None:

@@ -150,7 +150,7 @@ class ReferenceStore:
                 raise error
             kept = self._encoded(result, maker)
             self._admit(kept, maker)
-        except BaseException as exc:
+        except BaseException as exc:  # of the endpoint, or of the value's own pickling: both may raise anything
             kept = failed_with(exc)
         self._fill(ref, kept)
 
@@ -450,7 +450,7 @@ class ReferenceStore:
     def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as exc:
+        except Exception as exc:  # of telling a process that has ended; the thread goes on for the others
             if not self._closed:
                 _log.debug("of references: %s", exc)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 from monarch.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint
 from monarch.references import ObjectRef, ReferenceLost, put
 from monarch.references import store as stores
+from tests.references.settling import until
 
 BATCH = 100  # references that a call makes
 LOST = (ReferenceLost, SupervisionError)
@@ -30,12 +30,15 @@ class Churner(Actor):
         chance = self.random
         made: list[ObjectRef[Any]] = []
         for number in range(BATCH):
-            made.append(put([number, *chance.sample(made, min(2, len(made)))] if number % 5 == 0 else number))
+            value: Any = [number, *chance.sample(made, min(2, len(made)))] if number % 5 == 0 else number
+            made.append(put(bytearray(70_000) if number % 50 == 1 else value))
         known = [*given, *made]
         for ref in chance.sample(known, 3):
             try:
                 ref.get(60)
-            except LOST:
+                if chance.random() < 0.2:
+                    known.append(ref.pin(timeout=60))
+            except (*LOST, ValueError):  # of a value that is here already
                 pass
         self.kept = chance.sample([*self.kept, *known], min(40, len(self.kept) + len(known)))
         return chance.sample([*self.kept, *known], 20)
@@ -103,12 +106,11 @@ def churn(
     own.clear()
     for _, churners in meshes:
         churners.forget.call().get()
-    deadline = time.monotonic() + 120
-    while True:
-        gc.collect()
-        left = [found for _, churners in meshes for found in churners.left.call().get().values()]
-        left.append(left_here())
-        if all(clean for clean, _ in left):
-            return kills
-        assert time.monotonic() < deadline, f"left: {[what for clean, what in left if not clean]}"
-        time.sleep(0.01)
+    until(lambda: all(clean for clean, _ in left_of(meshes)), timeout=120)
+    return kills
+
+
+def left_of(meshes: list[tuple[ProcMesh, Any]]) -> list[tuple[bool, str]]:
+    """Returns of each process whether nothing is left there, and what is."""
+    left = [found for _, churners in meshes for found in churners.left.call().get().values()]
+    return [*left, left_here()]

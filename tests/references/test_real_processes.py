@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import time
-
 import pytest
 
 from monarch.actor import ActorError, MeshFailure, ProcMesh, this_host
 from monarch.references import ReferenceLost, put
 from monarch.references import store as stores
 from tests.references.actors import Maker
+from tests.references.settling import until
 from tests.support.tiers import full
 
 pytestmark = [full, pytest.mark.procs]
-
-
-def until(true: object) -> None:
-    deadline = time.monotonic() + 60
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.002)
 
 
 def test_one_memory_for_all_processes_of_a_host() -> None:

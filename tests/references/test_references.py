@@ -6,8 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +17,7 @@ from monarch.references import store as stores
 from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
+from tests.references.settling import until
 
 
 @pytest.fixture
@@ -34,12 +34,8 @@ def makers(procs: ProcMesh) -> Maker:
 def nothing_left(cluster: InProcessCluster) -> Iterator[None]:
     """No process keeps anything of a reference at the end of a test that has dropped its own."""
     yield
-    deadline = time.monotonic() + 20
     living = {proc.address for proc in (cluster.proc, *cluster._all_procs()) if proc.killed is None}
-    while dirty := [s for s in list(stores._stores.values()) if s.process[0] in living and not s.is_clean]:
-        assert time.monotonic() < deadline, [(store.process, store.number, store.nbytes) for store in dirty]
-        gc.collect()  # an error that was raised holds what was local there, and itself
-        time.sleep(0.002)  # the last to tell is a thread of its own
+    until(lambda: all(s.is_clean for s in list(stores._stores.values()) if s.process[0] in living))
 
 
 def one(makers: Maker, rank: int) -> Maker:
@@ -155,13 +151,12 @@ def test_memory_is_used_again_once_nobody_views_it(makers: Maker) -> None:
     assert {place for _, place in refs} == {first, second, third}
 
 
-def until(true: Callable[[], object]) -> None:
-    """Waits for the thread of the references, which leaves no event."""
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        gc.collect()
-        threading.Event().wait(0.002)
+def test_what_several_threads_copy_is_whole(makers: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch._wire.shared_memory._LARGE", 1 << 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    for size in (1 << 18, (1 << 18) + 1, 300_007):
+        value = bytes(range(251)) * (size // 251 + 1)
+        assert put([bytearray(value[:size])]).get() == [value[:size]]
 
 
 def test_tensors_view_the_memory(makers: Maker) -> None:
@@ -226,11 +221,7 @@ def test_the_bound_of_bytes_is_said(makers: Maker) -> None:
         with pytest.raises(ReferenceLimitError, match=r"pid \d+ keeps .* for references already, and .* is the most"):
             put(bytearray(70_000))
         del first
-        gc.collect()
-        deadline = time.monotonic() + 20
-        while stores.store().nbytes:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        until(lambda: not stores.store().nbytes)
         put(bytearray(70_000))
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +13,7 @@ from monarch.references import store as stores
 from monarch.references.tasks import _workers
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
+from tests.references.settling import until
 
 
 @pytest.fixture
@@ -161,20 +159,10 @@ def test_a_task_that_nobody_wants_is_not_run_again(
     assert gate.entered.acquire(timeout=60)
     own, name = stores.store(), ref._facts.ref
     del ref
-    assert until(lambda: not own.is_wanted(name))
+    until(lambda: not own.is_wanted(name))
     cluster.kill(procs, running_rank(procs))
-    assert until(lambda: own.is_clean)
+    until(lambda: own.is_clean)
     gate.opened.set()
-
-
-def until(true: Callable[[], object]) -> bool:
-    """Waits for what the thread of the references does, which leaves no event."""
-    deadline = time.monotonic() + 30
-    while not true():
-        gc.collect()
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.002)
-    return True
 
 
 def test_an_error_goes_on_to_the_tasks_behind(procs: ProcMesh) -> None:
