@@ -27,6 +27,8 @@ R = TypeVar("R")
 
 KEPT = 128  # so many a process keeps of those that it has read, the last ones
 MOST_BYTES = 1 << 16  # of one that is kept there: a class that travels by value may bring much along
+# Hosts from which their addresses travel compressed: each process of a mesh gets those of all, and they have much in common.
+MANY_HOSTS = 64
 
 
 def make_pickle(build: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -86,9 +88,25 @@ class ProcSpec:
 
     def pickled(self) -> bytes:
         if self._pickled is None:
-            args = (self.uid, self.name, self.hosts, self.labels, self.sizes, self.executable)
-            self._pickled = make_pickle(ProcSpec, args)
+            if len(self.hosts) < MANY_HOSTS:
+                args = (self.uid, self.name, self.hosts, self.labels, self.sizes, self.executable)
+                self._pickled = make_pickle(ProcSpec, args)
+            else:
+                import zlib  # few meshes are that large
+
+                packed = zlib.compress("\n".join(self.hosts).encode())
+                self._pickled = make_pickle(
+                    _unpack, (self.uid, self.name, packed, self.labels, self.sizes, self.executable)
+                )
         return self._pickled
+
+
+def _unpack(
+    uid: str, name: str, packed: bytes, labels: Sequence[str], sizes: Sequence[int], executable: str
+) -> ProcSpec:
+    import zlib
+
+    return ProcSpec(uid, name, zlib.decompress(packed).decode().split("\n"), labels, sizes, executable)
 
 
 _SHADOWED = ("restart", "healthy")  # methods of ActorMesh that came after programs had such endpoints

@@ -52,3 +52,22 @@ def test_what_cannot_be_sent_is_told() -> None:
     codec.forbid(Stays, "it stays")
     with pytest.raises(NotSendableError, match="a Stays cannot be sent to another process: it stays"):
         specs.make_pickle(Built, (Stays(),))
+
+
+@pytest.mark.parametrize("count", [1, specs.MANY_HOSTS - 1, specs.MANY_HOSTS, 10_000])
+def test_the_processes_of_any_number_of_hosts_arrive_whole(count: int) -> None:
+    hosts = [f"tcp://10.{index >> 16}.{index >> 8 & 255}.{index & 255}:26600" for index in range(count)]
+    spec = specs.ProcSpec("uid", "many", hosts, ("hosts", "gpus"), (count, 2), "python")
+    found = specs.read_pickle(spec.pickled())
+    assert found.hosts == tuple(hosts) and found.addresses == spec.addresses
+    assert (found.uid, found.name, found.labels, found.sizes, found.executable) == (
+        "uid", "many", ("hosts", "gpus"), (count, 2), "python",
+    )  # fmt: skip
+
+
+def test_a_handle_of_very_many_hosts_is_small_enough_to_be_read_once() -> None:
+    """Each process of its mesh gets it at spawn: bytes that grow with the square of the hosts."""
+    hosts = [f"tcp://10.{index >> 16}.{index >> 8 & 255}.{index & 255}:26600" for index in range(10_000)]
+    pickled = specs.ProcSpec("uid", "many", hosts, ("hosts",), (10_000,)).pickled()
+    assert len(pickled) < 5 * len(hosts)
+    assert specs.read_pickle(pickled) is specs.read_pickle(bytes(bytearray(pickled)))
