@@ -50,13 +50,14 @@ QUESTION = Question(
             (Measure("call on 8 procs", "round_trip", MILLISECONDS, (Aim(0.4e-3),)),),
             {"procs": 8, "warmup": 50, "count": 500},
             {"warmup": 20, "count": 100},
+            contenders=ALL,
         ),
         Run(
             "call",
             (Measure("call on 32 procs", "round_trip", MILLISECONDS, (Aim(1.5e-3),)),),
             {"procs": 32, "warmup": 20, "count": 200},
             {"warmup": 10, "count": 50},
-            contenders=("floor", "ours", "torchmonarch"),
+            contenders=("socket", "floor", "ours", "torchmonarch"),
         ),
     ),
 )

@@ -170,26 +170,28 @@ class Pair:
 def call(params: Params) -> Samples:
     """Round trips; as contender "socket" with neither pickle nor threads."""
     if params["contender"] == "socket":
-        return {"round_trip": times(raw_round_trip(frame(("echo", (1,), {}, True))), params)}
+        return {"round_trip": times(raw_round_trip(frame(("echo", (1,), {}, True)), params["procs"]), params)}
     pair = Pair(params["procs"])
     return {"round_trip": times(lambda: pair.call("echo", 1), params)}
 
 
-def raw_round_trip(data: bytes) -> Callable[[], object]:
-    """An operation that sends `data` to another process and gets it back."""
+def raw_round_trip(data: bytes, procs: int) -> Callable[[], object]:
+    """An operation of one thread that sends `data` to so many processes, each by a socket of its own, and gets it back."""
 
     def bounce(sock: socket.socket) -> NoReturn:
         while received := sock.recv(65536):
             sock.sendall(received)
         os._exit(0)
 
-    sock = fork_server(bounce)
+    socks = [fork_server(bounce) for _ in range(procs)]
 
     def run() -> None:
-        sock.sendall(data)
-        missing = len(data)
-        while missing:
-            missing -= len(sock.recv(65536))
+        for sock in socks:
+            sock.sendall(data)
+        for sock in socks:
+            missing = len(data)
+            while missing:
+                missing -= len(sock.recv(65536))
 
     return run
 
