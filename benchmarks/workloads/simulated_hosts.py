@@ -92,7 +92,10 @@ def hosts(params: Params) -> dict[str, Any]:
 
     import monarch
     from monarch.testing import InProcessCluster, VirtualClock
+    from monarch.testing import clock as clocks
+    from monarch.testing import cluster as clusters
 
+    clusters._TURN = clocks._PATIENCE = 600.0  # one turn of the loop of thousands of hosts takes its time
     threading.stack_size(256 * 1024)
     count = params["hosts"]
     found: dict[str, Any] = {}
