@@ -28,6 +28,7 @@ from monarch.actor._feeding import (
 from monarch.actor.lowlevel import own_process, start_thread
 from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin, this_machine
 from monarch.graph.driver import Entered, Part, mesh_of
+from monarch.graph.line import WaitingTasks
 from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
 from monarch.graph.nodes import EndpointNode, MultiOutput
 from monarch.graph.plan import CLIENT, INPUT_RING, Plan, Slots, make_plan
@@ -44,13 +45,15 @@ class GraphExecution(Source):
 
     __slots__ = ("__weakref__", "_error", "_graph", "_seen", "deadline", "number", "slot", "timeout", "values")
 
-    def __init__(self, graph: CompiledGraph, number: int, slot: int, timeout: float | None) -> None:
+    def __init__(
+        self, graph: CompiledGraph, number: int, slot: int, timeout: float | None, deadline: float | None
+    ) -> None:
         super().__init__()
         self._graph = graph
         self.number = number
         self.slot = slot
         self.timeout = timeout
-        self.deadline = None if timeout is None else monotonic() + timeout
+        self.deadline = deadline
         self.values: dict[int, Value] = {}
         self._error: BaseException | None = None
         self._seen: Callable[[], None] = _nothing
@@ -114,6 +117,14 @@ def _nothing() -> None:
     return None
 
 
+def _until(timeout: float | None) -> tuple[float | None, float | None]:
+    """Returns the timeout, checked, and when it is over."""
+    if timeout is None:
+        return None, None
+    timeout = check_timeout(timeout)
+    return timeout, monotonic() + timeout
+
+
 class CompiledGraph:
     """A graph that is ready to be executed: made by `compile`, ended by `close()` or at the end of a `with` block.
 
@@ -140,6 +151,7 @@ class CompiledGraph:
         self._reading = Lock()  # who has it reads results
         self._followers: deque[Callable[[], Any]] = deque()  # of those who wait meanwhile
         self._slots = Slots(depth)
+        self._line = WaitingTasks()
         self._pending: deque[GraphExecution] = deque()
         self._lent: dict[int, list[Lent]] = {}  # by slot: results that may still be used
         self._sources = plan.sources()
@@ -236,31 +248,72 @@ class CompiledGraph:
         MessageTooLargeError when the arguments exceed `buffer`, TypeError when there are other arguments than the graph
         takes, RuntimeError when the graph was closed; what has ended the graph, if something has.
         """
-        if timeout is not None:
-            timeout = check_timeout(timeout)
-        began = 0.0 if timeout is None else monotonic()
+        timeout, end = _until(timeout)
+        body, buffers = self._encoded(args, kwargs)
+        while (execution := self._begin(body, buffers, timeout, end)) is None:
+            try:
+                oldest = self._pending[0]
+            except IndexError:  # it has just been done
+                continue
+            if not self._wait_done(oldest, end):
+                raise self._not_begun(timeout)
+        return make_future(execution)
+
+    async def execute_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Future[Any]:
+        """Does what `execute` does, for tasks: `await graph.execute_async(x)` gives the Future, to be awaited for the result.
+
+        While `depth` executions are under way the task waits, and its event loop goes on. Tasks begin in the order in which
+        they called this; threads that call `execute` meanwhile may go first. A task that is cancelled begins nothing. Raises
+        what `execute` raises; `timeout` counts from this call. Since 0.2.0.
+        """
+        timeout, end = _until(timeout)
+        body, buffers = self._encoded(args, kwargs)
+        line = self._line
+        if line.empty and (execution := self._begin(body, buffers, timeout, end)) is not None:
+            return make_future(execution)
+        import asyncio
+
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        place = line.join(lambda: loop.call_soon_threadsafe(woken.set))
+        stop = self._watch_on(loop)
+        late = None if end is None else loop.call_later(max(0.0, end - monotonic()), woken.set)
+        try:
+            while True:
+                woken.clear()
+                if line.is_first(place) or self._error is not None:
+                    execution = self._begin(body, buffers, timeout, end)
+                    if execution is not None:
+                        return make_future(execution)
+                if end is not None and monotonic() >= end:
+                    raise self._not_begun(timeout)
+                await woken.wait()
+        finally:
+            line.leave(place)
+            line.wake()  # the next may have room as well
+            stop()
+            if late is not None:
+                late.cancel()
+
+    def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         if self._plan.parts:
-            body, buffers = encode_call(args, kwargs)
-        elif len(args) == 1 and not kwargs:
-            body, buffers = encode_value(args[0])
-        else:
-            raise TypeError(
-                f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
-                f"bind x[0], x[1] or x['name'] for several"
-            )
+            return encode_call(args, kwargs)
+        if len(args) == 1 and not kwargs:
+            return encode_value(args[0])
+        raise TypeError(
+            f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
+            f"bind x[0], x[1] or x['name'] for several"
+        )
+
+    def _begin(
+        self, body: Any, buffers: Sequence[Any], timeout: float | None, deadline: float | None
+    ) -> GraphExecution | None:
+        """Begins an execution; None while as many are under way as may be."""
         with self._lock:
-            while self._slots.full:
-                oldest = self._pending[0] if self._pending else None
-                if oldest is None or self._error is not None:
-                    break
-                if not self._wait_done(oldest, None if timeout is None else began + timeout):
-                    raise TimeoutError(
-                        f"{self._plan.depth} executions of the graph are under way, and none was done within {timeout:g} s"
-                        f"{self._awaited(oldest)}: nothing was begun"
-                    )
             memory = self._memory
             if self._error is not None or memory is None:
                 raise self._ended()
+            if self._slots.full:
+                return None
             number, slot = self._slots.begin(self._in_use() if self._lent else ())
             try:
                 if slot in self._lent:
@@ -269,14 +322,21 @@ class CompiledGraph:
             except BaseException:
                 self._slots.undo(slot)
                 raise
-            execution = GraphExecution(self, number, slot, timeout)
+            execution = GraphExecution(self, number, slot, timeout, deadline)
             self._pending.append(execution)
             memory.tell(INPUT_RING, number, slot)
         for bell in self._bells:
             bell.ring()
         if self._error is not None:  # it ended meanwhile, and this was perhaps not seen
             self._fail_all()
-        return make_future(execution)
+        return execution
+
+    def _not_begun(self, timeout: float | None) -> TimeoutError:
+        pending = list(self._pending)
+        return TimeoutError(
+            f"{self._plan.depth} executions of the graph are under way, and none was done within {timeout:g} s"
+            f"{self._awaited(pending[0]) if pending else ''}: nothing was begun"
+        )
 
     def _ended(self) -> BaseException:
         if self._error is None:
@@ -306,6 +366,7 @@ class CompiledGraph:
         """Reads what is there. Runs with `_reading` held."""
         if self._error is not None:
             self._fail_all()
+            return
         while (memory := self._memory) is not None and self._pending and self._due():
             execution = self._pending[0]
             values = {ring: memory.read(ring, execution.number) for ring in self._sources}
@@ -314,6 +375,7 @@ class CompiledGraph:
                 self._lent[execution.slot] = lent
             self._slots.finish(execution.slot)  # first: who begins another looks at what is pending while all are taken
             self._pending.popleft()
+            self._line.wake()
             if not execution.ready:
                 execution.values = values
                 execution.set_ready()
@@ -355,7 +417,7 @@ class CompiledGraph:
             lock.acquire()
 
             def wake(lock: threading.Lock = lock) -> None:
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(RuntimeError):  # it is not locked: it was woken before
                     lock.release()
 
             self._followers.append(wake)
@@ -392,7 +454,8 @@ class CompiledGraph:
 
     def _watch_on(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Has results read by that loop, until the function that this returns is called."""
-
+        if self._closed:  # who waits is told, and the bell may be gone
+            return _nothing
         awaits_turn = False
 
         def look() -> None:
@@ -466,6 +529,7 @@ class CompiledGraph:
         assert error is not None
         for execution in list(self._pending):
             execution.fail(error, seen)
+        self._line.wake_all()
         self._seen = _nothing  # those have it: if nobody sees it there, the owner is told
 
     def close(self) -> None:
@@ -484,7 +548,7 @@ class CompiledGraph:
             watch.close()
         calls = []
         for order in self._orders:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the runtime is shutting down, or the mesh was stopped
                 calls.append(order.call("leave", self._name))
         for call in calls:
             with contextlib.suppress(Exception):  # what has ended needs not leave
@@ -494,8 +558,8 @@ class CompiledGraph:
             self._pending.clear()
             for slot in list(self._lent):
                 self._take_back(slot)
-            for loop in self._loops:
-                with contextlib.suppress(Exception):
+            for loop in list(self._loops):
+                with contextlib.suppress(Exception):  # a loop that was closed has no readers
                     loop.remove_reader(self._bell.fileno())
             memory, self._memory = self._memory, None
             if memory is not None:

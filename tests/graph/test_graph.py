@@ -59,6 +59,14 @@ class Worker(Actor):
         return x
 
     @endpoint
+    def wait_if(self, x: Any) -> Any:
+        if isinstance(x, Local):
+            x.value.wait(20)
+        else:
+            self.seen.append(x)
+        return x
+
+    @endpoint
     def large(self, size: int) -> bytes:
         return bytes(size)
 
@@ -227,6 +235,81 @@ def test_await(cluster: InProcessCluster) -> None:
     with graph.compile(spawn().wait.bind(InputNode())) as waiting:
         asyncio.run(late(gate))
         gate.value.set()
+
+
+def test_execute_async_leaves_the_loop_alone_while_the_graph_is_full_and_keeps_the_order(
+    cluster: InProcessCluster,
+) -> None:
+    one, gate = spawn(), Local(threading.Event())
+
+    async def open_later() -> list[Any]:
+        first = await compiled.execute_async(gate)
+        tasks = [asyncio.create_task(ask(x)) for x in range(1, 20)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
+        gate.value.set()  # by the loop that a full graph would have blocked
+        await asyncio.gather(*tasks)
+        gate.value.clear()
+        gates = [await compiled.execute_async(gate) for _ in range(2)]
+        waiting = asyncio.create_task(ask(20))
+        await asyncio.sleep(0)
+        gate.value.set()
+        with pytest.warns(UserWarning, match="loop runs nothing"):
+            gates[0].get(10)  # there is room, and who waits has not run yet
+        last = await compiled.execute_async(21)
+        assert [await waiting, await last] == [20, 21]
+        return [(await first).value, await one.note.call_one("all")]
+
+    async def ask(x: int) -> int:
+        future = await compiled.execute_async(x)
+        return await future  # type: ignore[no-any-return]
+
+    with InputNode() as x:
+        waits = one.wait_if.bind(x)
+    with graph.compile(waits, depth=2) as compiled:
+        event, seen = asyncio.run(asyncio.wait_for(open_later(), 20))
+    assert event is gate.value
+    assert seen == [*range(1, 22), "all"]
+
+
+def test_execute_async_ends_with_its_deadline_its_task_and_the_graph(cluster: InProcessCluster) -> None:
+    one, gate = spawn(), Local(threading.Event())
+    compiled = graph.compile(one.wait_if.bind(InputNode()), depth=1)
+
+    async def run() -> None:
+        first = await compiled.execute_async(gate)
+        with pytest.raises(TimeoutError, match=r"workers.wait_if\(\) of rank 0 has not returned: nothing was begun"):
+            await compiled.execute_async(1, timeout=0.05)
+        with pytest.raises(ValueError, match="invalid timeout"):
+            await compiled.execute_async(1, timeout=-1)
+        with pytest.raises(TypeError, match=r"takes the one input.*got 2"):
+            await compiled.execute_async(1, 2)
+        cancelled, last = (asyncio.create_task(compiled.execute_async(x)) for x in (2, 3))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        gate.value.set()
+        assert await (await last) == 3
+        assert (await first).value is gate.value
+
+    async def close_while_it_waits() -> None:
+        gate.value.clear()
+        first = await compiled.execute_async(gate)
+        waiting = [asyncio.create_task(compiled.execute_async(x)) for x in range(3)]
+        await asyncio.sleep(0)
+        closing = threading.Thread(target=compiled.close)
+        closing.start()
+        for task in waiting:
+            with pytest.raises(RuntimeError, match="the graph was closed"):
+                await task
+        with pytest.raises(RuntimeError, match="the graph was closed"):
+            await first
+        gate.value.set()
+        closing.join()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert one.note.call_one("all").get(10) == [3, "all"]
+    asyncio.run(asyncio.wait_for(close_while_it_waits(), 20))
 
 
 def test_many_threads_wait_at_once(cluster: InProcessCluster) -> None:
