@@ -8,10 +8,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from monarch._linux import terminal
 from monarch._text import clip, duration, one_line
+from monarch.config import settings
 
 T = TypeVar("T")
 
@@ -41,6 +43,10 @@ class ProgressMeter:
             return False
         self._due = now + self._every
         return True
+
+    def due_in(self, now: float) -> float:
+        """Returns the seconds until there is something to show; 0.0 or less: now."""
+        return self._due - now
 
     def line(self, now: float) -> str:
         """Returns how far it is: `train: 120 of 1,000 (12 %), 45.2 a second, 19.5 s left`."""
@@ -117,6 +123,43 @@ class ShownProgress(Generic[T]):
                 self._place.end(self._meter, self._meter.end(self._clock()))
 
 
+class AwaitedProgress:
+    """The progress of work whose results a program waits for. On a terminal the line stands only during a wait, so that what
+    the program prints of a result has a line of its own."""
+
+    def __init__(self, title: str, items: Iterable[Any], shown: bool | None = None) -> None:
+        self._place = _place(shown)
+        every, total = (_LOGGED, None) if self._place is None else (self._place.every, _count(items))
+        self._meter = ProgressMeter(title, total, every, time.monotonic())
+
+    def waits(self, done: int) -> float | None:
+        """Shows what is due, `done` being done in all. Returns the seconds until it is to be asked again; None: never."""
+        if self._place is None:
+            return None
+        now = time.monotonic()
+        if self._meter.advance(done - self._meter.done, now):
+            try:
+                self._place.show(self._meter, self._meter.line(now))
+            except (OSError, ValueError):  # nobody reads stderr any more: the work goes on
+                self._place = None
+                return None
+        return max(self._meter.due_in(now), _LIVE)
+
+    def goes_on(self) -> None:
+        """Takes the line away: the wait is over."""
+        if self._place is not None:
+            with suppress(OSError, ValueError):
+                self._place.hide()
+
+
+def _count(items: Iterable[Any]) -> int | None:
+    """Returns how many there are; None where they do not say, as the loader of an endless data set whose `len` raises."""
+    try:
+        return (len(items) or None) if isinstance(items, Sized) else None
+    except Exception:
+        return None
+
+
 class _Place:
     """The place where lines go one below the other: a file, a pipe, a log."""
 
@@ -124,6 +167,9 @@ class _Place:
 
     def show(self, meter: ProgressMeter, line: str) -> None:
         terminal.note(line)
+
+    def hide(self) -> None:
+        """Takes away what gives way to what the program prints."""
 
     def end(self, meter: ProgressMeter, line: str) -> None:
         if line:
@@ -134,9 +180,16 @@ class _TerminalLine(_Place):
     """The line of the cursor, which is shown anew."""
 
     every = _LIVE
+    _stands = False
 
     def show(self, meter: ProgressMeter, line: str) -> None:
+        self._stands = True
         terminal.replace_line(line, shutil.get_terminal_size().columns - 1, sys.stderr)
+
+    def hide(self) -> None:
+        if self._stands:
+            self._stands = False
+            terminal.erase_line(sys.stderr)
 
     def end(self, meter: ProgressMeter, line: str) -> None:
         if line:
@@ -170,7 +223,7 @@ class _NotebookBar(_Place):
 def _place(shown: bool | None) -> _Place | None:
     if shown is False or sys.stderr is None:
         return None
-    if shown is None and (os.environ.get("CI") or "PYTEST_CURRENT_TEST" in os.environ):
+    if shown is None and (not settings.show_progress() or os.environ.get("CI") or "PYTEST_CURRENT_TEST" in os.environ):
         return None
     ipython = sys.modules.get("IPython")
     shell = getattr(ipython, "get_ipython", lambda: None)()
@@ -191,12 +244,13 @@ def progress(
     `with progress(total=100) as bar: ... bar.advance(10)`.
 
     `total`: how many there are; None takes `len(items)` where they have one, and else says only how many are done. `shown`:
-    None is silent under pytest and where the variable CI is set, True shows it there too, False never. The rate is the mean
-    since the beginning. It starts no thread: what stands on the screen is as of the last item. What the items raise is raised
+    None is silent under pytest, where the variable CI is set and where the setting `show_progress` is off; True shows it
+    there too, False never. The rate is the mean since the beginning. It starts no thread: what stands on the screen is as of
+    the last item. What the items raise is raised
     in the loop, which ends it, as `break` does.
     """
-    if total is None and isinstance(items, Sized):
-        total = len(items) or None
+    if total is None:
+        total = _count(items)
     return ShownProgress(
         items, lambda every, now: ProgressMeter(title, total, every, now), _place(shown), time.monotonic
     )

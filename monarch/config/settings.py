@@ -203,6 +203,8 @@ tail_log_lines = count(20, "HYPERACTOR_MESH_TAIL_LOG_LINES",
     "Last lines of a process's stderr shown when it fails; 0 is none.")
 prefix_with_rank = flag(True, "HYPERACTOR_PREFIX_WITH_RANK",
     "Whether streamed lines begin with [rank].")
+show_progress = flag(True, "MONARCH_SHOW_PROGRESS",
+    "Whether `map`, jobs that wait for their machines and `monarch.progress` say how far they are, on stderr.")
 
 # Administration
 mesh_admin_addr = text("127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR",

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from monarch._linux import terminal
+from monarch.config import settings
 from monarch.job.names import LOGGER
 
 _QUIET = 30.0  # seconds after which a log says again that the same is awaited
@@ -41,7 +42,7 @@ def job_logger() -> logging.Logger:
 
 class LiveLine:
     """One line on a terminal that says what is awaited and for how long. Where stderr is no terminal, a log line for each
-    change and one in 30 s."""
+    change and one in 30 s. Silent where the setting `show_progress` is off."""
 
     def __init__(self, about: str) -> None:
         self._about = about
@@ -49,9 +50,12 @@ class LiveLine:
         self._said = ""
         self._said_at = 0.0
         self._shown = False
+        self._silent = not settings.show_progress()
         self._live = sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, why: str) -> None:
+        if self._silent:
+            return
         waited = time.monotonic() - self._begun
         if self._live:
             text = f"{self._about}: {why} ({waited:.0f} s)"

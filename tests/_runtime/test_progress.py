@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+import monarch
 from monarch._runtime import progress as module
-from monarch._runtime.progress import ProgressMeter, progress
+from monarch._runtime.progress import AwaitedProgress, ProgressMeter, progress
 from tests.support.hostile import NAME, fit
 
 
@@ -116,7 +117,67 @@ def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shown) == 2 and 'value="0.2500"' in shown[0] and "&lt;b&gt;" in shown[0] and "<b>" not in shown[0]
 
 
-def test_monarch_has_it() -> None:
-    import monarch
+def awaited(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, shown: bool | None = True) -> Any:
+    """Returns `wait(seconds, done)`: a wait at that time, which has ended when it returns what it said of the next one."""
+    now = [0.0]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("TERM", "xterm")
+    waits = AwaitedProgress("t", range(10), shown)
 
+    def wait(seconds: float, done: int) -> float | None:
+        now[0] = seconds
+        try:
+            return waits.waits(done)
+        finally:
+            waits.goes_on()
+
+    return wait
+
+
+def test_on_a_terminal_a_line_stands_only_while_results_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(True)
+    wait = awaited(monkeypatch, stream)
+    assert wait(1.0, 1) == 2.0 and stream.getvalue() == ""
+    assert wait(4.0, 2) == pytest.approx(0.2)
+    assert stream.getvalue() == "\r\x1b[Kt: 2 of 10 (20 %), 2.0 s each, 16.0 s left\r\x1b[K"
+    wait(4.1, 2)
+    assert stream.getvalue().count("\r") == 2  # nothing to show, nothing to take away
+
+
+def test_in_a_log_what_is_awaited_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(False)
+    wait = awaited(monkeypatch, stream)
+    assert [wait(seconds, 5) for seconds in (2.0, 5.0, 10.0, 35.0)] == [1.0, 30.0, 25.0, 30.0]
+    assert stream.getvalue().splitlines() == [
+        "t: 5 of 10 (50 %), 1.0 a second, 5.0 s left",
+        "t: 5 of 10 (50 %), 7.0 s each, 35.0 s left",
+    ]
+
+
+def test_work_goes_on_when_nobody_reads_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(True)
+    wait = awaited(monkeypatch, stream)
+    stream.close()
+    assert wait(4.0, 2) is None and wait(5.0, 3) is None
+
+
+def test_the_setting_turns_off_what_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    assert awaited(monkeypatch, Stream(True), None)(4.0, 2) == pytest.approx(0.2)
+    with monarch.configured(show_progress=False):
+        assert awaited(monkeypatch, Stream(True), None)(4.0, 2) is None
+        assert awaited(monkeypatch, Stream(True), True)(4.0, 2) == pytest.approx(0.2)
+
+
+def test_items_whose_length_cannot_be_told() -> None:
+    class Endless(list[int]):
+        def __len__(self) -> int:
+            raise TypeError("an iterable data set has no length")
+
+    assert list(progress(Endless([1, 2]), shown=False)) == [1, 2]
+
+
+def test_monarch_has_it() -> None:
     assert monarch.progress is progress

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import monarch
 from monarch.job.progress import LiveLine, job_logger
 from monarch.job.torchrun import failures
 from monarch.job.torchrun.failures import RankFailure
@@ -33,6 +34,16 @@ def test_the_live_line_stays_one_line_of_the_terminal(monkeypatch: pytest.Monkey
     assert len(drawn) == 6
     assert drawn[0] == drawn[-1] == ""
     assert all(fit(text) and "\n" not in text for text in drawn)
+
+
+def test_the_setting_makes_it_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    LiveLine("job").show("pending")
+    assert capsys.readouterr().err == "job: pending (0 s)\n"
+    with monarch.configured(show_progress=False):
+        line = LiveLine("job")
+        line.show("pending")
+        line.end()
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_terminal_it_is_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:

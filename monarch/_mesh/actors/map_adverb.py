@@ -82,6 +82,8 @@ class MapAdverb:
         The iterator is for one reader at a time. It has `indexed()`: from then on (index of the item, result) pairs;
         `progress`: how many items were `pulled`, are `in_flight`, `done`, `failed`, `given`, and how often one was
         `sent_again`; and `close()`, as at the end of a `with` block: nothing more is sent, and what runs goes on.
+        While the client waits for results, a map of more than 3 s says on stderr how far it is, as `monarch.progress` does
+        (setting `show_progress`); on a terminal that line is gone when a result is given.
 
         ValueError and TypeError for numbers below their bounds, `retry_on` without `retries`, and async iterables.
         """

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.completions import Completions
-from monarch._runtime.context import here
+from monarch._runtime.context import here, root_of
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.future import Slot, warn_blocking
 from monarch._runtime.log_thread import log
+from monarch._runtime.progress import AwaitedProgress
 from monarch._runtime.remote_errors import Raw, decode_failure
 from monarch._runtime.replies import OneReply, Target
 from monarch._wire.message import FAILED, Failure, Probe
@@ -106,6 +107,9 @@ class MapResults(Generic[R]):
         self._outcomes: dict[int, tuple[Any, Exception | None]] = {}  # not given yet, or to be sent again
         self._items_error: Exception | None = None
         self._last_death: Exception | None = None
+        self._shown: AwaitedProgress | None = None
+        if root_of(self._proc) is not None:  # in the program that people look at, not in its actors
+            self._shown = AwaitedProgress(f"{target.label}.map()", items)
         self._closed = False
         self._send_items()
 
@@ -142,9 +146,10 @@ class MapResults(Generic[R]):
                     raise StopIteration
                 if running_loop() is not None:
                     warn_blocking(f"the results of {self._target.label}.map() were iterated", "Use `async for` here")
-                self._pending.wait(None)
+                self._pending.wait(self._tell())
             return self._give(index)
         finally:
+            self._told()
             self._busy = False
 
     async def __anext__(self) -> R:
@@ -155,10 +160,20 @@ class MapResults(Generic[R]):
                     raise StopAsyncIteration
                 loop = running_loop()
                 assert loop is not None
+                self._tell()
                 await self._pending.wait_in(loop, None)
             return self._give(index)
         finally:
+            self._told()
             self._busy = False
+
+    def _tell(self) -> float | None:
+        """Shows how far it is. Returns after how many seconds of the wait to do so again; None: never."""
+        return None if self._shown is None else self._shown.waits(self._schedule.done)
+
+    def _told(self) -> None:
+        if self._shown is not None:
+            self._shown.goes_on()
 
     def _enter(self) -> None:
         if self._busy:

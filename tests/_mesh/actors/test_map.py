@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from monarch._mesh.actors import map_results
 from monarch._runtime import log_thread
 from monarch._runtime.context import home
 from monarch.actor import (
@@ -127,6 +128,28 @@ def test_or_as_they_are_there(here: InProcessCluster, script: Script) -> None:
     assert sorted(first) == [1, 2, 3, 4, 5]
     script.open(0)
     assert list(results) == [0]
+
+
+def test_the_client_says_how_far_it_is_while_it_waits(
+    here: InProcessCluster, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int | str] = []
+
+    class Told:
+        def __init__(self, title: str, items: Any) -> None:
+            told.append(f"{title}: {len(items)}")
+
+        def waits(self, done: int) -> None:
+            told.append(done)
+            script.open(done)
+
+        def goes_on(self) -> None:
+            told.append("given")
+
+    monkeypatch.setattr(map_results, "AwaitedProgress", Told)
+    script.gate(0, 1)
+    assert list(workers(script, 1).run.map(range(2))) == [0, 1]
+    assert told == ["workers.run.map(): 2", 0, "given", 1, "given", "given"]
 
 
 def test_indexed_says_whose_result_it_is(here: InProcessCluster, script: Script) -> None:
