@@ -205,6 +205,7 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
 COOKIE = "monarch_token"
 _HERE = ("localhost", "127.0.0.1", "[::1]")
 _READ = ("GET", "HEAD")
+_FOR_PROGRAMS = ("/api/", "/v1/")  # no pages
 
 # No script within a page, nothing from other sites or for them, and no page may frame this one.
 HEADERS = [
@@ -308,13 +309,14 @@ def _same(given: str, token: str) -> bool:
 
 def _is_of_other_site(scope: Any) -> bool:
     """True if a page of another site has sent it, or of another port of this machine. A browser says so; its user may follow
-    a link to here, and no more."""
+    a link to a page of here, in a tab of its own, and no more: what answers programs may be costly."""
     origin = _header(scope, b"origin")
     if origin and origin.partition("://")[2] != _header(scope, b"host"):
         return True
     if _header(scope, b"sec-fetch-site") not in ("cross-site", "same-site"):
         return False
-    return scope["method"] not in _READ or _header(scope, b"sec-fetch-mode") != "navigate"
+    follows = _header(scope, b"sec-fetch-mode") == "navigate" and _header(scope, b"sec-fetch-dest") == "document"
+    return scope["method"] not in _READ or not follows or scope["path"].startswith(_FOR_PROGRAMS)
 
 
 def _has_body(scope: Any) -> bool:

@@ -74,7 +74,9 @@ def beyond(secure: bool = True) -> TokenGate:
         ("POST", {"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, 403),
         ("GET", {"origin": "http://localhost:2"}, 403),
         ("GET", {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}, 403),
-        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+        ("GET", {"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, 403),
         ("GET", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
         ("GET", {}, 200),
     ],
@@ -85,6 +87,14 @@ def test_only_pages_of_this_server_ask_it(gate: str, method: str, headers: dict[
     found, answered = ask(local() if gate == "local" else beyond(), method=method, **asked)
     assert found == status
     assert not any(name.startswith("access-control") for name in answered)
+
+
+@pytest.mark.parametrize("path", ["/api/output", "/v1/pyspy/x"])
+def test_a_link_of_another_site_leads_to_pages_only(path: str) -> None:
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert ask(local(), path=path, host="localhost:1", **link)[0] == 403
+    assert ask(local(), path="/logs", host="localhost:1", **link)[0] == 200
+    assert ask(local(), path=path, host="localhost:1", **{**link, "sec-fetch-site": "none"})[0] == 200, "typed in"
 
 
 @pytest.mark.parametrize(

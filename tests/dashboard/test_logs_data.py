@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -99,6 +100,17 @@ def test_what_is_printed(recorded: Any) -> None:
         "    loss.backward()",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU has 1.12 GiB free",
     ]
+
+
+def test_as_many_ranks_as_somebody_writes_are_not_counted_out(recorded: Any) -> None:
+    """A list of them all would take 800 MB, and of 999,999,999 forty GB."""
+    tracemalloc.start()
+    try:
+        found = recorded.api().logs.printed(LogFilter(ranks=ranks_of("0-20000000")))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert {line["rank"] for line in found["lines"]} == set(range(64))
 
 
 def test_a_program_that_has_ended_prints_nothing(recorded: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -96,7 +97,8 @@ class LogsData:
     def _printed(self, wanted: LogFilter) -> dict[str, Any]:
         if self._live is None:
             raise RuntimeError("this is what a program recorded; what it prints is told by programs that run")
-        ranks = [rank for first, last in wanted.ranks for rank in range(first, last + 1)][:_MOST_RANKS]
+        parts = (range(first, last + 1) for first, last in wanted.ranks)
+        ranks = list(itertools.islice(itertools.chain.from_iterable(parts), _MOST_RANKS))
         count = min(self._processes, len(ranks) or self._processes)
         some = OutputRequest(wanted.mesh, ranks or None, lines=max(1, min(LINES, _PRINTED // max(1, count))))
         pages = self._live.output(some)
