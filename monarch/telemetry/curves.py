@@ -73,12 +73,19 @@ class FoldedPoint:
 
     @property
     def mean(self) -> float | None:
-        return self.base + self.sum / self.count if self.count else None
+        """The mean; where sums are beyond what a float can be, the middle of least and most."""
+        if not self.count:
+            return None
+        mean = self.base + self.sum / self.count
+        return mean if math.isfinite(mean) else self.least / 2 + self.most / 2
 
     @property
     def spread(self) -> float:
-        """The standard deviation."""
-        return _deviation(self.count, self.sum, self.squares)
+        """The standard deviation. Where squares are beyond what a float can be, of values 1e154 apart: the most that it can
+        be, half of what least and most are apart."""
+        if not self.count:
+            return 0.0
+        return min(_deviation(self.count, self.sum, self.squares), self.most / 2 - self.least / 2)
 
     def differs(self) -> int:
         """Returns the rank whose value is far from what all others have, or is no finite number where theirs are; -1 if
@@ -101,7 +108,10 @@ class FoldedPoint:
 
 
 def _deviation(count: int, total: float, squares: float) -> float:
-    return math.sqrt(max(0.0, squares / count - (total / count) ** 2)) if count else 0.0
+    """Returns infinity where the sums are beyond what a float can be."""
+    mean = total / count
+    variance = squares / count - mean * mean  # ** would raise
+    return math.sqrt(max(0.0, variance)) if math.isfinite(variance) else math.inf
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -281,7 +291,7 @@ def _restored(curve: Curve, number: int) -> FoldedPoint:
     mean, least, most = curve.mean[number], curve.least[number], curve.most[number]
     if mean is not None and least is not None and most is not None:
         point.count, point.base = curve.count[number], mean
-        point.squares = curve.spread[number] ** 2 * curve.count[number]
+        point.squares = curve.spread[number] * curve.spread[number] * curve.count[number]
         point.least, point.least_rank = least, curve.least_rank[number]
         point.most, point.most_rank = most, curve.most_rank[number]
     return point

@@ -125,17 +125,17 @@ class RunWriter:
         changes = self._curves.changes
         if changes == self._written:
             return
-        run = KeptRun(
-            name=self._name,
-            started=self._started,
-            updated=self._now(),
-            curves=self._curves.told(),
-            left_out=self._curves.left_out,
-        )
         try:
+            run = KeptRun(
+                name=self._name,
+                started=self._started,
+                updated=self._now(),
+                curves=self._curves.told(),
+                left_out=self._curves.left_out,
+            )
             private_files.write(self.path, msgspec.json.encode(run), replace=True)
             self._written = changes
-        except OSError as exc:
+        except Exception as exc:  # the thread goes on: a value that cannot be told may have left the curves by then
             logger.warning("the run %s could not be kept: %s", self.path, exc)
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -46,11 +48,13 @@ def plot(lines: Sequence[PlottedLine], width: int, height: int, coloured: bool =
     low, high = min(value for _, value in points), max(value for _, value in points)
     if high - low <= 1e-9 * abs(high):  # a straight line lies in the middle
         half = abs(high) / 2 or 1.0
-        low, high = low - half, high + half
+        low, high = max(low - half, -sys.float_info.max), min(high + half, sys.float_info.max)
+    scale = 1.0 if math.isfinite((down - 1) * (high - low)) else 2.0**-20  # else it is beyond what a float can be
+    top, tall = high * scale, high * scale - low * scale
 
     def place(step: int, value: float) -> tuple[int, int]:
         x = round((across - 1) * (step - first) / (last - first)) if last > first else across // 2
-        return x, round((down - 1) * (high - value) / (high - low))
+        return x, round((down - 1) * (top - value * scale) / tall)
 
     cells: dict[tuple[int, int], list[int]] = {}  # (row, column) -> dots, line
     for which, line in enumerate(lines):

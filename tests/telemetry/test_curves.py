@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,38 @@ def test_what_is_no_finite_number_is_counted_and_not_part_of_the_mean() -> None:
     assert (made.mean, made.count, made.odd, made.odd_rank) == (2.0, 2, 2, 1)
     alone = point(NAN)
     assert alone.mean is None and alone.differs() == -1, "all ranks are alike"
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "spread"),
+    [
+        ((1.0, 1e155), 5e154, 5e154),
+        ((1.7e308, -1.7e308), 0.0, 1.7e308),
+        ((-1.7e308, 1.7e308, 1.7e308), 0.0, 1.7e308),
+        ((1e200, 1e200), 1e200, 0.0),
+    ],
+)
+def test_sums_beyond_what_a_float_can_be(values: tuple[float, ...], mean: float, spread: float) -> None:
+    made, other = MetricCurves(), MetricCurves()
+    for rank, value in enumerate(values):
+        made.add("m", "loss", 0, value, rank, 1.0)
+    other.restore(msgspec.json.decode(msgspec.json.encode(made.told()), type=list[Curve]))
+    for found in (only(made), only(other)):
+        assert found.mean == pytest.approx([mean]) and found.spread == pytest.approx([spread])
+        assert found.differs == [-1]
+    other.add("m", "loss", 0, -values[0], 5, 1.0)
+    other.add("m", "loss", 1, 1.0, 5, 1.0)
+    other.told(points=1)
+    (wide,) = msgspec.json.decode(msgspec.json.encode(other.told(points=1)), type=list[Curve])
+    assert wide.count == [len(values) + 2]
+
+    # as SQL folds it, or a file has it
+    """Of what SQL has folded, or of a file."""
+    for mean, spread in ((0.0, 1e200), (math.inf, math.inf)):
+        made = MetricCurves()
+        made.restore([Curve("m", "x", 1, [0], [mean], [-1.0], [3.0], [0], [1], [spread], [2], [0], [-1], [-1], [1.0])])
+        found = only(made)
+        assert (found.mean, found.spread) == ([mean if mean == 0 else 1.0], [2.0])
 
 
 @pytest.mark.parametrize(

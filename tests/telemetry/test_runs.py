@@ -45,6 +45,19 @@ def test_a_run_of_that_name_is_gone_on_with(tmp_path: Path) -> None:
     assert kept.curves[0].mean == [0.5, 0.4] and (kept.started, kept.updated) == (5.0, 9.0)
 
 
+def test_values_that_cannot_be_told_end_no_keeping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, curves = writer(tmp_path)
+    curves.add("m", "loss", 1, 0.5, 0, 3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(curves, "told", lambda: 1 / 0)
+        run.write()
+    assert "could not be kept: division by zero" in caplog.text
+    run.write()
+    assert runs.read_run(run.path).curves == curves.told()
+
+
 def test_one_that_was_only_looked_at_is_not_written_again(tmp_path: Path) -> None:
     run, curves = writer(tmp_path)
     curves.add("m", "loss", 1, 0.5, 0, 3.0)

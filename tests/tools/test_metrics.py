@@ -43,6 +43,16 @@ def test_gaps_single_points_and_equal_values_are_drawn() -> None:
     assert plot([PlottedLine([0], [None])], 21, 3) == ["no value was a finite number"]
 
 
+def test_values_at_the_ends_of_what_a_float_can_be() -> None:
+    most = 1.7e308
+    rows = plot([PlottedLine([0, 1], [-most, most])], 21, 3)
+    assert rows[0].split()[0] == "1.70e+308" and rows[2].split()[0] == "-1.70e+308"
+    drawn = [row.partition("┤")[2] for row in rows[:3]]
+    assert drawn == [row.partition("┤")[2] for row in plot([PlottedLine([0, 1], [-1.0, 1.0])], 21, 3)[:3]]
+    assert len(plot([PlottedLine([0, 1], [most, most])], 21, 3)) == 4
+    assert len(plot([PlottedLine([0, 1], [0.0, 5e-324])], 21, 3)) == 4
+
+
 def test_colours_tell_runs_apart() -> None:
     rows = plot([PlottedLine([0, 1], [0.0, 0.0]), PlottedLine([0, 1], [1.0, 1.0])], 21, 2, coloured=True)
     assert "\x1b[36m" in rows[1] and "\x1b[33m" in rows[0] and "\x1b[33m" not in rows[1]
