@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 import threading
 from time import monotonic
 
@@ -17,7 +18,7 @@ from monarch._runtime.recorder import LOGGED, VALUES
 
 Pairs = tuple[tuple[str, float], ...]
 
-VARIABLE = "MONARCH_METRICS_SOCKET"  # the number of the script's end
+VARIABLE = "MONARCH_METRICS_SOCKET"  # the number of the script's end, and which socket that is: fd:inode
 MESH = "ranks"  # the name under which scripts log
 _LARGEST = 1 << 17  # bytes of a call of `log`
 
@@ -44,15 +45,21 @@ class PassingSink:
 
 def inherited() -> PassingSink | None:
     """Returns what passes values on, in a script that `monarch run --keep-metrics` has started."""
-    number = os.environ.get(VARIABLE, "")
-    if not number.isdecimal():
-        return None
+    number, _, inode = os.environ.get(VARIABLE, "").partition(":")
     try:
+        found = os.fstat(int(number))
+        if not stat.S_ISSOCK(found.st_mode) or found.st_ino != int(inode):
+            return None  # a process further down has not inherited it, and that number is something of its own
         sock = socket.socket(fileno=int(number))
-    except OSError:  # no socket: a process further down has not inherited it
+    except (OSError, ValueError, OverflowError):
         return None
     sock.set_inheritable(False)
     return PassingSink(sock)
+
+
+def variables(theirs: socket.socket) -> dict[str, str]:
+    """Returns the environment of a script that inherits that end."""
+    return {VARIABLE: f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"}
 
 
 def received(rank: int) -> socket.socket | None:

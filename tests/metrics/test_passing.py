@@ -65,7 +65,7 @@ def test_nobody_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert passing.received(0) is None
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "99999"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "99999", "-1:1", "99999:1", "1" * 40 + ":1", "0:", ":", "²:²"])
 def test_what_is_not_inherited_is_not_used(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(passing.VARIABLE, value)
     assert passing.inherited() is None
@@ -73,8 +73,31 @@ def test_what_is_not_inherited_is_not_used(monkeypatch: pytest.MonkeyPatch, valu
 
 def test_a_file_in_its_place_is_not_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with open(tmp_path / "x", "w") as file:
-        monkeypatch.setenv(passing.VARIABLE, str(file.fileno()))
-        assert passing.inherited() is None
+        inode = os.fstat(file.fileno()).st_ino
+        for value in (str(file.fileno()), f"{file.fileno()}:{inode}"):
+            monkeypatch.setenv(passing.VARIABLE, value)
+            assert passing.inherited() is None
+
+
+def test_a_socket_of_ones_own_in_its_place_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper of a script has its environment and not its descriptors: that number may be a connection to a database."""
+    theirs, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine, peer = socket.socketpair()
+    with theirs, other, mine, peer:
+        variable = passing.variables(theirs)[passing.VARIABLE]
+        _, _, inode = variable.partition(":")
+        for value in (str(mine.fileno()), f"{mine.fileno()}:{inode}"):
+            monkeypatch.setenv(passing.VARIABLE, value)
+            assert passing.inherited() is None
+        monkeypatch.setenv(passing.VARIABLE, variable)
+        sink = passing.inherited()
+        assert sink is not None
+        sink(7, (("loss", 0.5),), "client", 0)
+        assert passing._decode(other.recv(100)) == (7, [("loss", 0.5)])
+        sink._sock.detach()
+        peer.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            peer.recv(1)
 
 
 @full

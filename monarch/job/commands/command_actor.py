@@ -151,7 +151,7 @@ class CommandActor(Actor):
             given = self._input.reading
         rank = command.env.get("RANK", "")
         logged = passing.received(int(rank)) if rank.isdecimal() else None
-        metrics = {} if logged is None else {passing.VARIABLE: str(logged.fileno())}
+        metrics = {} if logged is None else passing.variables(logged)
         with _script(command) as (beginning, script), _closed_here(given), logged or nullcontext():
             self._child = child = subprocess.Popen(
                 [*beginning, *words],
