@@ -151,6 +151,13 @@ class AwaitedProgress:
             with suppress(OSError, ValueError):
                 self._place.hide()
 
+    def end(self, done: int) -> None:
+        """Says that no more is awaited: a bar that stands shows what it came to. Elsewhere nothing is said."""
+        if isinstance(self._place, _NotebookBar) and self._place.stands:
+            now = time.monotonic()
+            self._meter.advance(done - self._meter.done, now)
+            self._place.end(self._meter, self._meter.end(now))
+
 
 def _count(items: Iterable[Any]) -> int | None:
     """Returns how many there are; None where they do not say, as the loader of an endless data set whose `len` raises."""
@@ -204,6 +211,11 @@ class _NotebookBar(_Place):
 
     def __init__(self) -> None:
         self._handle: Any = None
+
+    @property
+    def stands(self) -> bool:
+        """Returns whether there is a bar already."""
+        return self._handle is not None
 
     def show(self, meter: ProgressMeter, line: str) -> None:
         from IPython.display import HTML, display

@@ -171,6 +171,32 @@ def test_the_setting_turns_off_what_shows_itself(monkeypatch: pytest.MonkeyPatch
         assert awaited(monkeypatch, Stream(True), True)(4.0, 2) == pytest.approx(0.2)
 
 
+def test_a_bar_ends_with_what_it_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display")
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, page: Any) -> None:
+            shown.append(page.data)
+
+    def first(page: Any, display_id: bool) -> Handle:
+        shown.append(page.data)
+        return Handle()
+
+    monkeypatch.setattr(display, "display", first)
+    monkeypatch.setattr(module, "_place", lambda shown: module._NotebookBar())
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    waits = AwaitedProgress("t", range(10))
+    now[0] = 4.0
+    waits.end(0)
+    assert shown == []  # there was no bar
+    waits.waits(2)
+    now[0] = 5.0
+    waits.end(10)
+    assert len(shown) == 2 and 'value="1.0000"' in shown[1] and "t: 10 in 5.0 s" in shown[1]
+
+
 def test_items_whose_length_cannot_be_told() -> None:
     class Endless(list[int]):
         def __len__(self) -> int:

@@ -143,6 +143,7 @@ class MapResults(Generic[R]):
         try:
             while (index := self._step()) is None:
                 if self._closed:
+                    self._end()
                     raise StopIteration
                 if running_loop() is not None:
                     warn_blocking(f"the results of {self._target.label}.map() were iterated", "Use `async for` here")
@@ -157,6 +158,7 @@ class MapResults(Generic[R]):
         try:
             while (index := self._step()) is None:
                 if self._closed:
+                    self._end()
                     raise StopAsyncIteration
                 loop = running_loop()
                 assert loop is not None
@@ -170,6 +172,11 @@ class MapResults(Generic[R]):
     def _tell(self) -> float | None:
         """Shows how far it is. Returns after how many seconds of the wait to do so again; None: never."""
         return None if self._shown is None else self._shown.waits(self._schedule.done)
+
+    def _end(self) -> None:
+        if self._shown is not None:
+            self._shown.end(self._schedule.done)
+            self._shown = None
 
     def _told(self) -> None:
         if self._shown is not None:

@@ -146,10 +146,14 @@ def test_the_client_says_how_far_it_is_while_it_waits(
         def goes_on(self) -> None:
             told.append("given")
 
+        def end(self, done: int) -> None:
+            told.append(f"{done} in all")
+
     monkeypatch.setattr(map_results, "AwaitedProgress", Told)
     script.gate(0, 1)
-    assert list(workers(script, 1).run.map(range(2))) == [0, 1]
-    assert told == ["workers.run.map(): 2", 0, "given", 1, "given", "given"]
+    results = workers(script, 1).run.map(range(2))
+    assert list(results) == [0, 1] and list(results) == []
+    assert told == ["workers.run.map(): 2", 0, "given", 1, "given", "2 in all"]
 
 
 def test_indexed_says_whose_result_it_is(here: InProcessCluster, script: Script) -> None:
