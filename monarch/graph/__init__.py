@@ -6,7 +6,8 @@
         futures = [graph.execute(item) for item in items]
 
 `nodes.py` is how a program writes a graph, `plan.py` decides who runs what when (pure), `memory.py` and `bells.py` are the
-shared memory and the waking, `driver.py` is an actor's part, `compiled.py` the client's.
+shared memory and the waking, `driver.py` is an actor's part, `compiled.py` the client's, with
+`execution.py`, one execution, and `line.py`, tasks that wait for room.
 """
 
 from __future__ import annotations

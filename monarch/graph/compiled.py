@@ -6,16 +6,15 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux import procfs
 from monarch._linux.locks import Lock
-from monarch.actor import Future
+from monarch.actor import ForkedClientError, Future
 from monarch.actor._feeding import (
     ActorsWatch,
-    Source,
     check_timeout,
     decode_answer,
     encode_call,
@@ -25,9 +24,10 @@ from monarch.actor._feeding import (
     ordered,
     sender_name,
 )
-from monarch.actor.lowlevel import own_process, start_thread
+from monarch.actor.lowlevel import own_process
 from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin, this_machine
 from monarch.graph.driver import Entered, Part, mesh_of
+from monarch.graph.execution import GraphExecution, nothing
 from monarch.graph.line import WaitingTasks
 from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
 from monarch.graph.nodes import EndpointNode, MultiOutput
@@ -38,83 +38,6 @@ if TYPE_CHECKING:
 
 _SPIN = 100e-6  # seconds that a thread looks before it sleeps, where there is a core for each that may
 _PATIENCE = 30.0  # seconds for actors to leave a graph: they do once what they run has returned
-
-
-class GraphExecution(Source):
-    """One execution under way. Whoever waits for it reads the results of all that come before it as well."""
-
-    __slots__ = ("__weakref__", "_error", "_graph", "_seen", "deadline", "number", "slot", "timeout", "values")
-
-    def __init__(
-        self, graph: CompiledGraph, number: int, slot: int, timeout: float | None, deadline: float | None
-    ) -> None:
-        super().__init__()
-        self._graph = graph
-        self.number = number
-        self.slot = slot
-        self.timeout = timeout
-        self.deadline = deadline
-        self.values: dict[int, Value] = {}
-        self._error: BaseException | None = None
-        self._seen: Callable[[], None] = _nothing
-
-    def fail(self, error: BaseException, seen: Callable[[], None]) -> None:
-        if not self.ready:
-            self._error = error
-            self._seen = seen
-            self.set_ready()
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    def late(self) -> None:
-        """Its deadline has passed."""
-        if not self.ready:
-            self.fail(
-                TimeoutError(
-                    f"an execution of the graph took more than {self.timeout:g} s{self.awaited()}; it goes on, and "
-                    f"its result will be dropped"
-                ),
-                _nothing,
-            )
-
-    def awaited(self) -> str:
-        return self._graph._awaited(self)
-
-    def of(self) -> str:
-        return "an execution of a graph"
-
-    def wait(self, timeout: float | None, since: float | None = None) -> bool:
-        end = None if timeout is None else monotonic() + timeout
-        return self._graph._wait_for(self, end)
-
-    def start(self) -> None:
-        start_thread(self._graph._wait_for, "monarch-graph", self, None)
-
-    def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-        if self.ready:
-            return
-        late = None
-        if self.deadline is not None:
-            late = loop.call_later(max(0.0, self.deadline - monotonic()), self.late)
-        stop = self._graph._watch_on(loop)
-        try:
-            yield from super().wait_async(loop)
-        finally:
-            stop()
-            if late is not None:
-                late.cancel()
-
-    def value(self) -> Any:
-        if self._error is not None:
-            self._seen()
-            raise self._error
-        values, self.values = self.values, {}
-        return self._graph._result(values)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _until(timeout: float | None) -> tuple[float | None, float | None]:
@@ -156,7 +79,7 @@ class CompiledGraph:
         self._lent: dict[int, list[Lent]] = {}  # by slot: results that may still be used
         self._sources = plan.sources()
         self._error: BaseException | None = None
-        self._seen: Callable[[], None] = _nothing
+        self._seen: Callable[[], None] = nothing
         self._loops: dict[Any, int] = {}
         self._name = f"{os.getpid()}.{id(self):x}.{monotonic():.6f}"
         self._bells: tuple[OtherBell, ...] = ()  # of those who take the input
@@ -164,6 +87,7 @@ class CompiledGraph:
         self._memory: GraphMemory | None = None
         self._bell = OwnBell()
         self._closed = False
+        self._pid = os.getpid()
         self._orders = [ordered(node.endpoint) for node in plan.nodes]
         try:
             self._compile(plan)
@@ -295,6 +219,7 @@ class CompiledGraph:
                 late.cancel()
 
     def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
+        self._check_process()
         if self._plan.parts:
             return encode_call(args, kwargs)
         if len(args) == 1 and not kwargs:
@@ -330,6 +255,15 @@ class CompiledGraph:
         if self._error is not None:  # it ended meanwhile, and this was perhaps not seen
             self._fail_all()
         return execution
+
+    def _check_process(self) -> None:
+        """Raises ForkedClientError in a forked child: it shares the memory, and its executions would come between those of
+        its parent."""
+        if os.getpid() != self._pid:
+            raise ForkedClientError(
+                f"this process was made by os.fork from the one that compiled the graph (pid {self._pid}), and the graph "
+                f"belongs to that: execute it there"
+            )
 
     def _not_begun(self, timeout: float | None) -> TimeoutError:
         pending = list(self._pending)
@@ -405,6 +339,7 @@ class CompiledGraph:
         discard: Callable[[Callable[[], Any]], None],
     ) -> bool:
         """Reads results until `done()`, or waits while another thread does; False at `end`."""
+        self._check_process()
         while not done():
             if self._reading.acquire(False):
                 try:
@@ -454,8 +389,9 @@ class CompiledGraph:
 
     def _watch_on(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Has results read by that loop, until the function that this returns is called."""
+        self._check_process()
         if self._closed:  # who waits is told, and the bell may be gone
-            return _nothing
+            return nothing
         awaits_turn = False
 
         def look() -> None:
@@ -530,11 +466,13 @@ class CompiledGraph:
         for execution in list(self._pending):
             execution.fail(error, seen)
         self._line.wake_all()
-        self._seen = _nothing  # those have it: if nobody sees it there, the owner is told
+        self._seen = nothing  # those have it: if nobody sees it there, the owner is told
 
     def close(self) -> None:
         """Ends the graph: executions under way raise RuntimeError, actors leave it once what they run has returned. Nothing
-        of it stays behind. May be called again; after the end of an actor as well."""
+        of it stays behind. May be called again; after the end of an actor as well. Nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return

@@ -67,6 +67,10 @@ class Worker(Actor):
         return x
 
     @endpoint
+    def end(self, x: Any) -> None:
+        raise KeyboardInterrupt
+
+    @endpoint
     def large(self, size: int) -> bytes:
         return bytes(size)
 
@@ -369,6 +373,16 @@ def test_the_end_of_an_actor_ends_the_graph_as_a_call_would_say_it(cluster: InPr
         assert (type(error), str(error)) == (SupervisionError, str(of_call.value))
     compiled.close()
     assert one.add.call_one(1).get(10) == 2
+
+
+def test_an_actor_that_ends_within_the_first_step_of_a_program_ends_the_graph(cluster: InProcessCluster) -> None:
+    one = spawn()
+    compiled = graph.compile(one.end.bind(InputNode()))
+    assert compiled._watches[0].number == 1, "the number that the calls of graphs once had"
+    for _ in range(2):
+        with pytest.raises(SupervisionError, match="KeyboardInterrupt"):
+            compiled.execute(1).get(10)
+    compiled.close()
 
 
 @pytest.mark.parametrize(

@@ -151,3 +151,31 @@ def test_a_killed_client_leaves_nothing() -> None:
 
         assert select.select([descriptor], [], [], 20)[0], "the actor's process lives on"
         os.close(descriptor)
+
+
+def test_a_forked_child_cannot_use_the_graph_of_its_parent() -> None:
+    program = """
+    import os, asyncio
+    from monarch import graph
+    from monarch.actor import ForkedClientError, this_host
+    from tests.graph.test_graph_processes import Worker, InputNode
+    worker = this_host().spawn_procs().spawn("worker", Worker)
+    with graph.compile(worker.add.bind(InputNode()), depth=2) as compiled:
+        waiting = compiled.execute(1)
+        child = os.fork()
+        if not child:
+            refused = 0
+            for use in (lambda: compiled.execute(5), lambda: asyncio.run(compiled.execute_async(5)), waiting.get):
+                try:
+                    use()
+                except ForkedClientError:
+                    refused += 1
+            compiled.close()
+            os._exit(refused)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(waiting.get(20), *(compiled.execute(n).get(20) for n in (2, 3, 4)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["3", "2", "3", "4", "5"]

@@ -76,6 +76,10 @@ def on_this_host(address: str) -> bool:
     return host_of(address) == host_of(here().address)
 
 
+# Of a call that is waited for, but not at a port: another number may be that of a port of the same process, as of a watch.
+_NO_PORT = -1
+
+
 def ordered(endpoint: Endpoint[Any, Any]) -> Endpoint[Any, Any]:
     """Returns the endpoint by which those actors are told of a graph."""
     method = endpoint._mesh._spec.cls._serve_graph  # type: ignore[attr-defined]
@@ -98,7 +102,7 @@ def sender_name() -> str:
 
 def call_for(instance: Instance, method: str, rank: int, view: bytes, sender: str, back: str) -> Call:
     """Makes the Call of a Fed: `rank` of `view` is who was addressed, the answer is waited for."""
-    return Call(instance.key, sender, 0, method, 1, back, rank, view, CALL, instance.incarnation)
+    return Call(instance.key, sender, 0, method, _NO_PORT, back, rank, view, CALL, instance.incarnation)
 
 
 class FedCall(Fed):
