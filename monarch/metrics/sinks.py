@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -29,14 +30,16 @@ def to_file(path: str | os.PathLike[str]) -> str:
     mesh, rank = logged.who()
     whole = os.path.abspath(os.fspath(path).replace("{mesh}", mesh.replace(os.sep, "_")).replace("{rank}", str(rank)))
     private_files.make_folder(os.path.dirname(whole), mine=False, closed=False)
-    file = open(private_files.open_output(whole), "w", buffering=1)  # noqa: SIM115
+    file = open(private_files.open_output(whole), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
     logged.sinks.append(FileSink(whole, file, whole.endswith(".csv")))
     return whole
 
 
 def to_tensorboard(folder: str | os.PathLike[str], **options: Any) -> Any:
     """Writes what this process logs through to TensorBoard, by `torch.utils.tensorboard.SummaryWriter(folder, **options)`,
-    which it returns: `close()` it at the end. ImportError, which says what is missing, without torch or tensorboard.
+    which it returns: `close()` it at the end. ImportError, which says what is missing, without torch or tensorboard. OSError
+    when the folder cannot be made, or others may write in it: TensorBoard follows links that they may have put there. A
+    folder that is a URL is taken as it is.
 
     Since 0.2.0.
     """
@@ -45,7 +48,10 @@ def to_tensorboard(folder: str | os.PathLike[str], **options: Any) -> Any:
     except ImportError as exc:
         raise _missing("TensorBoard", exc, "torch tensorboard") from None
     made: Any = tensorboard
-    writer = made.SummaryWriter(os.fspath(folder), **{"flush_secs": 5, **options})
+    where = os.fspath(folder)
+    if "://" not in where:
+        where = private_files.closed_folder(private_files.make_folder(where, mine=False, closed=False))
+    writer = made.SummaryWriter(where, **{"flush_secs": 5, **options})
 
     def write(step: int, values: Pairs, mesh: str, rank: int) -> None:
         for name, value in values:
@@ -77,7 +83,8 @@ def to_wandb(**options: Any) -> Any:
 def to_opentelemetry() -> None:
     """Writes what this process logs through to OpenTelemetry: each name is a gauge, with `mesh` and `rank` as attributes. The
     step is left out. Where it goes says the program's own provider, or OTEL_EXPORTER_OTLP_ENDPOINT. ImportError, which says
-    what is missing, without opentelemetry.
+    what is missing, without opentelemetry. A name there begins with a letter and has up to 255 letters, digits and any of
+    _-./ : an underscore stands for each other character, and two names that differ in those alone are one.
 
     Since 0.2.0.
     """
@@ -92,7 +99,7 @@ def to_opentelemetry() -> None:
         for name, value in values:
             gauge = gauges.get(name)
             if gauge is None:
-                gauge = gauges[name] = meter.create_gauge(name)
+                gauge = gauges[name] = meter.create_gauge(_instrument(name))
             gauge.set(value, {"mesh": mesh, "rank": rank})
 
     _add(write, "OpenTelemetry")
@@ -132,6 +139,12 @@ class FileSink:
 
     def _csv_line(self, at: float, mesh: str, rank: int, step: int, name: str, value: float) -> str:
         return f"{at},{_cell(mesh)},{rank},{step},{_cell(name)},{value!r}\n"
+
+
+def _instrument(name: str) -> str:
+    """Returns a name as OpenTelemetry takes it: `loss (train)` is `loss__train_`."""
+    name = re.sub(r"[^\w./-]", "_", name, flags=re.ASCII)
+    return name[:255] if name[:1].isalpha() else f"m{name}"[:255]
 
 
 def _cell(text: str) -> str:

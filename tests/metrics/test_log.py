@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import monarch.metrics
+from monarch._linux.private_files import UntrustedFileError
 from monarch._runtime import recorder
 from monarch.metrics import logged, sinks
 
@@ -170,13 +171,60 @@ class Package:
         self.wrote.append((value, attributes))
 
 
+def test_tensorboard_writes_in_a_folder_of_this_user_alone(
+    recording: recorder.Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = Package()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", package)
+    monkeypatch.setattr(importlib.import_module("torch.utils"), "tensorboard", package, raising=False)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for mode in (0o777, 0o1777):
+        theirs.chmod(mode)
+        with pytest.raises(UntrustedFileError, match="theirs may be written by others"):
+            monarch.metrics.to_tensorboard(theirs)
+    assert package.wrote == [] and logged.sinks == []
+    monarch.metrics.to_tensorboard(theirs / "mine")
+    assert package.wrote[0][0] == str(theirs / "mine") and (theirs / "mine").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("grad/norm", "grad/norm"), ("loss (train)", "loss__train_"), ("потери", "m______"), ("0.5", "m0.5"), ("", "m")],
+)
+def test_names_as_opentelemetry_takes_them(name: str, taken: str) -> None:
+    assert sinks._instrument(name) == taken and sinks._instrument(name * 300)[255:] == ""
+
+
+def test_a_name_that_a_provider_refuses_ends_no_sink(recording: recorder.Recorder) -> None:
+    metrics = pytest.importorskip("opentelemetry.metrics")
+    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+    meters = pytest.importorskip("opentelemetry.sdk.metrics")
+    reader = export.InMemoryMetricReader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "get_meter", meters.MeterProvider([reader]).get_meter)
+        monarch.metrics.to_opentelemetry()
+    monarch.metrics.log(step=1, **{"loss (train)": 1.0, "loss": 2.0})
+    found = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    assert [(each.name, each.data.data_points[0].value) for each in found] == [("loss__train_", 1.0), ("loss", 2.0)]
+    assert len(logged.sinks) == 1
+
+
+def test_a_file_is_utf_8_whatever_the_locale(recording: recorder.Recorder, tmp_path: Path) -> None:
+    monarch.metrics.to_file(tmp_path / "a.csv")
+    (sink,) = logged.sinks
+    assert isinstance(sink, sinks.FileSink) and sink._file.encoding == "utf-8"
+    monarch.metrics.log(step=1, **{"потери": 1.0})
+    assert "потери" in (tmp_path / "a.csv").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("module", "call", "wrote"),
     [
         (
             "torch.utils.tensorboard",
-            lambda: monarch.metrics.to_tensorboard("tb", max_queue=3),
-            [("tb", {"flush_secs": 5, "max_queue": 3}), ("loss", 0.5, 1), ("loss", 0.25, 2)],
+            lambda: monarch.metrics.to_tensorboard("s3://tb", max_queue=3),
+            [("s3://tb", {"flush_secs": 5, "max_queue": 3}), ("loss", 0.5, 1), ("loss", 0.25, 2)],
         ),
         ("wandb", monarch.metrics.to_wandb, [({"loss": 0.5}, 1), ({"loss": 0.25}, 2)]),
         (
