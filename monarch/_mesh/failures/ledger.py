@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
-from monarch._text import clip
+from monarch._text import clip, one_line, visible
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -42,8 +42,9 @@ class MeshFailure:
         return self._failure.event or self._failure.report
 
     def report(self) -> str:
-        """The text for people: what failed, where, why, the process's last lines, and who owns it."""
-        return self._failure.report
+        """The text for people: what failed, where, why, the process's last lines, and who owns it. What a rank has written
+        can make a terminal do nothing."""
+        return visible(self._failure.report)
 
     def __str__(self) -> str:
         return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
@@ -355,16 +356,16 @@ def whereabouts(ended: ProcEnded) -> str:
 
 def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
     """Returns what becomes of the ranks of `mesh` that lived in the process that ended."""
-    shown = mesh.display(ranks[0]) if ranks else mesh.mesh_name
+    shown = one_line(mesh.display(ranks[0]) if ranks else mesh.mesh_name)
     if ended.stopped or (ended.code == 0 and not ended.detail):
         status = EXIT_CLEAN
         if ended.stopped:
             status = f"stopped: the process {'is being restarted' if ended.replaced else 'was stopped'}"
         text = f"Supervision event: actor {shown} has status:\n  {status}"
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
-    cause = f"the process this actor was running on failed: {describe_exit(ended)}"
-    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {whereabouts(ended)}"
-    tail = "".join(f"\n      {line}" for line in ended.tail)
+    cause = visible(f"the process this actor was running on failed: {describe_exit(ended)}")
+    where = one_line(f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {whereabouts(ended)}")
+    tail = visible("".join(f"\n      {line}" for line in ended.tail))
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"
     return Failure(
@@ -378,7 +379,8 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
 
 def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int) -> Failure:
     """An actor failed by itself: an exception nobody waited for, an abort, a constructor that raised."""
-    body = clip(cause).rstrip().replace("\n", "\n    ")
+    cause, display = visible(clip(cause)), one_line(display)
+    body = cause.rstrip().replace("\n", "\n    ")
     report = f"The actor {display} and all its descendants have failed:\n    {body}"
     first = cause.strip().splitlines()[-1] if cause.strip() else ""
     return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
@@ -398,7 +400,9 @@ def unhandled_child(
     """An owner fails because it did not handle a failure of its mesh (or raised while `handling`)."""
     report = clip(child.report())
     why = "failed because it did not handle a supervision event from its child"
+    display = one_line(display)
     if handling is not None:
+        handling = visible(handling)
         indented = report.replace("\n", "\n    ")
         report = f"{handling.rstrip()}\nThis error occurred while handling another failure:\n    {indented}"
         why = "failed while handling a failure of its child"

@@ -509,6 +509,23 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
     assert where in ledgers.process_failure(Mesh(), never, [0]).report
 
 
+def test_what_a_rank_wrote_makes_a_terminal_do_nothing() -> None:
+    hostile = "\x1b[2J\x9b31m\u202e\x07"
+    fit = "\\x1b[2J\\x9b31m\\u202e\\x07"
+    end = ended("unix:/h/m.0", -9, tail=("a\tb", f"last{hostile}"), hostname=f"node{hostile}")
+    process = ledgers.process_failure(Mesh(), end, [0])
+    actor = ledgers.actor_failure(
+        f"<root>.<A{hostile}>", f"Traceback\n  File x\nValueError: bad{hostile}\n", "k", "m", 3
+    )
+    assert process.report.endswith(f"stderr:\n      a\tb\n      last{fit}") and f"node{fit}" in process.event
+    assert actor.report.splitlines()[1:] == ["    Traceback", "      File x", f"    ValueError: bad{fit}"]
+    assert actor.event == f"Supervision event: actor <root>.<A{fit}> failed: ValueError: bad{fit}"
+    other = ledgers.unhandled_child(f"B{hostile}", ledgers.MeshFailure(actor), "k", "m", 0, f"x{hostile}\ny")
+    for text in (process.report, process.event, actor.report, ledgers.MeshFailure(other).report()):
+        assert not set(text) & {"\x1b", "\x9b", "\u202e", "\x07"}
+    assert len(ledgers.MeshFailure(other).report().splitlines()) == 7
+
+
 def test_an_ordinary_end_is_not_called_a_failure() -> None:
     clean = ledgers.process_failure(Mesh(), ended("p1", 0), [2])
     assert clean.stopped and ledgers.EXIT_CLEAN in clean.report and "failed" not in clean.report
