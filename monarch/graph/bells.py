@@ -40,8 +40,13 @@ class DescriptorAt(NamedTuple):
     fd: int
 
     def open(self, flags: int) -> int:
-        """OSError when that process is gone."""
-        return os.open(f"/proc/{self.pid}/fd/{self.fd}", flags | os.O_CLOEXEC)
+        """OSError when that process is gone, also when its number is that of another user's process by now: root may open
+        that, and what is written there is unpickled."""
+        fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", flags | os.O_CLOEXEC)
+        if os.fstat(fd).st_uid != os.geteuid():
+            os.close(fd)
+            raise PermissionError(f"descriptor {self.fd} of pid {self.pid} is another user's")
+        return fd
 
 
 class _Bell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 from collections import deque
@@ -36,6 +37,7 @@ from monarch.graph.plan import CLIENT, INPUT_RING, Plan, Slots, make_plan
 if TYPE_CHECKING:
     import asyncio
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SPIN = 100e-6  # seconds that a thread looks before it sleeps, where there is a core for each that may
 _PATIENCE = 30.0  # seconds for actors to leave a graph: they do once what they run has returned
 
@@ -130,9 +132,10 @@ class CompiledGraph:
         self._share(plan, [entered[place[:2]].bell for place in plan.places], back)
 
     def _share(self, plan: Plan, bells: Sequence[DescriptorAt], back: str) -> None:
-        fd = os.memfd_create("monarch-graph", os.MFD_CLOEXEC)
+        fd = os.memfd_create("monarch-graph", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, plan.memory)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # who made it smaller would end all who look into it
             private = [ring.reads > 1 for ring in plan.rings]
             self._memory = GraphMemory(os.dup(fd), len(plan.rings), plan.depth, plan.slot_size, private, plan.buffer)
             cores = len(os.sched_getaffinity(0))

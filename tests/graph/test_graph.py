@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from typing import Any
@@ -123,6 +124,30 @@ def test_a_chain_gives_what_calls_give(cluster: InProcessCluster) -> None:
         assert [compiled.execute(n).get(10) for n in range(5)] == [2 * (n + 1) + 10 for n in range(5)]
         futures = [compiled.execute(n) for n in range(50)]  # more than the depth: waits for the oldest
         assert [future.get(10) for future in reversed(futures)][::-1] == [2 * (n + 1) + 10 for n in range(50)]
+
+
+def test_nobody_can_make_the_memory_smaller(cluster: InProcessCluster) -> None:
+    """Makes sure that an actor cannot end all others with SIGBUS."""
+    one = this_host().spawn_procs({"gpus": 1}).spawn("one", Worker)
+    with InputNode() as x:
+        last = one.add.bind(x)
+    with graph.compile(last) as compiled:
+        assert compiled.execute(1).get(20) == 2
+        found = [int(fd) for fd in os.listdir("/proc/self/fd") if "monarch-graph" in _link_of(fd)]
+        assert found
+        for fd in found:
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, 0)
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, 1 << 40)
+        assert compiled.execute(2).get(20) == 3
+
+
+def _link_of(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
 
 
 def test_fan_out_and_fan_in_over_ranks(cluster: InProcessCluster) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch.actor import MessageTooLargeError
-from monarch.graph.bells import OtherBell, OwnBell, Spin
+from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin
 from monarch.graph.memory import GraphMemory
 from monarch.graph.plan import control_size
 
@@ -27,6 +27,19 @@ def memories() -> Iterator[tuple[GraphMemory, GraphMemory]]:
     yield made[0], made[1]
     for memory in made:
         memory.close()
+
+
+def test_what_another_user_has_at_that_number_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("test")
+    at = DescriptorAt(os.getpid(), fd)
+    os.close(at.open(os.O_RDWR))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(PermissionError, match="is another user's"):
+            at.open(os.O_RDWR)
+        assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
 
 
 @pytest.mark.parametrize("ring", [0, 1])
