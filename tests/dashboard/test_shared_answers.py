@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch.dashboard import shared_answers
 from monarch.dashboard.shared_answers import MOST_ANSWERS, SharedAnswers
 
 
@@ -137,3 +138,24 @@ def test_it_is_bounded(make: Maker) -> None:
     for number in range(MOST_ANSWERS * 2):
         answers.get(number, make)
     assert len(answers._answers) <= MOST_ANSWERS
+
+
+def test_what_is_not_fresh_any_more_goes_when_somebody_asks() -> None:
+    now = 0.0
+    answers = SharedAnswers(2.0, lambda: now)
+    for number in range(9):
+        answers.get(number, lambda: "x")
+    now = 2.0
+    answers.get("other", lambda: "x")
+    assert list(answers._answers) == ["other"]
+
+
+def test_the_oldest_go_beyond_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_answers, "MOST_BYTES", 4000)
+    answers = SharedAnswers(2.0, lambda: 0.0)
+    for number in range(9):
+        answers.get(number, lambda: {"curves": [{"mean": [None, 0.5], "steps": [1] * 30}]})
+    kept = list(answers._answers)
+    assert kept == [*range(9)][-len(kept) :] and 1 < len(kept) < 4
+    assert len(answers.get("large", lambda: "x" * 5000)) == 5000
+    assert "large" not in answers._answers
