@@ -116,10 +116,9 @@ start_client_with(_load_and_start)  # until `process.client` says how
 
 def load(name: str) -> Any:
     """Imports `monarch.<name>`."""
-    module = f"monarch.{name}"
     try:
-        import_packages(module)  # other threads may import others of its modules just now
-        return importlib.import_module(module)
+        import_packages(f"monarch.{name}")  # other threads may import others of its modules just now
+        return importlib.import_module(f"monarch.{name}")
     except ModuleNotFoundError as exc:
         if exc.name == "torch":
             raise ImportError(

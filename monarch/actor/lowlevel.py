@@ -19,6 +19,7 @@ from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
 from monarch._wire.memory_pool import MemoryPool, PooledMemory
 from monarch._wire.sealed import Sealed
+from monarch._wire.unpickling import Unpickler
 from monarch.actor._pickling import pickle_from
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Sealed",
     "Secret",
     "StatusTable",
+    "Unpickler",
     "annotations_of",
     "encode_for",
     "explain_errors",

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._linux import memory_map, procfs
-from monarch._wire.unpickling import Unpickler
-from monarch.actor.lowlevel import MemoryPool, PooledMemory
+from monarch.actor.lowlevel import MemoryPool, PooledMemory, Unpickler
 from monarch.config import settings
 
 SMALL = 1 << 16  # bytes of a value up to which it lies in no memory of its own and travels in the answer

@@ -458,6 +458,9 @@ def test_the_main_thread_looks_for_signals_while_it_waits(timeout: float | None)
             asked.append(timeout)
             return len(asked) > 2
 
+        def locked(self) -> bool:
+            return True
+
     asked: list[float] = []
     lock: Any = Lock()
     assert leader.wait_for(lock, timeout)

@@ -121,8 +121,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "bytes that came over an authenticated connection, or were made in this process": (
         "tensor/remote/checkpoint.py: _saved: torch.save",
         "tensor/worker/checkpoint.py: _Data.value: torch.save",
-        "_wire/codec.py: _decode_without_modes: pickle.loads",
-        "_wire/codec.py: decode: pickle.loads",
+        "_wire/unpickling.py: loads: pickle.loads",
         "job/job_trait.py: job_loads: pickle.loads",
         "tensor/failures.py: _original: pickle.loads",
         "tensor/signature.py: runner: eval",
@@ -148,6 +147,8 @@ PLACES: dict[str, tuple[str, ...]] = {
         "_mesh/workspace/reload.py: Reloader.reload: importlib.reload",
         "_mesh/start/forkserver.py: _become: importlib.import_module",
         "_mesh/start/forkserver.py: _import: importlib.import_module",
+        "_wire/unpickling.py: _subimport: importlib.import_module",
+        "_wire/unpickling.py: import_packages: importlib.import_module",
         "tensor/functions.py: Named.resolve: importlib.import_module",
     ),
     "a library or a file of a module that this process has loaded": (

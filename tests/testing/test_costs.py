@@ -105,7 +105,8 @@ def test_a_call_runs_few_functions_for_each_process() -> None:
                 cluster.settle()
                 least = min(least, count[0] - before)
             counted[procs] = least
-    assert (counted[MANY] - counted[FEW]) / (MANY - FEW) <= 36
+    with_torch = 8 if "torch" in sys.modules else 0  # no dispatch mode of the program may see what is unpickled
+    assert (counted[MANY] - counted[FEW]) / (MANY - FEW) <= 36 + with_torch
 
 
 def test_a_connection_takes_little_memory() -> None:
