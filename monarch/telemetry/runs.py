@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import math
 import os
 import re
 import threading
@@ -17,13 +18,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from monarch._linux import private_files
-from monarch.telemetry.curves import Curve, MetricCurves
+from monarch.telemetry.curves import CURVES, POINTS, Curve, MetricCurves
 
 logger = logging.getLogger("monarch.observer")
 
 FOLDER = "runs"
 PERIOD = 5.0  # seconds between two writes
-MOST = 128 << 20  # bytes of a file that is read
+MOST = 64 << 20  # bytes of a file that is read; as many curves as there may be have some 40 MB
+_COMMAS = CURVES * (12 * POINTS + 500)  # of such a file, in names too
+_STEPS = 2**62  # steps, ranks and counts are below
 RUNS = 200  # files of a folder that are listed, the newest
 _NAME = re.compile(r"[\w][\w.+=,@-]{0,99}", re.ASCII)
 
@@ -82,13 +85,31 @@ def read_run(path: str) -> KeptRun:
     """Reads a run. FileNotFoundError; ValueError for a file that is none; UntrustedFileError for one of somebody else."""
     content = private_files.read(path, MOST, own_group=True)
     try:
+        if content.count(b",") > _COMMAS:  # before lists of them take memory
+            raise ValueError("it has more values than curves have")
         run = _decode(content)
-    except msgspec.MsgspecError as exc:
+        if len(run.curves) > CURVES:
+            raise ValueError(f"it has more than {CURVES} curves")
+        for curve in run.curves:
+            _check(curve)
+    except (msgspec.MsgspecError, ValueError, OverflowError) as exc:
         raise ValueError(f"{path} is no run that monarch.metrics.keep has written: {exc}") from None
-    for curve in run.curves:
-        if len({len(column) for column in msgspec.structs.astuple(curve)[3:]}) != 1 or curve.width < 1:
-            raise ValueError(f"{path} is no run that monarch.metrics.keep has written: its columns differ in length")
     return run
+
+
+def _check(curve: Curve) -> None:
+    """ValueError for what no program has written: somebody else may have made the file."""
+    if len({len(column) for column in msgspec.structs.astuple(curve)[3:]}) != 1:
+        raise ValueError("its columns differ in length")
+    if len(curve.steps) > POINTS:
+        raise ValueError(f"a curve has more than {POINTS} points")
+    numbers = [curve.width, *curve.steps, *curve.count, *curve.odd]
+    ranks = [*curve.least_rank, *curve.most_rank, *curve.odd_rank, *curve.differs]
+    if curve.width < 1 or min(numbers) < 0 or min(ranks, default=0) < -1 or max(numbers + ranks) >= _STEPS:
+        raise ValueError("a step, a rank or a count is no number from 0 to 2**62")
+    values = (*curve.mean, *curve.least, *curve.most, *curve.spread, *curve.at)
+    if not all(value is None or math.isfinite(value) for value in values):
+        raise ValueError("a value is not finite")
 
 
 class RunWriter:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,51 @@ def test_what_is_no_run_is_neither_read_nor_written_over(tmp_path: Path) -> None
     run.close()
     path.write_text(path.read_text().replace('"mean":[0.5]', '"mean":[0.5,1]'))
     with pytest.raises(ValueError, match="its columns differ in length"):
+        runs.read_run(str(path))
+
+
+def _of(*curves: dict[str, Any]) -> str:
+    return json.dumps({"schema": "monarch.run/1", "name": "r", "started": 1.0, "updated": 2.0, "curves": curves})
+
+
+def _curve(points: int = 2, **more: Any) -> dict[str, Any]:
+    floats = dict.fromkeys(("mean", "least", "most", "spread", "at"), [1.0] * points)
+    ranks = dict.fromkeys(("least_rank", "most_rank", "odd", "odd_rank", "differs"), [0] * points)
+    counts = {"steps": list(range(points)), "count": [1] * points}
+    return {"mesh": "m", "name": "x", "width": 1, **counts, **floats, **ranks, **more}
+
+
+@pytest.mark.parametrize(
+    ("curves", "why"),
+    [
+        ([_curve(513)], "a curve has more than 512 points"),
+        ([_curve(0)] * 501, "it has more than 500 curves"),
+        ([_curve(steps=[0, 10**4000])], "is no number from 0 to"),
+        ([_curve(steps=[0, 2**62])], "is no number from 0 to"),
+        ([_curve(steps=[-1, 2])], "is no number from 0 to"),
+        ([_curve(width=10**400)], "is no number from 0 to"),
+        ([_curve(width=0)], "is no number from 0 to"),
+        ([_curve(count=[1, 10**400])], "is no number from 0 to"),
+        ([_curve(most_rank=[-2, 0])], "is no number from 0 to"),
+        ([_curve(mean=[1.0, 10**400])], ""),
+    ],
+)
+def test_what_no_program_has_written_is_refused(tmp_path: Path, curves: list[dict[str, Any]], why: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(_of(_curve(512, steps=[n * 2**53 for n in range(512)])))
+    path.chmod(0o600)
+    assert runs.read_run(str(path)).curves[0].steps[1] == 2**53
+    path.write_text(_of(*curves))
+    with pytest.raises(ValueError, match=f"is no run that monarch.metrics.keep has written: .*{why}"):
+        runs.read_run(str(path))
+
+
+def test_values_that_are_too_many_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(_of(_curve(300_000)))
+    path.chmod(0o600)
+    monkeypatch.setattr(runs, "_decode", None)
+    with pytest.raises(ValueError, match="it has more values than curves have"):
         runs.read_run(str(path))
 
 
