@@ -13,11 +13,7 @@ from monarch._runtime.future import running
 from monarch._runtime.recorder import LOGGED, VALUES
 from monarch._text import sendable
 from monarch.metrics import passing
-from monarch.metrics.passing import Pairs
-
-NAMES = 1_000  # of a process
-NAME = 200  # characters of a name
-STEPS = 2**62  # steps are below
+from monarch.metrics.passing import NAME, NAMES, STEPS, Pairs
 
 Sink = Callable[[int, Pairs, str, int], object]  # step, values, mesh, rank
 

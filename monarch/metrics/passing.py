@@ -15,11 +15,15 @@ import msgspec
 
 from monarch._runtime import recorder as recorders
 from monarch._runtime.recorder import LOGGED, VALUES
+from monarch._text import clip
 
 Pairs = tuple[tuple[str, float], ...]
 
 VARIABLE = "MONARCH_METRICS_SOCKET"  # the number of the script's end, and which socket that is: fd:inode
 MESH = "ranks"  # the name under which scripts log
+NAMES = 1_000  # of a process
+NAME = 200  # characters of a name
+STEPS = 2**62  # steps are below
 _LARGEST = 1 << 17  # bytes of a call of `log`
 
 logger = logging.getLogger("monarch")
@@ -73,13 +77,22 @@ def received(rank: int) -> socket.socket | None:
 
 
 def _take(sock: socket.socket, rank: int) -> None:
+    names: set[str] = set()  # as bounded as those of `log`, which a script may do without
     with sock:
         while data := sock.recv(_LARGEST):
             try:
                 step, values = _decode(data)
-            except msgspec.MsgspecError as exc:
+                if not 0 <= step < STEPS:
+                    raise ValueError(f"step {step}")
+            except (msgspec.MsgspecError, ValueError) as exc:
                 logger.warning("monarch.metrics: what rank %d has sent is not understood: %s", rank, exc)
                 return
+            pairs = []
+            for name, value in values[:VALUES]:
+                short = clip(name, NAME)
+                if short in names or len(names) < NAMES:
+                    names.add(short)
+                    pairs.append((short, value))
             recorder = recorders.active
-            if recorder is not None:
-                recorder.add((LOGGED, step, tuple(values[:VALUES]), MESH, rank, monotonic()))
+            if recorder is not None and pairs:
+                recorder.add((LOGGED, step, tuple(pairs), MESH, rank, monotonic()))

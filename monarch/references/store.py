@@ -54,6 +54,7 @@ Answered = Callable[[bool], None]
 
 _SERVICE = "references"
 _BATCH = 1000  # dropped handles that are told to their owners at once
+_EACH = 1024  # bytes that a value is counted with besides, about what it takes in tables
 _PATIENCE = 30.0  # seconds until the service of this process has started
 
 _log = logging.getLogger("monarch")
@@ -115,7 +116,7 @@ class ReferenceStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept here."""
+        """Bytes that are kept here, and 1 KiB for each value."""
         with self.lock:
             return self._bytes
 
@@ -199,7 +200,7 @@ class ReferenceStore:
         return KeptValue(StoredValue([body, *buffers]), inside.refs)
 
     def _admit(self, kept: KeptValue, maker: str) -> None:
-        limit, size = limit_of_bytes(), kept.stored.size
+        limit, size = limit_of_bytes(), kept.stored.size + _EACH
         with self.lock:
             used = self._bytes
             if used + size <= limit:
@@ -210,7 +211,7 @@ class ReferenceStore:
     def _let_go(self, kept: Kept | None) -> None:
         if isinstance(kept, KeptValue):
             with self.lock:
-                self._bytes -= kept.stored.size
+                self._bytes -= kept.stored.size + _EACH
 
     def _free(self) -> None:
         """Lets go of what nobody holds any more; handles within it leave word in the queue."""

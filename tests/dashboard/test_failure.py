@@ -30,6 +30,7 @@ def test_owners(name: str | None, owners: list[str]) -> None:
         ("trainers-42<f7>.workers-42<f8>@tcp://node6:26600", ("workers", 42)),
         ("a-0<f7>.my-mesh-3<f8>@x", ("my-mesh", 3)),
         ("client@unix:/run/client", None),
+        (f"x.a-{'9' * 5000}<b", None),
         ("", None),
     ],
 )

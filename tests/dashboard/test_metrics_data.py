@@ -81,6 +81,30 @@ def test_runs_beside_it_are_listed_and_compared(tmp_path: Path) -> None:
     assert data.told(compared=("a",))["compared"][0]["curves"][0]["steps"] == [1, 2]
 
 
+def test_runs_that_were_read_are_changed_by_one_asker_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = made(Curves(str(tmp_path)))
+
+    class Guarded(dict[str, Any]):
+        def __setitem__(self, name: str, value: Any) -> None:
+            assert not data._lock.acquire(blocking=False)
+            super().__setitem__(name, value)
+
+        def __delitem__(self, name: str) -> None:
+            assert not data._lock.acquire(blocking=False)
+            super().__delitem__(name)
+
+    monkeypatch.setattr(data, "_read", Guarded())
+    monkeypatch.setattr(metrics_data, "COMPARED", 1)
+    for name in ("a", "b"):
+        curves = MetricCurves()
+        curves.add("m", "loss", 1, 1.0, 0, 0.0)
+        RunWriter(str(tmp_path), name, curves).close()
+        data.told(compared=(name,))
+    assert list(data._read) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("compared", "text"),
     [

@@ -40,6 +40,23 @@ def test_what_a_script_logs_is_recorded_with_its_rank(monkeypatch: pytest.Monkey
     assert kind == recorder.LOGGED and event == [7, (("loss", 0.5), ("n", float("inf"))), "ranks", 3]
 
 
+def test_names_of_a_script_are_bounded_however_it_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passing, "NAMES", 3)
+    recording = recorder.Recorder()
+    monkeypatch.setattr(recorder, "active", recording)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(passing._encode((1, [("x" * 100_000, 1.0)])))
+        for number in range(9):
+            theirs.send(passing._encode((2, [(f"n{number}", 1.0), ("n0", 2.0)])))
+        theirs.send(passing._encode((2**63, [("n0", 1.0)])))
+        passing._take(ours, 3)
+    logged = [event[2] for event in recording.take(20)]
+    names = {name for pairs in logged for name, _ in pairs}
+    assert {"n0", "n1"} < names and len(names) == 3 and max(map(len, names)) == 200
+    assert [len(pairs) for pairs in logged] == [1, 2, 2, *[1] * 7]
+
+
 def test_what_is_not_understood_ends_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(recorder, "active", recorder.Recorder())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -225,6 +225,15 @@ def test_the_bound_of_bytes_is_said(makers: Maker) -> None:
         put(bytearray(70_000))
 
 
+def test_references_to_nothing_are_bounded(makers: Maker) -> None:
+    with configured(reference_bytes=20_000):
+        refs: list[object] = []
+        with pytest.raises(ReferenceLimitError):
+            for _ in range(100):
+                refs.append(put(None))
+        assert 10 < len(refs) < 20
+
+
 def test_a_value_is_lost_with_its_process(cluster: InProcessCluster) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     makers = procs.spawn("makers", Maker)

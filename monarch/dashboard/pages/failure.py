@@ -9,7 +9,7 @@ from typing import Any
 from monarch.dashboard.pages import shapes
 
 SHOWN = 50  # others that have failed
-_PROCESS = re.compile(r"\.([^.<]+)-(\d+)<")  # mesh and rank, in the reference of an actor
+_PROCESS = re.compile(r"\.([^.<]+)-(\d{1,9})<")  # mesh and rank, in the reference of an actor
 
 Row = Mapping[str, Any]
 

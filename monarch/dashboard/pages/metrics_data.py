@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._linux.locks import Lock
 from monarch._linux.private_files import UntrustedFileError
 from monarch.dashboard.shared_answers import SharedAnswers
 from monarch.telemetry import runs
@@ -26,6 +27,7 @@ class MetricsData:
     def __init__(self, store: Store, answers: SharedAnswers) -> None:
         self._store = store
         self._answers = answers
+        self._lock = Lock()
         self._read: dict[str, tuple[float, MetricCurves]] = {}  # runs by name, as they were at a time
 
     def told(self, match: str = "", mesh: str | None = None, compared: Sequence[str] = ()) -> dict[str, Any]:
@@ -56,16 +58,19 @@ class MetricsData:
         if not self._store.runs or not os.path.exists(path):
             raise ValueError(f"no run {name!r} was kept beside this one")
         written = os.stat(path).st_mtime
-        known = self._read.get(name)
+        with self._lock:
+            known = self._read.get(name)
         if known is None or known[0] != written:
             made = MetricCurves()
             try:
                 made.restore(runs.read_run(path).curves)
             except (UntrustedFileError, OSError) as exc:
                 raise ValueError(str(exc)) from None
-            while len(self._read) >= COMPARED:
-                del self._read[next(iter(self._read))]
-            known = self._read[name] = (written, made)
+            known = (written, made)
+            with self._lock:
+                while len(self._read) >= COMPARED:
+                    del self._read[next(iter(self._read))]
+                self._read[name] = known
         return known[1]
 
 
