@@ -9,6 +9,8 @@ import pytest
 from examples.simulated_dashboard import FAILED, STRAGGLER
 from monarch.dashboard.pages import failure
 from monarch.dashboard.pages.api import NotFound, PageData
+from monarch.dashboard.pages.logs_data import LogFilter
+from monarch.telemetry.store import Store
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,24 @@ def test_the_lines_before_it(recorded: Any) -> None:
     assert not well["failed"] and well["logged"] == []
     with pytest.raises(NotFound, match="actor not found"):
         api.failure(12)
+
+
+def test_an_actor_whose_process_died_before_it_said_who_it_was() -> None:
+    store = Store()
+    try:
+        reason = "The actor <root>.<t.A a> and all its descendants have failed"
+        store.insert("actor_status_events", [(1, 50, 77, "Failed", reason), (2, 40, 78, "Idle", None)])
+        api = PageData(store, None, None)
+        assert api.logs.logged(LogFilter())["failures"] == [{"us": 50, "actor_id": "77"}]
+        made = api.failure(77)
+        assert (made["failed"], made["first"], made["failed_us"], made["reason"]) == (True, True, 50, reason)
+        assert made["name"] == made["owners"][0]["name"] == "an actor of a process that died early"
+        assert (made["actor"]["id"], made["others"], made["printed"]) == ("77", [], [])
+        assert not api.failure(78)["failed"]
+        with pytest.raises(NotFound, match="actor not found"):
+            api.failure(79)
+    finally:
+        store.close()
 
 
 def test_a_program_that_cannot_be_asked_is_said(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

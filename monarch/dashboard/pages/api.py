@@ -240,13 +240,17 @@ class PageData:
 
     def _failure(self, actor_id: int) -> dict[str, Any]:
         rows = self._rows(queries.actors(actor_id=actor_id, limit=1))
+        failed = self._rows(queries.ended_actors("failed"))
+        if not rows:
+            rows = self._rows(queries.last_status(actor_id))
+            failed = [*failed, *(failure.of_status(row) for row in rows if row["latest_status"] == "failed")]
         if not rows:
             raise NotFound("actor not found")
         actor = rows[0]
-        made = failure.failure(actor, self._rows(queries.ended_actors("failed")), self._actors())
+        made = failure.failure(actor, failed, self._actors())
         logged = []
         if made["failed"]:
-            ranks = ((actor["rank"], actor["rank"]),)
+            ranks = () if actor["rank"] is None else ((actor["rank"], actor["rank"]),)
             about = LogFilter(actor["mesh_name"], ranks, before_us=made["failed_us"] + 1_000_000)
             logged = self.logs.logged(about)["lines"][-30:]
         return {**made, "logged": logged, **self._printed_by(actor["full_name"]), "now_us": self.now_us()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch.dashboard.pages import shapes
 
+_UNKNOWN = "an actor of a process that died early"
 SHOWN = 50  # others that have failed
 _PROCESS = re.compile(r"\.([^.<]+)-(\d{1,9})<")  # mesh and rank, in the reference of an actor
 
@@ -25,10 +26,15 @@ def process_of(full_name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
+def of_status(row: Row) -> dict[str, Any]:
+    """Returns the failure of an actor of which nothing but its last status is known, as those of others are."""
+    return {**row, "actor_id": row["id"], "reason": row["status_reason"], "root_cause": None, "root_cause_name": None}
+
+
 def failure(actor: Row, failed: Sequence[Row], actors: Sequence[Row]) -> dict[str, Any]:
     """GET /api/failures/{id}, but for the lines. `failed`: all that have."""
     own = next((row for row in failed if row["actor_id"] == actor["id"]), None)
-    names = owners(actor["display_name"])
+    names = owners(actor["display_name"] or _UNKNOWN)
     ids = {row["display_name"]: str(row["id"]) for row in actors if row["display_name"]}
     chain, whole = [], ""
     for name in names:
@@ -37,7 +43,7 @@ def failure(actor: Row, failed: Sequence[Row], actors: Sequence[Row]) -> dict[st
     first = sorted(failed, key=lambda row: (row["timestamp_us"], row["actor_id"]))
     return {
         "actor": shapes.with_text_ids(actor),
-        "name": shapes.short_name(actor["display_name"], actor["full_name"]),
+        "name": shapes.short_name(actor["display_name"], actor["full_name"]) or _UNKNOWN,
         "failed": own is not None,
         "first": bool(first) and first[0]["actor_id"] == actor["id"],
         "failed_us": None if own is None else own["timestamp_us"],

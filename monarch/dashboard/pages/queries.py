@@ -56,6 +56,16 @@ def actors(mesh_id: int | None = None, actor_id: int | None = None, limit: int =
     {_where(where)} ORDER BY a.mesh_id, a.rank, a.id LIMIT {limit}"""
 
 
+def last_status(actor_id: int) -> str:
+    """The last status of an actor, as a row of `actors` has it where all else is unknown: its process died before it said
+    who it was."""
+    return f"""
+    SELECT actor_id AS id, timestamp_us, NULL AS mesh_id, NULL AS rank, '' AS full_name, NULL AS display_name,
+           status AS latest_status, timestamp_us AS status_timestamp_us, reason AS status_reason,
+           NULL AS mesh_name, NULL AS mesh_class, FALSE AS is_system
+    FROM ({_LATEST_STATUS}) WHERE actor_id = {actor_id}"""
+
+
 def meshes(
     mesh_id: int | None = None, parent: int | None = None, kind: str | None = None, without: tuple[str, ...] = ()
 ) -> str:
