@@ -38,7 +38,8 @@ def test_the_live_line_stays_one_line_of_the_terminal(monkeypatch: pytest.Monkey
 
 def test_the_setting_makes_it_silent(capsys: pytest.CaptureFixture[str]) -> None:
     LiveLine("job").show("pending")
-    assert capsys.readouterr().err.endswith("job: pending (0 s)\n")  # "[actor=<root>] " is before it where a client runs
+    # "[actor=<root>] " is before it where a client runs
+    assert capsys.readouterr().err.endswith("job: pending (0 s)\n")
     with monarch.configured(show_progress=False):
         line = LiveLine("job")
         line.show("pending")
