@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import shutil
 import subprocess
@@ -45,9 +46,9 @@ class Teller(Actor):
 
 
 @full
+@pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed")
 def test_the_stand_in_is_called_as_skypilot_is(cloud: Cloud) -> None:
     """By its names and their order; a program of its own, for SkyPilot imports much."""
-    pytest.importorskip("sky", reason="SkyPilot is not installed")
     made = cloud.module()
     calls = {name: [*inspect.signature(call).parameters] for name, call in vars(made).items()}
     calls |= {f"Task.{name}": [*inspect.signature(getattr(Task, name)).parameters] for name in TASK}
