@@ -158,3 +158,12 @@ def test_runs_that_were_kept(
     assert cli.main(["metrics", "first", "--match", "nope"]) == 66
     assert cli.main(["metrics", "second"]) == 66
     assert "the newest first: first" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_name_in_a_file_passes_for_no_line_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    kept = KeptRun(name="\x1b[2Jevil\nmonarch: all is well", started=1.0, updated=1.0, curves=[])
+    path.write_bytes(msgspec.json.encode(kept))
+    path.chmod(0o600)
+    assert cli.main(["metrics", str(path)]) == 66
+    assert "\\x1b[2Jevil\\nmonarch: all is well" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch._errors import NotFoundError
 from monarch._linux import terminal
+from monarch._text import one_line
 from monarch.tools import json_output
 from monarch.tools.durations import wait
 from monarch.tools.verbs.query_verb import client_of
@@ -123,7 +124,8 @@ def _kept(options: argparse.Namespace) -> int:
         found = [RunCurves(kept.name, own) for kept, own in zip(runs, curves, strict=True)]
         return json_output.end(MetricCurvesFound(runs=found, left_out=sum(kept.left_out for kept in runs)))
     if not any(curves):
-        raise NotFoundError(f"the runs have no curve of that name or mesh: {', '.join(kept.name for kept in runs)}")
+        names = ", ".join(one_line(kept.name) for kept in runs)
+        raise NotFoundError(f"the runs have no curve of that name or mesh: {names}")
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = max(40, shutil.get_terminal_size((_WIDTH, 0)).columns)
     terminal.show_coloured(comparison(runs, curves, width, _ROWS, coloured))
