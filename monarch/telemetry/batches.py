@@ -176,6 +176,7 @@ _ADVERBS = (
     adverb_codes.SEND,
     adverb_codes.KEEP,
     adverb_codes.KEEP_COUNTED,
+    adverb_codes.MAP_CHUNK,
 )
 
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import itertools
 
-from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, KEEP, KEEP_COUNTED, SEND, STREAM
+from monarch._mesh.actors.adverb_codes import (
+    BROADCAST,
+    CALL,
+    CALL_ONE,
+    CHOOSE,
+    KEEP,
+    KEEP_COUNTED,
+    MAP_CHUNK,
+    SEND,
+    STREAM,
+)
 from monarch._runtime.metrics import BOUNDS
 
 SOURCE_BITS = 48  # the source is above them
@@ -23,6 +33,7 @@ _ADVERBS = {
     SEND: "send",
     KEEP: "rref",
     KEEP_COUNTED: "keep",
+    MAP_CHUNK: "map",
 }
 _ENDPOINT_TARGET = "monarch_hyperactor::telemetry::endpoint"
 _TARGET = "monarch_hyperactor::telemetry"

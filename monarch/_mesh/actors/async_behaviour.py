@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from monarch._mesh.actors.adverb_codes import MAP_CHUNK
 from monarch._mesh.actors.behaviour import ActorBehaviour, Method
 from monarch._runtime import recorder as recording
 from monarch._runtime.context import Current, current
@@ -51,6 +52,8 @@ class AsyncActorBehaviour(ActorBehaviour):
         try:
             method = self._methods.get(call.method) or self._find(call.method)
             args, kwargs = delivery.arguments()
+            if call.adverb == MAP_CHUNK:
+                method = self._for_chunks(method)
             if method.fetching is not None and not method.concurrent:
                 args, kwargs = await method.fetching.values_later(args, kwargs)
             if method.explicit:

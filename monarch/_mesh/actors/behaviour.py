@@ -7,14 +7,15 @@ twin of this in `async_behaviour`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
-from monarch._mesh.actors.adverb_codes import KEEP, KEEP_COUNTED
+from monarch._mesh.actors.adverb_codes import KEEP_COUNTED, KEPT, MAP_CHUNK
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.actors.receivers import OneReceiver, ReceiversUnknown, encode_for
 from monarch._mesh.failures import ledger
@@ -42,11 +43,12 @@ _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they 
 class Method:
     """A method as messages name it."""
 
-    __slots__ = ("concurrent", "explicit", "fetching", "fn", "is_async", "spans")
+    __slots__ = ("chunked", "concurrent", "explicit", "fetching", "fn", "is_async", "spans")
     fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
         self.fetching: Any = None  # of a method that takes values of references
+        self.chunked: Method | None = None  # the same method for a list of items, once one came
         if name == NO_METHOD:
             self.fn = _nothing
             self.explicit = self.concurrent = self.is_async = self.spans = False
@@ -127,6 +129,8 @@ class ActorBehaviour:
         try:
             method = self._methods.get(call.method) or self._find(call.method)
             args, kwargs = delivery.arguments()
+            if call.adverb == MAP_CHUNK:
+                method = self._for_chunks(method)
             if method.is_async:
                 raise TypeError(
                     f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint"
@@ -159,6 +163,16 @@ class ActorBehaviour:
         method = self._methods[name] = Method(self.actor, name)
         return method
 
+    def _for_chunks(self, method: Method) -> Method:
+        if method.chunked is None:
+            from monarch._mesh.actors.map_chunks import Chunked  # few actors get chunks
+
+            made = method.chunked = copy.copy(method)
+            chunks = Chunked(self, method)
+            made.fn = chunks.run_async if method.is_async else chunks.run
+            made.fetching = None
+        return method.chunked
+
     def _response_port(self, delivery: Delivery) -> Port[Any]:
         call, instance = delivery.call, self.instance
         if not call.port:
@@ -172,7 +186,7 @@ class ActorBehaviour:
         return port
 
     def _reply(self, delivery: Delivery, result: Any) -> None:
-        if delivery.call.adverb >= KEEP:
+        if delivery.call.adverb in KEPT:
             _keep(delivery, result, None)
             result = None
         try:
@@ -182,6 +196,8 @@ class ActorBehaviour:
                 body, buffers = encode_for(OneReceiver(delivery.back), result)
             self.proc.check_size(body, buffers)
         except BaseException as exc:  # of the result's own methods, which may raise anything
+            if delivery.call.adverb == MAP_CHUNK and self._reply_in_part(delivery, result, exc):
+                return
             what = f"the return value of {type(self.actor).__qualname__}.{delivery.call.method}"
             culprit.explain(exc, what, {"result": result})
             self._reply_error(delivery, exc)
@@ -194,15 +210,38 @@ class ActorBehaviour:
         delivery.answered = True  # before: the one that has the answer may ask at once what runs here
         self.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
+    def _reply_in_part(self, delivery: Delivery, result: Any, exc: BaseException) -> bool:
+        """Answers a chunk with errors in place of those results that cannot be sent. False where that is not what failed."""
+        from monarch._mesh.actors.map_chunks import without_unsendable
+
+        part = without_unsendable(self, delivery.call.method, result)
+        if isinstance(exc, MessageTooLargeError) or len(part.errors) == len(result.errors):
+            return False
+        self._reply(delivery, part)
+        return True
+
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call, exc = delivery.call, _advise(exc)
         self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
-        if call.adverb >= KEEP:
+        if call.adverb in KEPT:
             _keep(delivery, None, exc)
         if getattr(type(exc), "_as_it_is", False):
             self.proc.reply(delivery, RAISED, *codec.encode(exc))
             return
-        error = self._remote_error(call.method, formatted(exc))
+        body, buffers = self._encoded(call.method, exc)
+        delivery.answered = True
+        self.proc.reply(delivery, ERROR, body, buffers)
+
+    def encode_error(self, method: str, exc: BaseException) -> tuple[bytes, list[bytes]]:
+        """Returns the error of an item of a chunk, for its caller. Never raises."""
+        exc = _advise(exc)
+        self.proc.events.note("raised", self.instance.key, f"{method}: {type(exc).__name__}", "ERROR")
+        body, buffers = self._encoded(method, exc)
+        return body, [bytes(buffer) for buffer in buffers]
+
+    def _encoded(self, method: str, exc: BaseException) -> tuple[bytes, Sequence[memoryview]]:
+        """Returns an endpoint's exception for its caller, cut where it is larger than a message may be. Never raises."""
+        error = self._remote_error(method, formatted(exc))
         body, buffers = encode_error(exc, error)
         proc = self.proc
         try:
@@ -211,8 +250,7 @@ class ActorBehaviour:
             room = max(0, proc.frame_limit - _AROUND) // 8  # two texts, and a character takes 4 bytes at most
             error.message, error.formatted = clip(error.message, room), clip(error.formatted, room)
             body, buffers = encode_error(RuntimeError("the exception is too large to send"), error)
-        delivery.answered = True
-        proc.reply(delivery, ERROR, body, buffers)
+        return body, buffers
 
     def _remote_error(self, method: str, text: str) -> RemoteError:
         instance = self.instance

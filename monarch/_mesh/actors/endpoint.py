@@ -26,6 +26,7 @@ from monarch._mesh.actors.adverb_codes import (
     KEEP_COUNTED,
     SEND,
     STREAM,
+    TO_ONE,
     few,
 )
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, not_callable, on_the_class
@@ -531,7 +532,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 entry.caller = sender
                 entry.record = sent
                 # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
-                known = proc.hooks.check(spec.key, receivers if adverb == CALL_ONE else plan.receivers)
+                known = proc.hooks.check(spec.key, receivers if adverb in TO_ONE else plan.receivers)
                 if known is not None:
                     entry.fail(known)
                     return

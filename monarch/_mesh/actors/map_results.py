@@ -171,11 +171,11 @@ class MapResults(Generic[R]):
 
     def _tell(self) -> float | None:
         """Shows how far it is. Returns after how many seconds of the wait to do so again; None: never."""
-        return None if self._shown is None else self._shown.waits(self._schedule.done)
+        return None if self._shown is None else self._shown.waits(self.progress.done)
 
     def _end(self) -> None:
         if self._shown is not None:
-            self._shown.end(self._schedule.done)
+            self._shown.end(self.progress.done)
             self._shown = None
 
     def _told(self) -> None:
@@ -213,6 +213,9 @@ class MapResults(Generic[R]):
     def _give(self, index: int) -> R:
         value, error = self._outcomes.pop(index)
         self._kept.pop(index, None)
+        return self._given(index, value, error)
+
+    def _given(self, index: int, value: Any, error: Exception | None) -> R:
         if error is not None:
             if not self._return_exceptions:
                 raise error
@@ -220,10 +223,10 @@ class MapResults(Generic[R]):
         return (index, value) if self._indexed else value  # type: ignore[return-value]
 
     def _nobody_left(self) -> SupervisionError:
-        index = self._schedule.pulled
+        first = self._named(self._schedule.pulled)
         return SupervisionError(
-            f"no rank is left for item {index} of {self._target.label}.map(), and none is being restarted: neither it nor "
-            f"those after it were run. Restart ranks (RestartPolicy, procs.restart) and map the rest",
+            f"no rank is left for {first} of {self._target.label}.map(), and none is being restarted: neither it nor those "
+            f"after it were run. Restart ranks (RestartPolicy, procs.restart) and map the rest",
             self._target.label,
         )
 
@@ -239,7 +242,7 @@ class MapResults(Generic[R]):
                     return
                 (item,) = pulled
             else:
-                item = self._kept[index]
+                item = self._again(index)
             reply = _Reply(target, rank)
             self._rank_of[index] = rank
             try:
@@ -265,11 +268,24 @@ class MapResults(Generic[R]):
             pass
         except Exception as exc:
             exc.add_note(
-                f"raised by the iterable of {self._target.label}.map(), in place of item {self._schedule.pulled}"
+                f"raised by the iterable of {self._target.label}.map(), in place of item {self._item_to_pull()}"
             )
             self._items_error = exc
         self._schedule.exhausted = True
         return None
+
+    # What is another matter where items go in chunks.
+
+    def _item_to_pull(self) -> int:
+        """Returns the index of the next item of the iterable."""
+        return self._schedule.pulled
+
+    def _again(self, index: int) -> Any:
+        """Returns what is sent once more."""
+        return self._kept[index]
+
+    def _named(self, index: int) -> str:
+        return f"item {index}"
 
     # --- receiving
 
@@ -316,7 +332,7 @@ class MapResults(Generic[R]):
     def _fail(self, index: int, exc: Exception) -> None:
         rank, tries = self._target.ranks[self._rank_of.pop(index)], self._schedule.tries(index)
         times = f", the last of {tries} times that it was sent" if tries > 1 else ""
-        exc.add_note(f"item {index} of {self._target.label}.map(), sent to rank {rank}{times}")
+        exc.add_note(f"{self._named(index)} of {self._target.label}.map(), sent to rank {rank}{times}")
         self._outcomes[index] = None, exc
 
     # --- ranks that died

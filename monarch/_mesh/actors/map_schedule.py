@@ -104,6 +104,10 @@ class MapSchedule:
     def in_flight(self) -> int:
         return len(self._rank_of)
 
+    def is_done(self, index: int) -> bool:
+        """Returns whether it has its result, or its error, and was not given."""
+        return index in self._waiting or index in self._ready
+
     # --- what came of it
 
     def sent(self, assigned: Assigned) -> None:

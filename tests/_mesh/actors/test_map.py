@@ -21,9 +21,11 @@ from monarch.actor import (
     Actor,
     ActorError,
     ActorMesh,
+    Port,
     RestartPolicy,
     SupervisionError,
     as_completed,
+    concurrent_endpoint,
     current_rank,
     endpoint,
     this_host,
@@ -80,6 +82,15 @@ class Worker(Actor):
     async def later(self, item: int) -> int:
         await asyncio.sleep(0)
         return -item
+
+    @concurrent_endpoint
+    async def run_later(self, item: int) -> Any:
+        await asyncio.sleep(0)
+        return self.script.run(item)
+
+    @endpoint(explicit_response_port=True)
+    def by_port(self, port: Port[int], item: int) -> None:
+        port.send(item)
 
 
 @pytest.fixture
@@ -584,3 +595,94 @@ def test_as_completed_gives_calls_to_the_dead(deadly: InProcessCluster, script: 
     assert isinstance(outcomes[0], SupervisionError)
     assert outcomes[1] is None
     script.open()
+
+
+# --- chunks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_chunks_give_the_same_results(here: InProcessCluster, script: Script, size: int, ordered: bool) -> None:
+    mesh = workers(script)
+    results = mesh.run.map(range(20), chunksize=size, ordered=ordered, in_flight=2).indexed()
+    assert sorted(results) == [(item, item) for item in range(20)]
+    assert results.progress == (20, 0, 20, 0, 20, 0)
+    assert list(mesh.later.map(range(20), chunksize=size)) == [-item for item in range(20)]
+    assert list(mesh.run.map([], chunksize=size)) == []
+
+
+def test_the_items_of_a_chunk_run_on_one_rank_and_ranks_go_on_while_it_is_read(
+    here: InProcessCluster, script: Script
+) -> None:
+    results = workers(script, 2).run.map(range(40), chunksize=5)
+    assert [next(results), next(results)] == [0, 1]
+    began: dict[int, int] = {}
+    while not began.keys() >= {*range(15)}:  # the rank that ran the first chunk has another by now
+        began.update([script.next()])
+    assert [len({began[item] for item in chunk}) for chunk in (range(5), range(5, 10), range(10, 15))] == [1, 1, 1]
+    results.close()
+    assert list(results) == [] and results.progress.in_flight == 0
+
+
+@pytest.mark.parametrize("endpoint_name", ["run", "run_later"])
+def test_an_item_of_a_chunk_fails_alone(here: InProcessCluster, script: Script, endpoint_name: str) -> None:
+    """Either it raises, or what it returns cannot be sent."""
+    script.run = lambda item: threading.Lock() if item == 2 else fail_on(1)(item)
+    results = getattr(workers(script, 2), endpoint_name).map(range(5), chunksize=5, return_exceptions=True)
+    first, raised, unsendable, *others = results
+    assert (first, others) == (0, [3, 4])
+    assert isinstance(raised.exception, ValueError) and "1 is bad" in str(raised)
+    assert raised.__notes__ == [f"item 1 of workers.{endpoint_name}.map(), sent to rank {raised.rank}"]
+    assert isinstance(unsendable.exception, TypeError) and "cannot be sent" in str(unsendable)
+    assert results.progress == (5, 0, 5, 2, 5, 0)
+
+
+def test_an_error_of_the_iterable_comes_after_the_chunk_before(here: InProcessCluster, script: Script) -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2, 3)
+        raise OSError("no more")
+
+    results = workers(script).run.map(items(), chunksize=2)
+    assert [next(results), next(results), next(results)] == [1, 2, 3]
+    with pytest.raises(OSError, match="no more") as caught:
+        next(results)
+    assert caught.value.__notes__ == ["raised by the iterable of workers.run.map(), in place of item 3"]
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_chunk_whose_rank_died_fails_or_runs_again(deadly: InProcessCluster, script: Script, retries: int) -> None:
+    script.gate(1)
+    mesh = workers(script, 2)
+    results = mesh.run.map(range(6), chunksize=3, retries=retries, return_exceptions=True)
+    where = dict(script.next() for _ in range(5))  # all but 2, which waits for 1
+    deadly.kill(mesh, where[1])
+    script.open()
+    found = list(results)
+    if retries:
+        assert found == list(range(6)) and results.progress.sent_again == 3
+    else:
+        assert found[3:] == [3, 4, 5] and results.progress.failed == 3
+        assert all(isinstance(error, SupervisionError) for error in found[:3])
+        assert found[0].__notes__ == [f"items 0 to 2 of workers.run.map(), sent to rank {where[1]}"]
+
+
+def test_chunks_with_what_goes_item_by_item_are_refused(here: InProcessCluster, script: Script) -> None:
+    mesh = workers(script)
+    for size in (0, True, 2.0):
+        with pytest.raises(ValueError, match="chunksize is how many items go in one message, 1 or more"):
+            mesh.run.map([1], chunksize=size)
+    with pytest.raises(ValueError, match="retry_on is for items that are sent one by one"):
+        mesh.run.map([1], chunksize=2, retries=1, retry_on=OSError)
+    with pytest.raises(ValueError, match="by_port answers through a port"):
+        mesh.by_port.map([1], chunksize=2)
+
+
+def test_progress_counts_the_items_of_chunks_that_are_done_and_not_given(
+    here: InProcessCluster, script: Script
+) -> None:
+    script.run = fail_on(3)
+    results = workers(script, 1).run.map(range(5), chunksize=2, in_flight=3)
+    assert next(results) == 0
+    here.settle()
+    assert next(results) == 1
+    assert results.progress == (5, 0, 5, 1, 2, 0)
