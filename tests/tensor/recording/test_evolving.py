@@ -26,8 +26,9 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], int]] =
     "Adamax": (torch.optim.Adamax, {}, 1),
     "ASGD": (torch.optim.ASGD, {"t0": 4.0}, 4),  # by what it compares: mu with 1, the step count with t0
     "Rprop": (torch.optim.Rprop, {}, 1),
-    "Muon": (torch.optim.Muon, {}, 1),
 }
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    OPTIMIZERS["Muon"] = (torch.optim.Muon, {}, 1)
 
 
 def trained(

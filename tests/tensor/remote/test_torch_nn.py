@@ -57,9 +57,13 @@ def test_products_of_groups_in_float32(loop: Any, a: Any, b: Any, ends: list[int
         (made * 2).sum().backward()
         return made.detach(), x.grad, y.grad
 
-    got = product()
     with no_modes():
-        for have, want in zip(got, product(), strict=True):
+        try:
+            wanted = product()
+        except NotImplementedError:
+            pytest.skip(f"torch {torch.__version__} has no kernel for it on the CPU")
+    for have, want in zip(product(), wanted, strict=True):
+        with no_modes():
             assert torch.equal(local(loop, have), want)
 
 
