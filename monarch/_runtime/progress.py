@@ -259,10 +259,12 @@ def progress(
     None is silent under pytest, where the variable CI is set and where the setting `show_progress` is off; True shows it
     there too, False never. The rate is the mean since the beginning. It starts no thread: what stands on the screen is as of
     the last item. What the items raise is raised
-    in the loop, which ends it, as `break` does.
+    in the loop, which ends it, as `break` does. TypeError for a `total` that is no whole number of 0 or more.
     """
     if total is None:
         total = _count(items)
+    elif isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise TypeError(f"total is how many there are, a whole number, got {total!r}")
     return ShownProgress(
         items, lambda every, now: ProgressMeter(title, total, every, now), _place(shown), time.monotonic
     )

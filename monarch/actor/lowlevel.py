@@ -14,6 +14,7 @@ from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
 from monarch._runtime.thread_task import in_thread
+from monarch._shape.refusals import arithmetic, refuse
 from monarch._wire.address import host_of
 from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
@@ -33,6 +34,7 @@ __all__ = [
     "StatusTable",
     "Unpickler",
     "annotations_of",
+    "arithmetic",
     "encode_for",
     "explain_errors",
     "follow",
@@ -48,6 +50,7 @@ __all__ = [
     "process_service",
     "read_if_dropped",
     "reduce_for",
+    "refuse",
     "serve_streams",
     "service_of",
     "start_thread",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from monarch.actor.lowlevel import arithmetic, refuse
 from monarch.references.counting import RefId
 from monarch.references.errors import ReferenceLost
 
@@ -106,6 +107,18 @@ class ObjectRef(Generic[T_co]):
         store = getattr(self, "_store", None)
         if store is not None and not self._copies:
             store.dropped.put(self._facts)
+
+
+def _not_the_value(ref: ObjectRef[Any], mistake: str) -> str:
+    return f"{mistake}: it is {ref}, and not the value, which comes with .get(), or with await in async code"
+
+
+for _name, _member in {
+    **arithmetic(_not_the_value),
+    "__iter__": refuse(lambda self: "'ObjectRef' object is not iterable", _not_the_value),
+    "__getitem__": refuse(lambda self, index: "'ObjectRef' object is not subscriptable", _not_the_value),
+}.items():
+    setattr(ObjectRef, _name, _member)
 
 
 def handle(facts: RefFacts, store: ReferenceStore, copies: tuple[ObjectRef[Any], ...] = ()) -> ObjectRef[Any]:

@@ -86,11 +86,27 @@ def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs:
     has the fewest of this program's unfinished ones, among those to one that has an argument of it.
 
     `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
-    function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises.
+    function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises, and
+    TypeError where the arguments do not fit the function.
 
     Since 0.2.0.
     """
+    _check_call(function, args, kwargs)
     return _workers(procs).submit(function, args, kwargs)
+
+
+def _check_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    plain = function.function if isinstance(function, TaskFunction) else function
+    if not callable(plain):
+        raise TypeError(f"submit runs a function, got {plain!r}")
+    try:
+        signature = inspect.signature(plain)
+    except (TypeError, ValueError):  # of a built-in function that does not say
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as exc:
+        raise TypeError(f"submit of {getattr(plain, '__qualname__', plain)}{signature}: {exc}") from None
 
 
 class TaskWorker(Actor):
@@ -238,13 +254,24 @@ def _workers(procs: ProcMesh) -> _Workers:
         return found
 
 
+def _references(function: str, refs: Iterable[Any]) -> list[ObjectRef[Any]]:
+    """Returns each once, in their order. TypeError for what is no reference."""
+    if isinstance(refs, ObjectRef):
+        raise TypeError(f"{function} takes several references: {function}([ref])")
+    given = list(refs)
+    for each in given:
+        if not isinstance(each, ObjectRef):
+            raise TypeError(f"{function} takes ObjectRefs, got {each!r}")
+    return list(dict.fromkeys(given))
+
+
 def as_completed(refs: Iterable[ObjectRef[R]], timeout: float | None = None) -> Iterator[ObjectRef[R]]:
     """Iterates over the references in the order in which their values, or errors in their places, are made. Nothing is
     fetched. TimeoutError once `timeout` seconds have passed.
 
     Since 0.2.0.
     """
-    futures = {ref._store.reader.made(ref): ref for ref in dict.fromkeys(refs)}
+    futures = {ref._store.reader.made(ref): ref for ref in _references("as_completed", refs)}
     for future in futures_as_completed(list(futures), timeout=timeout):
         try:
             future.get()
@@ -261,7 +288,7 @@ def wait(
 
     Since 0.2.0.
     """
-    given = list(dict.fromkeys(refs))
+    given = _references("wait", refs)
     wanted = len(given) if count is None else count
     if not 0 <= wanted <= len(given):
         raise ValueError(f"count is how many of the {len(given)} references are waited for, got {count!r}")

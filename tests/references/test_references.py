@@ -321,3 +321,11 @@ class Fatal:
         if self.armed:
             raise ValueError("cannot be pickled twice")
         return Fatal, (True,)
+
+
+def test_a_reference_that_is_taken_for_its_value_says_how_to_get_it(makers: Maker) -> None:
+    ref = put([1])
+    for mistake in ("ref + 1", "1 < ref", "ref[0]", "[*ref]"):
+        with pytest.raises(TypeError, match=r"'ObjectRef'.*: it is <ObjectRef of put\(\).*>, and not the value, which"):
+            eval(mistake, {"ref": ref})
+    assert ref == ref and bool(ref)

@@ -211,3 +211,21 @@ def test_what_is_declared_is_checked() -> None:
         task(retry_on=1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="how many of the 0 references"):
         wait([], count=1)
+
+
+def test_calls_that_do_not_fit_are_refused_at_once(procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match="submit runs a function, got 3"):
+        procs.submit(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"submit of hold\(number: 'int'\).*: missing a required argument: 'number'"):
+        procs.submit(hold)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        task(retries=1)(hold).submit(procs, 1, 2, 3)
+    assert procs.submit(max, 1, 2).get() == 2  # which does not say what it takes
+
+
+def test_what_is_no_reference_is_refused(procs: ProcMesh) -> None:
+    for function in (wait, lambda refs: list(as_completed(refs))):
+        with pytest.raises(TypeError, match="takes ObjectRefs, got 1"):
+            function([1])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match=r"takes several references: \w+\(\[ref\]\)"):
+            function(put(1))  # type: ignore[arg-type]

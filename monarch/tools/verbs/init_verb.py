@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from monarch._linux import terminal
 from monarch.tools import json_output
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         from monarch.tools.documents import ProjectMade
 
         return json_output.end(ProjectMade(folder=str(files[0].parent), files=[file.name for file in files]))
-    steps = [] if options.folder == "." else [f"  cd {options.folder}\n"]
+    steps = [] if options.folder == "." else [f"  cd {shlex.quote(options.folder)}\n"]
     terminal.show(
         f"Made {', '.join(file.name for file in files)} in {files[0].parent}. Next:\n\n"
         + "".join(steps)
