@@ -34,6 +34,7 @@ extensions = [
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_site", "**/README.md"]
 nitpicky = True
+nitpick_ignore = [("py:obj", "monarch.references.fetched.T")]  # of the alias Fetched[T]
 
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
