@@ -33,6 +33,10 @@ class Completions:
         """Returns how many were not taken yet."""
         return len(self._members)
 
+    def has_ready(self) -> bool:
+        """Returns whether there may be one to take. Costs next to nothing."""
+        return bool(self._ready)
+
     def add(self, key: Hashable, source: Source) -> None:
         member = self._members[key] = _Member(self, key, source)
         source.start()

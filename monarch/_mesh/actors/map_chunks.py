@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._mesh.actors.map_results import MapProgress, MapResults
@@ -110,6 +111,7 @@ class ChunkedResults(MapResults[R]):
         self._size = size
         self._pulled = self._items_given = self._failed = self._sent_again = 0  # items; failed: of those given
         self._chunks: dict[int, range] = {}  # the items of those that were not given
+        self._begun: list[Any] = []  # a chunk that is being pulled; Ctrl-C may come meanwhile
         self._left: deque[tuple[int, Any, Exception | None]] = deque()  # of the chunk whose turn it is
         super().__init__(*made_of)
 
@@ -126,12 +128,18 @@ class ChunkedResults(MapResults[R]):
         return MapProgress(self._pulled, in_flight, done, failed, self._items_given, self._sent_again)
 
     def _pull(self) -> tuple[Any] | None:
-        chunk: list[Any] = []
-        while len(chunk) < self._size and not self._schedule.exhausted:
-            pulled = super()._pull()
-            if pulled is not None:
-                chunk += pulled
-                self._pulled += 1
+        chunk = self._begun
+        try:
+            for item in islice(self._items, self._size - len(chunk)):
+                chunk.append(item)
+        except Exception as exc:
+            self._pulled += len(chunk)
+            self._no_more(exc)
+        else:
+            self._pulled += len(chunk)
+            if len(chunk) < self._size:
+                self._no_more(None)
+        self._begun = []
         if not chunk:
             return None
         self._chunks[self._schedule.pulled] = range(self._pulled - len(chunk), self._pulled)
@@ -148,13 +156,18 @@ class ChunkedResults(MapResults[R]):
         items = self._chunks[index]
         return f"items {items[0]} to {items[-1]}" if len(items) > 1 else f"item {items[0]}"
 
+    def __next__(self) -> R:
+        if not self._left or self._busy or self._pending.has_ready():
+            return super().__next__()
+        return self._give(0)  # most items are small
+
     def _step(self) -> int | None:
         if not self._left:
             chunk = super()._step()
             if chunk is None:
                 return None
             self._open(chunk)
-        elif not self._closed:  # ranks go on while a chunk is read
+        elif self._pending.has_ready():  # ranks go on while a chunk is read
             self._take()
             self._send_items()
         return self._left[0][0]
@@ -162,13 +175,15 @@ class ChunkedResults(MapResults[R]):
     def _open(self, chunk: int) -> None:
         result, error = self._outcomes.pop(chunk)
         self._kept.pop(chunk, None)
-        for place, index in enumerate(self._chunks.pop(chunk)):
-            if error is not None:
-                self._left.append((index, None, error))
-            elif place in result.errors:
-                self._left.append((index, None, self._error(index, result, place)))
-            else:
-                self._left.append((index, result.values[place], None))
+        items = self._chunks.pop(chunk)
+        if error is not None:
+            self._left.extend((index, None, error) for index in items)
+        elif not result.errors:
+            self._left.extend(zip(items, result.values, repeat(None)))
+        else:
+            for place, index in enumerate(items):
+                failed = self._error(index, result, place) if place in result.errors else None
+                self._left.append((index, result.values[place], failed))
 
     def _error(self, index: int, result: ChunkResult, place: int) -> Exception:
         try:
@@ -178,9 +193,11 @@ class ChunkedResults(MapResults[R]):
             return exc
         raise AssertionError("an error's answer has no value")
 
-    def _give(self, index: int) -> R:
-        _, value, error = self._left.popleft()
+    def _give(self, _index: int) -> R:
+        index, value, error = self._left.popleft()
         self._items_given += 1
+        if error is None and not self._indexed:
+            return value  # type: ignore[no-any-return]
         self._failed += error is not None
         return self._given(index, value, error)
 

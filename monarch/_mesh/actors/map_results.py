@@ -265,14 +265,19 @@ class MapResults(Generic[R]):
         try:
             return (next(self._items),)
         except StopIteration:
-            pass
+            self._no_more(None)
         except Exception as exc:
-            exc.add_note(
+            self._no_more(exc)
+        return None
+
+    def _no_more(self, error: Exception | None) -> None:
+        """Notes that the iterable has ended, perhaps with an error."""
+        self._schedule.exhausted = True
+        if error is not None:
+            self._items_error = error
+            error.add_note(
                 f"raised by the iterable of {self._target.label}.map(), in place of item {self._item_to_pull()}"
             )
-            self._items_error = exc
-        self._schedule.exhausted = True
-        return None
 
     # What is another matter where items go in chunks.
 
