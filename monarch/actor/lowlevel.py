@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch._mesh.actors.arity import annotations_of
-from monarch._mesh.actors.behaviour import explain_errors
+from monarch._mesh.actors.behaviour import argument_fetcher, explain_errors
 from monarch._mesh.actors.receivers import Receivers, encode_for, lives_here, own_key, reduce_for
 from monarch._mesh.inspection.status_tables import StatusTable, tell_table
 from monarch._mesh.process.named_actors import process_service, service_of
@@ -18,6 +18,7 @@ from monarch._shape.refusals import arithmetic, refuse
 from monarch._wire.address import host_of
 from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
 from monarch._wire.codec import importable
+from monarch._wire.culprit import explain as explain_unsendable
 from monarch._wire.memory_pool import MemoryPool, PooledMemory
 from monarch._wire.sealed import Sealed
 from monarch._wire.unpickling import Unpickler
@@ -34,9 +35,11 @@ __all__ = [
     "StatusTable",
     "Unpickler",
     "annotations_of",
+    "argument_fetcher",
     "arithmetic",
     "encode_for",
     "explain_errors",
+    "explain_unsendable",
     "follow",
     "hold_health",
     "host_of",

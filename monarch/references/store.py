@@ -21,6 +21,7 @@ from monarch.actor import Actor, Future, Port, SupervisionError, endpoint
 from monarch.actor.lowlevel import (
     Receivers,
     encode_for,
+    explain_unsendable,
     own_process,
     process_service,
     reduce_for,
@@ -193,7 +194,11 @@ class ReferenceStore:
 
     def _encoded(self, value: Any, maker: str) -> KeptValue:
         inside = _KeptReceivers()
-        body, buffers = encode_for(inside, value)
+        try:
+            body, buffers = encode_for(inside, value)
+        except Exception as exc:
+            explain_unsendable(exc, f"a value made by {maker}", {"value": value}, lambda part: encode_for(inside, part))
+            raise
         limit, size = limit_of_bytes(), len(body) + sum(buffer.nbytes for buffer in buffers)
         if size > limit:
             raise no_room(size, 0, limit, maker)
@@ -556,7 +561,7 @@ def _arrived_pinned(*copies: ObjectRef[Any]) -> ObjectRef[Any]:
 reduce_for(
     ObjectRef,
     _reduce,
-    "a reference is counted for who gets it. It goes as an argument of an endpoint, in what an endpoint returns, and within "
-    "a value that is put",
+    "a reference is counted for who gets it. It goes as an argument of an endpoint, also of a service's, in what an endpoint "
+    "of an actor returns (not in the answer of a service: keep it at the replica), and within a value that is put",
     results=True,
 )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
 from monarch._errors import ActorError
 from monarch.actor import Actor, Channel, EndpointProperty, Port, PortReceiver, concurrent_endpoint, endpoint
-from monarch.actor.lowlevel import Sealed, watch_processes
+from monarch.actor.lowlevel import Sealed, argument_fetcher, watch_processes
 
 # How an endpoint is run. plain: `def`. async: `async def`, to its end before the next. beside: a `@concurrent_endpoint`.
 # makes, makes_async: a generator, an async one. port: it answers through a port, which no service calls.
@@ -54,7 +54,7 @@ class ServiceReplica(Actor):
     def _service_plain(self, name: str, calls: list[Sealed], batch: bool) -> Any:
         """Runs an endpoint that is `def`."""
         method: Callable[..., Any] = getattr(self, name)
-        args, kwargs = _arguments(calls, batch)
+        args, kwargs = _with_values(self, name, *_arguments(calls, batch))
         return _sealed(name, method(*args, **kwargs), len(calls) if batch else 0)
 
     @endpoint
@@ -69,13 +69,13 @@ class ServiceReplica(Actor):
 
     async def _awaited(self, name: str, calls: list[Sealed], batch: bool) -> Any:
         method: Callable[..., Any] = getattr(self, name)
-        args, kwargs = _arguments(calls, batch)
+        args, kwargs = await _with_values_later(self, name, *_arguments(calls, batch))
         return _sealed(name, await method(*args, **kwargs), len(calls) if batch else 0)
 
     @concurrent_endpoint
     async def _service_prepare(self, name: str, call: Sealed, version: int, threaded: bool) -> None:
         """Runs an endpoint beside requests, one that is `def` in a thread, and keeps what it returns."""
-        args, kwargs = call.open()
+        args, kwargs = await _with_values_later(self, name, *call.open())
         method: Callable[..., Any] = getattr(self, name)
         made = await (asyncio.to_thread(method, *args, **kwargs) if threaded else method(*args, **kwargs))
         if version > self._service_refused:
@@ -106,7 +106,7 @@ class ServiceReplica(Actor):
     @endpoint
     def _service_makes(self, name: str, call: Sealed, reader: StreamReader) -> int:
         """Runs a generator; returns how many values it made."""
-        (args, kwargs), made = call.open(), 0
+        (args, kwargs), made = _with_values(self, name, *call.open()), 0
         method: Callable[..., Any] = getattr(self, name)
         values: Iterator[Any] = method(*args, **kwargs)
         with reader.writing() as credits:
@@ -127,7 +127,7 @@ class ServiceReplica(Actor):
     @concurrent_endpoint
     async def _service_makes_async(self, name: str, call: Sealed, reader: StreamReader) -> int:
         """Runs an async generator, beside other requests; returns how many values it made."""
-        (args, kwargs), made = call.open(), 0
+        (args, kwargs), made = await _with_values_later(self, name, *call.open()), 0
         method: Callable[..., Any] = getattr(self, name)
         values = method(*args, **kwargs)
         with reader.writing() as credits:
@@ -194,6 +194,24 @@ def _arguments(calls: list[Sealed], batch: bool) -> tuple[tuple[Any, ...], dict[
     first_args, first_kwargs = opened[0]
     args = tuple([args[place] for args, _ in opened] for place in range(len(first_args)))
     return args, {name: [kwargs[name] for _, kwargs in opened] for name in first_kwargs}
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@functools.cache
+def _fetching(cls: Hashable, name: str) -> Any:
+    return argument_fetcher(inspect.getattr_static(cls, name))
+
+
+def _with_values(replica: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    fetching = _fetching(replica.__class__, name)
+    return (args, kwargs) if fetching is None else fetching.values(args, kwargs)
+
+
+async def _with_values_later(replica: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    fetching = _fetching(replica.__class__, name)
+    return (args, kwargs) if fetching is None else await fetching.values_later(args, kwargs)
 
 
 def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:

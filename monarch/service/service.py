@@ -24,7 +24,7 @@ from monarch.actor import (
     send,
     this_host,
 )
-from monarch.actor.lowlevel import Sealed, follow, own_process
+from monarch.actor.lowlevel import Sealed, explain_unsendable, follow, own_process
 from monarch.service.declared import Declared, blocks_of, declared
 from monarch.service.numbers import check_number
 from monarch.service.replica import StreamReader, kinds_of
@@ -149,7 +149,7 @@ class Service(ShutdownBlock):
         new version before the update goes on; when it dies in that too, the update stops as well.
         """
         self._check_updates("update", method, args, kwargs)
-        future = self._router.update.call_one(method, Sealed((args, kwargs)))
+        future = self._router.update.call_one(method, getattr(self, method)._sealed(args, kwargs))
         return follow(future, _version)
 
     def update_in_place(self, prepare: str, *args: Any, then: str, **kwargs: Any) -> Future[int]:
@@ -167,7 +167,7 @@ class Service(ShutdownBlock):
         """
         self._check_updates("update_in_place", prepare, args, kwargs)
         self._check_updates("update_in_place", then, (None,), {})
-        future = self._router.update.call_one(prepare, Sealed((args, kwargs)), then)
+        future = self._router.update.call_one(prepare, getattr(self, prepare)._sealed(args, kwargs), then)
         return follow(future, _version)
 
     def _check_updates(self, caller: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -382,9 +382,18 @@ class ServiceEndpoint:
         blocks = blocks_of(rules.prefix(*args, **kwargs), rules.block) if rules.prefix else ()
         retries = rules.retries if options.retries is None else options.retries
         return ServiceCall(
-            self._name, Sealed((args, kwargs)), options.timeout, retries, options.wait, options.session, blocks,
+            self._name, self._sealed(args, kwargs), options.timeout, retries, options.wait, options.session, blocks,
             rules.max_batch, rules.max_wait, key,
         )  # fmt: skip
+
+    def _sealed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sealed:
+        """Raises what pickling raises, with a note of the argument that cannot be sent."""
+        try:
+            return _carried((args, kwargs))
+        except Exception as exc:
+            by_name = dict([*self._signature.bind(None, *args, **kwargs).arguments.items()][1:])
+            explain_unsendable(exc, f"the arguments of {self._service._name}.{self._name}()", by_name, _carried)
+            raise
 
     # --- on the way back
 
@@ -398,6 +407,10 @@ class ServiceEndpoint:
         if isinstance(replied, Replied):
             raise _error(replied)
         return [_value(one) for one in replied]
+
+
+def _carried(value: Any) -> Sealed:
+    return Sealed(value, carried=True)
 
 
 @functools.cache

@@ -60,11 +60,17 @@ class Method:
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
         self.spans = prop is None or prop._instrument
-        if prop is not None and prop._values:
-            skip = 2 if prop._user_port else 1
-            self.fetching = plugins.outer("references.fetching")(prop._method, prop._values, skip)
+        if prop is not None:
+            self.fetching = argument_fetcher(prop)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
+
+
+def argument_fetcher(endpoint: EndpointProperty[Any, Any]) -> Any:
+    """Returns what fetches those arguments of an endpoint that are references whose values it takes; None: it takes none."""
+    if not endpoint._values:
+        return None
+    return plugins.outer("references.fetching")(endpoint._method, endpoint._values, 2 if endpoint._user_port else 1)
 
 
 def _nothing() -> None:

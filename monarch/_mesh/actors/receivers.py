@@ -57,10 +57,14 @@ _now = _Now()
 
 def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str, results: bool = False) -> None:
     """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments
-    of endpoints and constructors, with `results` in what endpoints return too. Anywhere else (port messages)
-    NotSendableError says `why` not. For optional packages."""
+    of endpoints and constructors, with `results` in what endpoints return, and in what is `Sealed` to be carried on, too.
+    Anywhere else (port messages) NotSendableError says `why` not. For optional packages."""
+
+    from monarch._wire.sealed import set_apart  # packages that call this have loaded it
 
     def reduced(obj: Any) -> Any:
+        if results and (apart := set_apart(obj)) is not None:
+            return apart
         if _now.receivers is None or (isinstance(_now.receivers, OneReceiver) and not results):
             raise ReceiversUnknown(f"a {cls.__name__} cannot be sent here: {why}")
         return reduce(obj, _now.receivers)
