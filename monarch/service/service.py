@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from monarch.actor import (
 )
 from monarch.actor.lowlevel import Sealed, explain_unsendable, follow, own_process
 from monarch.service.declared import Declared, blocks_of, declared
+from monarch.service.errors import ServiceUnavailableError
 from monarch.service.numbers import check_number
 from monarch.service.replica import StreamReader, kinds_of
 from monarch.service.router import Replied, ServiceCall, ServiceRouter
@@ -72,6 +74,7 @@ class Service(ShutdownBlock):
         self._options = options
         self._moved: Callable[[int], None] | None = None
         self._procs: ProcMesh | None = None  # of the router, where it was made
+        self._ended = threading.Event()  # where it was made: they were stopped by `shutdown`
 
     def __getattr__(self, name: str) -> ServiceEndpoint:
         if name.startswith("__") or "_class" not in self.__dict__:
@@ -122,8 +125,14 @@ class Service(ShutdownBlock):
 
     def _with(self, **changes: Any) -> Service:
         other = Service(self._router, self._name, self._class, self._group, replace(self._options, **changes))
-        other._moved, other._procs = self._moved, self._procs
+        other._moved, other._procs, other._ended = self._moved, self._procs, self._ended
         return other
+
+    @property
+    def _open_router(self) -> Any:
+        if self._ended.is_set():
+            raise ServiceUnavailableError(f"the service {self._name!r} was shut down: make another one with serve()")
+        return self._router
 
     def session(self) -> ServiceSession:
         """Begins a session: its requests go to one replica, and begin in the order in which they are made.
@@ -149,7 +158,7 @@ class Service(ShutdownBlock):
         new version before the update goes on; when it dies in that too, the update stops as well.
         """
         self._check_updates("update", method, args, kwargs)
-        future = self._router.update.call_one(method, getattr(self, method)._sealed(args, kwargs))
+        future = self._open_router.update.call_one(method, getattr(self, method)._sealed(args, kwargs))
         return follow(future, _version)
 
     def update_in_place(self, prepare: str, *args: Any, then: str, **kwargs: Any) -> Future[int]:
@@ -167,7 +176,7 @@ class Service(ShutdownBlock):
         """
         self._check_updates("update_in_place", prepare, args, kwargs)
         self._check_updates("update_in_place", then, (None,), {})
-        future = self._router.update.call_one(prepare, getattr(self, prepare)._sealed(args, kwargs), then)
+        future = self._open_router.update.call_one(prepare, getattr(self, prepare)._sealed(args, kwargs), then)
         return follow(future, _version)
 
     def _check_updates(self, caller: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,19 +193,19 @@ class Service(ShutdownBlock):
         them goes to others. With 0, requests wait for a later `scale`. Replicas that were given up are replaced.
         """
         check_number("scale: replicas", replicas, whole=True)
-        scaled: Future[None] = self._router.scale.call_one(replicas)
+        scaled: Future[None] = self._open_router.scale.call_one(replicas)
         return scaled
 
     def status(self) -> Future[ServiceStatus]:
         """Asks how the replicas are; `print` shows a table."""
-        found: Future[ServiceStatus] = self._router.status.call_one()
+        found: Future[ServiceStatus] = self._open_router.status.call_one()
         return found
 
     def shutdown(self, grace: float = 30.0) -> Future[None]:
         """Ends the service: it takes no more requests, what it has may go on for `grace` seconds, and its processes stop.
 
-        Whoever made it also gets rid of the router's process, and later requests raise SupervisionError; anybody else leaves
-        that, and they raise ServiceUnavailableError.
+        Later requests raise ServiceUnavailableError. Whoever made it also gets rid of the router's process; those of other
+        processes then raise SupervisionError.
         """
         check_number("grace, in seconds,", grace)
         closed = self._router.close.call_one(grace)
@@ -210,6 +219,7 @@ class Service(ShutdownBlock):
                     raise
             if self._procs is not None:
                 await self._procs.stop()
+                self._ended.set()
 
         return end()
 
@@ -306,7 +316,7 @@ class ServiceEndpoint:
 
         async def ask() -> ServiceAnswer[Any]:
             try:
-                replied: Replied = await self._service._router.ask.call_one(asked)
+                replied: Replied = await self._service._open_router.ask.call_one(asked)
             except BaseException as exc:
                 if not isinstance(exc, Exception):
                     self._cancel(asked)
@@ -323,7 +333,7 @@ class ServiceEndpoint:
         first of them raised; ServiceOverloaded, and none has run, when one has no room.
         """
         self._callable("fanout")
-        replied = self._service._router.ask_all.call_one(self._asked(args, kwargs))
+        replied = self._service._open_router.ask_all.call_one(self._asked(args, kwargs))
         return follow(replied, self._convert_all)
 
     def stream(self, *args: Any, **kwargs: Any) -> ServiceStream:
@@ -347,7 +357,7 @@ class ServiceEndpoint:
         options = self._service._options
         reader = StreamReader(port, options.window, own_process())
         asked = self._asked(args, kwargs)._replace(reader=reader, max_batch=0, ticket=uuid.uuid4().hex)
-        send(self._service._router.ask, (asked,), {}, port=port)
+        send(self._service._open_router.ask, (asked,), {}, port=port)
         return ServiceStream(receiver, options.window, self._convert, lambda: self._cancel(asked))
 
     # --- on the way there
@@ -362,7 +372,7 @@ class ServiceEndpoint:
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Replied]:
         self._callable("route")
-        asked: Future[Replied] = self._service._router.ask.call_one(self._asked(args, kwargs))
+        asked: Future[Replied] = self._service._open_router.ask.call_one(self._asked(args, kwargs))
         return asked
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -415,8 +415,13 @@ def test_shutdown_finishes_what_is_there(cluster: InProcessCluster) -> None:
     ending.get()
     assert (running.get(), queued.get()) == (2, 6)
     service.shutdown().get()
-    with pytest.raises(SupervisionError):
-        service.times.route(1).get()
+    for late in (service.times.route, service.options(retries=1).times.fanout, service.session().times.route):
+        with pytest.raises(ServiceUnavailableError, match="the service 'model' was shut down: make another one"):
+            late(1)
+    for asked in (service.status, lambda: service.scale(1), lambda: service.update("load", 1)):
+        with pytest.raises(ServiceUnavailableError, match="the service 'model' was shut down: make another one"):
+            asked()
+    service.shutdown().get()
 
 
 def test_the_end_of_the_owner_ends_it(cluster: InProcessCluster) -> None:
