@@ -193,13 +193,16 @@ class ReferenceStore:
             answer(kept)
 
     def _encoded(self, value: Any, maker: str) -> KeptValue:
-        inside = _KeptReceivers()
+        inside, limit = _KeptReceivers(), limit_of_bytes()
+        least = len(value) if isinstance(value, (bytes, bytearray)) else getattr(value, "nbytes", 0)
+        if isinstance(least, int) and least > limit:  # said before it is copied
+            raise no_room(least, 0, limit, maker)
         try:
             body, buffers = encode_for(inside, value)
         except Exception as exc:
             explain_unsendable(exc, f"a value made by {maker}", {"value": value}, lambda part: encode_for(inside, part))
             raise
-        limit, size = limit_of_bytes(), len(body) + sum(buffer.nbytes for buffer in buffers)
+        size = len(body) + sum(buffer.nbytes for buffer in buffers)
         if size > limit:
             raise no_room(size, 0, limit, maker)
         return KeptValue(StoredValue([body, *buffers]), inside.refs)

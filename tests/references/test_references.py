@@ -225,6 +225,18 @@ def test_the_bound_of_bytes_is_said(makers: Maker) -> None:
         put(bytearray(70_000))
 
 
+@pytest.mark.parametrize("value", [bytearray(200_000), memoryview(bytes(200_000))], ids=["bytes", "nbytes"])
+def test_what_is_too_large_is_refused_before_it_is_copied(
+    makers: Maker, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.setattr(stores, "encode_for", None)
+    with (
+        configured(reference_bytes=100_000),
+        pytest.raises(ReferenceLimitError, match=r"a value of 19\d.* is not kept"),
+    ):
+        put(value)
+
+
 def test_references_to_nothing_are_bounded(makers: Maker) -> None:
     with configured(reference_bytes=20_000):
         refs: list[object] = []
