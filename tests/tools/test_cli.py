@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -263,6 +265,41 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str], arguments: list
     assert err == ""
     assert "\nexamples:\n  " in out
     assert "monarch certs ./job-certs" in out or "monarch worker --address ipc://" in out
+
+
+def example_commands(text: str) -> list[list[str]]:
+    """The arguments of `monarch` in the examples of a help text, as a shell would give them."""
+    found = []
+    for line in text.partition("examples:")[2].replace("\\\n", " ").splitlines():
+        if not line.startswith("  ") or "monarch " not in line:
+            continue
+        ends = [match.start() for match in re.finditer(r"\s{2,}", line.strip())]
+        command = next((line.strip()[:end] for end in ends if quoted_whole(line.strip()[:end])), line.strip())
+        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = [*lexer]
+        words = words[words.index("monarch") + 1 :]
+        operators = (place for place, word in enumerate(words) if set(word) <= set("();<>|&"))
+        found.append(words[: next(operators, len(words))])
+    return found
+
+
+def quoted_whole(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_verb_has_examples_that_it_takes() -> None:
+    parser = cli.get_parser()
+    (verbs,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for verb, of_verb in verbs.items():
+        commands = example_commands(of_verb.epilog or "")
+        assert any(words[:1] == [verb] for words in commands), f"monarch {verb} --help has no example"
+        for words in commands:
+            assert parser.parse_args(words), words
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
