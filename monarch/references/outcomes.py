@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch import _text
+from monarch._errors import format_remote
 from monarch.actor import ActorError, SupervisionError
 from monarch.actor.lowlevel import Sealed
+from monarch.config import settings
 from monarch.references.counting import Ticket
 from monarch.references.errors import ReferenceLimitError, ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts
@@ -71,7 +72,7 @@ def no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError
 
 
 def failed_with(exc: BaseException) -> KeptError:
-    text = "".join(traceback.format_exception(exc))
+    text = format_remote(exc, settings.show_internal_frames())
     try:
         return KeptError(Sealed(exc.with_traceback(None)), text)
     except Exception:  # of the exception's own methods

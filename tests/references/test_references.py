@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -175,6 +176,7 @@ def test_an_error_is_kept_as_well(makers: Maker) -> None:
         ref.get(30)
     assert isinstance(caught.value.exception, ValueError)
     assert "no value today" in str(caught.value)
+    assert "in fail" in str(caught.value) and f"{os.sep}monarch{os.sep}" not in str(caught.value)
 
 
 def test_pickling_elsewhere_says_where_it_goes(makers: Maker) -> None:

@@ -25,6 +25,10 @@ def add(*numbers: int) -> int:
     return sum(numbers)
 
 
+def fail() -> None:
+    raise ValueError("no value")
+
+
 class Gate:
     """Something that tests hold tasks at; all simulated processes share it."""
 
@@ -163,6 +167,16 @@ def test_a_task_that_nobody_wants_is_not_run_again(
     cluster.kill(procs, running_rank(procs))
     until(lambda: own.is_clean)
     gate.opened.set()
+
+
+def test_the_error_of_a_task_shows_its_own_frames(procs: ProcMesh) -> None:
+    with pytest.raises(ActorError) as caught:
+        procs.submit(int, "x").get()
+    assert "invalid literal" in str(caught.value)
+    with pytest.raises(ActorError) as caught:
+        procs.submit(fail).get()
+    shown = [line for line in str(caught.value).splitlines() if "File " in line]
+    assert len(shown) == 1 and "in fail" in shown[0]
 
 
 def test_an_error_goes_on_to_the_tasks_behind(procs: ProcMesh) -> None:
