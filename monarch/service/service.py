@@ -141,6 +141,7 @@ class Service(ShutdownBlock):
                 await s.generate.route(x)
 
         When that replica dies, or is left alone for its errors, the session goes on at another one, and `s.moves` counts it.
+        It ends with its block; RuntimeError after that.
         """
         return ServiceSession(self)
 
@@ -232,6 +233,7 @@ class ServiceSession:
         self._service = service._with(session=self._id)
         self._service._moved = self._count
         self.moves = 0  # how often it was moved, as far as answers have told
+        self._ended = False
 
     def _count(self, moves: int) -> None:
         self.moves = max(self.moves, moves)
@@ -239,7 +241,12 @@ class ServiceSession:
     def __getattr__(self, name: str) -> ServiceEndpoint:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._service, name)  # type: ignore[no-any-return]
+        found: ServiceEndpoint = getattr(self._service, name)
+        if self._ended:
+            raise RuntimeError(
+                f"this session of service {self._service._name!r} has ended, with its block: begin another"
+            )
+        return found
 
     def options(self, **options: Any) -> Service:
         """Returns the service with options as `Service.options` has them, for requests of this session."""
@@ -252,6 +259,7 @@ class ServiceSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._ended = True
         self._service._router.end_session.broadcast(self._id)
 
     async def __aenter__(self) -> Self:
@@ -488,7 +496,8 @@ def serve(
         text = await service.generate.route(prompt)
 
     Each replica is a mesh of its own of `cls(*args, **kwargs)`: one process, or a group, with the dimensions `per_replica`.
-    They go to the hosts that have the fewest; the last `spares` hosts are kept for replicas whose host is gone.
+    They go to the hosts that have the fewest; the last `spares` hosts are kept for replicas whose host is gone. With 0
+    replicas requests wait for a `scale`.
     A router, an actor in a process beside the caller's, owns them; it ends, and they with it, when its owner does, who
     called this.
 

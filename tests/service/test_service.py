@@ -217,6 +217,8 @@ def test_a_session_stays_and_is_told_when_it_moves(cluster: InProcessCluster) ->
             assert session.options(retries=1).times.route(1).get() == 2
             assert session.moves == 1
             assert "moved 1 times" in repr(session)
+        with pytest.raises(RuntimeError, match="this session of service 'model' has ended, with its block"):
+            session.times.route(1)
 
 
 def test_a_session_in_async_code(cluster: InProcessCluster) -> None:
