@@ -65,7 +65,12 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         """
         rank = 0
         for label, size in self.extent.items():
-            index = coordinates.pop(label)  # KeyError(label) when missing
+            try:
+                index = coordinates.pop(label)
+            except KeyError as exc:
+                every = ", ".join(f"{name}=0" for name, _ in self.extent.items())
+                exc.add_note(f"item takes an index of every dimension: item({every}); get(rank) takes a rank")
+                raise
             if not 0 <= index < size:
                 if not -size <= index < 0:
                     raise IndexError(f"index {index} of dimension {label!r} is out of range (size {size})")

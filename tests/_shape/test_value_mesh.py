@@ -58,6 +58,14 @@ def test_get_out_of_range(mesh: ValueMesh[str], rank: int) -> None:
         mesh.get(rank)
 
 
+def test_item_without_a_dimension_says_what_it_takes(mesh: ValueMesh[str]) -> None:
+    with pytest.raises(KeyError, match="gpus") as caught:
+        mesh.item(hosts=1)
+    assert caught.value.__notes__ == [
+        "item takes an index of every dimension: item(hosts=0, gpus=0); get(rank) takes a rank"
+    ]
+
+
 def test_slices_are_numbered_from_zero(mesh: ValueMesh[str]) -> None:
     column = mesh.slice(gpus=1)
     assert column.values() == ["b", "e"]
