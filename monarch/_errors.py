@@ -139,12 +139,18 @@ def format_remote(exception: BaseException | None, show_internal: bool = False) 
     import traceback  # slow to import and only ever needed once something went wrong
 
     folded = 0
-    try:
-        shown = traceback.TracebackException.from_exception(exception)
-        folded = 0 if show_internal else _fold(shown)
-        text = "".join(shown.format())
-    except BaseException as exc:  # of a method of the exception
-        text = f"{type(exception).__name__} (its text cannot be shown: that raised {type(exc).__name__})"
+    for left in (2, 1, 0):
+        try:
+            shown = traceback.TracebackException.from_exception(exception)
+            folded = 0 if show_internal else _fold(shown)
+            text = "".join(shown.format())
+            break
+        except BaseException as exc:  # of a method of the exception
+            # Of `ast.parse`, by which Python marks places in lines, when two threads do so at once (Python 3.11).
+            if left and isinstance(exc, SystemError):
+                continue
+            text = f"{type(exception).__name__} (its text cannot be shown: that raised {type(exc).__name__})"
+            break
     text = text.replace(
         "Traceback (most recent call last):",
         "Traceback of where the remote call failed (most recent call last):",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,3 +123,19 @@ def test_lines_of_cells_are_filled_in_where_the_notebook_is(cell: str) -> None:
     assert with_local_source(filled) == filled  # and only where they are missing
     unknown = bare.replace(cell, "/tmp/ipykernel_1/18.py")
     assert with_local_source(unknown) == unknown
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_text_that_two_threads_make_at_once_is_made_again(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Python 3.11 raises SystemError then: AST constructor recursion depth mismatch."""
+    made, left = traceback.TracebackException.format, iter(range(times))
+
+    def format(self: Any, **options: Any) -> Any:
+        if next(left, None) is not None:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return made(self, **options)
+
+    monkeypatch.setattr(traceback.TracebackException, "format", format)
+    text = format_remote(raised("program.py"))
+    assert ("as asked" in text) == (times < 3)
+    assert ("cannot be shown: that raised SystemError" in text) == (times == 3)
