@@ -681,8 +681,9 @@ def test_progress_counts_the_items_of_chunks_that_are_done_and_not_given(
     here: InProcessCluster, script: Script
 ) -> None:
     script.run = fail_on(3)
-    results = workers(script, 1).run.map(range(5), chunksize=2, in_flight=3)
+    mesh = workers(script, 1)
+    results = mesh.run.map(range(5), chunksize=2, in_flight=3)
     assert next(results) == 0
-    here.settle()
+    assert mesh.two.call_one(1, 2).get() == 3  # answered after the chunks that were sent before it
     assert next(results) == 1
     assert results.progress == (5, 0, 5, 1, 2, 0)
