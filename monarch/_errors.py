@@ -43,9 +43,10 @@ from monarch._text import sendable
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+), in ')
 _LAYERS = ("_mesh", "_runtime", "_wire", "references", "service")
 _RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in _LAYERS)
-# What hands a function to a thread for us.
-_CARRIERS = tuple(
-    os.path.join(os.path.dirname(os.__file__), *parts) for parts in (("asyncio", ""), ("concurrent", "futures", ""))
+# Behind a frame of ours also Python's, by which a function is handed to a thread.
+_OUTER = (
+    *_RUNTIME,
+    *(os.path.join(os.path.dirname(os.__file__), *parts) for parts in (("asyncio", ""), ("concurrent", "futures", ""))),
 )
 
 
@@ -175,9 +176,7 @@ def _fold(shown: Any) -> int:
         todo += [each.__cause__, each.__context__, *(each.exceptions or ())]
         frames = list(each.stack)
         outer = 0
-        while outer < len(frames) and frames[outer].filename.startswith(
-            _RUNTIME if not outer else (*_RUNTIME, *_CARRIERS)
-        ):
+        while outer < len(frames) and frames[outer].filename.startswith(_OUTER if outer else _RUNTIME):
             outer += 1
         kept = [frame for frame in frames[outer:] if not frame.filename.startswith(_RUNTIME)]
         if kept:

@@ -16,24 +16,19 @@ def measured(
     value = payload("array", params["size"])
     kept = [put(value)]
 
-    def again() -> None:
+    def free() -> None:
         kept[0] = None
-        time.sleep(0.02)  # it is freed beside the program
-        kept[0] = put(value)
+        time.sleep(0.02)  # it is freed beside the program, and neither of the two says when
 
     def timed() -> float:
-        kept[0] = None
-        time.sleep(0.02)
+        free()
         return seconds(lambda: kept.__setitem__(0, put(value)))
 
-    for _ in range(params["warmup"]):
-        again()
-    puts = [timed() for _ in range(params["count"])]
+    puts = [timed() for _ in range(params["warmup"] + params["count"])][params["warmup"] :]
     gets = times(lambda: get(kept[0]), params)
     outs = []
     for index in range(params["warmup"] + params["count"]):
-        kept[0] = None
-        time.sleep(0.02)
+        free()
         start = time.perf_counter()
         kept[0] = put(value)
         fan_out(kept[0])

@@ -121,7 +121,7 @@ class LeaderFollower:
         self._claim = threading.Lock()  # of the thread that leads, also while it sleeps
         self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
         self._park.acquire()
-        # What wakes it while it does: the thread that pops it does so.
+        # The call that wakes it, while it does: the thread that pops it makes it.
         self._parked: deque[Callable[[], None]] = deque()
         self._leader = 0  # the thread that led last, or leads
         self._leads = 0  # grows with each lead that begins

@@ -163,7 +163,7 @@ def _count(items: Iterable[Any]) -> int | None:
     """Returns how many there are; None where they do not say, as the loader of an endless data set whose `len` raises."""
     try:
         return (len(items) or None) if isinstance(items, Sized) else None
-    except Exception:
+    except Exception:  # of the items' own `len`, which may raise anything
         return None
 
 

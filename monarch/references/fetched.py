@@ -5,6 +5,7 @@ Which parameters these are is read off the annotations when the endpoint is decl
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,7 @@ class ArgumentFetcher:
 
     def __init__(self, method: Callable[..., Any], marked: set[str], skip: int) -> None:
         self._method = method.__qualname__
+        self._ports = skip - 1  # before the caller's arguments, behind `self`
         self._places: dict[int, str] = {}
         self._rest = sys.maxsize  # the first of the arguments for `*args: Fetched[T]`
         self._names: set[str] = set()
@@ -101,6 +103,16 @@ class ArgumentFetcher:
             for _, _, value in asked:
                 value.cancel()
         return _replaced(args, kwargs, found)
+
+    def before(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns an async method that does as `fn`, once the values are there."""
+
+        @functools.wraps(fn)
+        async def with_values(*args: Any, **kwargs: Any) -> Any:
+            given, kwargs = await self.values_later(args[self._ports :], kwargs)
+            return await fn(*args[: self._ports], *given, **kwargs)
+
+        return with_values
 
     def _refs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, ObjectRef[Any]]]:
         for place, arg in enumerate(args):

@@ -96,19 +96,25 @@ def test_a_loop_that_is_left_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the pages that a notebook is given to show."""
     display = pytest.importorskip("IPython.display")
-    shown: list[str] = []
+    pages: list[str] = []
 
     class Handle:
         def update(self, page: Any) -> None:
-            shown.append(page.data)
+            pages.append(page.data)
 
     def first(page: Any, display_id: bool) -> Handle:
-        shown.append(page.data)
+        pages.append(page.data)
         return Handle()
 
     monkeypatch.setattr(display, "display", first)
+    return pages
+
+
+def test_a_notebook_has_a_bar(shown: list[str]) -> None:
     bar = module._NotebookBar()
     meter = ProgressMeter("<b>", 4, 0.2, 0.0)
     meter.advance(1, 4.0)
@@ -171,19 +177,7 @@ def test_the_setting_turns_off_what_shows_itself(monkeypatch: pytest.MonkeyPatch
         assert awaited(monkeypatch, Stream(True), True)(4.0, 2) == pytest.approx(0.2)
 
 
-def test_a_bar_ends_with_what_it_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    display = pytest.importorskip("IPython.display")
-    shown: list[str] = []
-
-    class Handle:
-        def update(self, page: Any) -> None:
-            shown.append(page.data)
-
-    def first(page: Any, display_id: bool) -> Handle:
-        shown.append(page.data)
-        return Handle()
-
-    monkeypatch.setattr(display, "display", first)
+def test_a_bar_ends_with_what_it_came_to(monkeypatch: pytest.MonkeyPatch, shown: list[str]) -> None:
     monkeypatch.setattr(module, "_place", lambda shown: module._NotebookBar())
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])

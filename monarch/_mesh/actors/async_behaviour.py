@@ -54,7 +54,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             args, kwargs = delivery.arguments()
             if call.adverb == MAP_CHUNK:
                 method = self._for_chunks(method)
-            if method.fetching is not None and not method.concurrent:
+            if method.fetching is not None:
                 args, kwargs = await method.fetching.values_later(args, kwargs)
             if method.explicit:
                 args = (self._response_port(delivery), *args)
@@ -91,10 +91,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             result: Any = None
             raised: BaseException | None = None
             try:
-                if method.fetching is None:
-                    result = await method.fn(*args, **kwargs)
-                else:
-                    result = await _with_values(method, args, kwargs)
+                result = await method.fn(*args, **kwargs)
             except BaseException as exc:
                 raised = exc
             if self.debugging is not None:
@@ -124,13 +121,6 @@ class AsyncActorBehaviour(ActorBehaviour):
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if is_async(function) else hidden_loop(self._loop)
-
-
-async def _with_values(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a concurrent endpoint once the values of references are there."""
-    ports, given = args[: method.explicit], args[method.explicit :]
-    given, kwargs = await method.fetching.values_later(given, kwargs)
-    return await method.fn(*ports, *given, **kwargs)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Method:
     fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
-        self.fetching: Any = None  # of a method that takes values of references
+        self.fetching: Any = None  # of a plain method that takes values of references; an async one fetches them itself
         self.chunked: Method | None = None  # the same method for a list of items, once one came
         if name == NO_METHOD:
             self.fn = _nothing
@@ -60,10 +60,13 @@ class Method:
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
         self.spans = prop is None or prop._instrument
-        if prop is not None:
-            self.fetching = argument_fetcher(prop)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
+        fetching = None if prop is None else argument_fetcher(prop)
+        if fetching is not None and self.is_async:
+            self.fn = fetching.before(self.fn)
+        else:
+            self.fetching = fetching
 
 
 def argument_fetcher(endpoint: EndpointProperty[Any, Any]) -> Any:
@@ -218,10 +221,12 @@ class ActorBehaviour:
 
     def _reply_in_part(self, delivery: Delivery, result: Any, exc: BaseException) -> bool:
         """Answers a chunk with errors in place of those results that cannot be sent. False where that is not what failed."""
+        if isinstance(exc, MessageTooLargeError):
+            return False
         from monarch._mesh.actors.map_chunks import without_unsendable
 
         part = without_unsendable(self, delivery.call.method, result)
-        if isinstance(exc, MessageTooLargeError) or len(part.errors) == len(result.errors):
+        if len(part.errors) == len(result.errors):
             return False
         self._reply(delivery, part)
         return True

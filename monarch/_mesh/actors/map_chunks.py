@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from monarch._mesh.actors.map_results import MapProgress, MapResults
 from monarch._mesh.actors.receivers import ReceiversUnknown
@@ -26,18 +26,12 @@ R = TypeVar("R")
 Encoded = tuple[bytes, Sequence[Buffer]]  # an error, as it comes in an answer of its own
 
 
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """Result of a chunk on its rank: a value an item, or None and an encoded error."""
 
-    __slots__ = ("errors", "rank", "values")
-
-    def __init__(self, rank: int, values: list[Any], errors: dict[int, Encoded]) -> None:
-        self.rank = rank
-        self.values = values
-        self.errors = errors
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ChunkResult, (self.rank, self.values, self.errors)
+    rank: int
+    values: list[Any]
+    errors: dict[int, Encoded]
 
 
 class Chunked:
@@ -53,26 +47,18 @@ class Chunked:
         result = self._empty()
         for item in items:
             try:
-                if fetching is None:
-                    result.values.append(fn(item))
-                else:
-                    args, kwargs = fetching.values((item,), {})
-                    result.values.append(fn(*args, **kwargs))
+                args, _ = ((item,), None) if fetching is None else fetching.values((item,), {})
+                result.values.append(fn(*args))
             except Exception as exc:
                 self._failed(result, exc)
         return result
 
     async def run_async(self, items: list[Any]) -> ChunkResult:
         """Runs an `async` method."""
-        fn, fetching = self._method.fn, self._method.fetching
         result = self._empty()
         for item in items:
             try:
-                if fetching is None:
-                    result.values.append(await fn(item))
-                else:
-                    args, kwargs = await fetching.values_later((item,), {})
-                    result.values.append(await fn(*args, **kwargs))
+                result.values.append(await self._method.fn(item))
             except Exception as exc:
                 self._failed(result, exc)
         return result

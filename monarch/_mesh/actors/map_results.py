@@ -279,7 +279,7 @@ class MapResults(Generic[R]):
                 f"raised by the iterable of {self._target.label}.map(), in place of item {self._item_to_pull()}"
             )
 
-    # What is another matter where items go in chunks.
+    # `ChunkedResults` has its own of these.
 
     def _item_to_pull(self) -> int:
         """Returns the index of the next item of the iterable."""
