@@ -168,6 +168,7 @@ class Link:
         self._attempt = 0
         self._refusals = 0
         self._refused_at = 0.0
+        self._unexpected = False  # the last failure was
 
     def __repr__(self) -> str:
         state = f"dead: {self.dead.why}" if self.dead else self._state
@@ -289,11 +290,13 @@ class Link:
         self, now: float, why: str, refused: bool = False, final: bool = False, unexpected: bool = False
     ) -> list[LinkEffect]:
         """`refused`: nobody listens there. `final`: trying again would not help. `unexpected`: it is not
-        that the worker is yet to start, which is said at once of a host that was never reached."""
+        that the worker is yet to start. Of a host that was never reached this is said when it comes twice in a row: a
+        worker that ends just now may break a connection once."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
         self._why = why
+        again, self._unexpected = unexpected and self._unexpected, unexpected
         if final:
             return self._die(why)
         self._refusals = self._refusals + 1 if refused else 0
@@ -305,7 +308,9 @@ class Link:
         self._dial_later(now)
         if self._established:
             return []
-        return self._suspect(f"{why}; it is tried again for up to {self._attach_limit()}" if unexpected else "")
+        if unexpected and not again:
+            return []
+        return self._suspect(f"{why}; it is tried again for up to {self._attach_limit()}" if again else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """Takes the acceptor's hello: goes on where the last connection ended, or dies where the two do not fit."""

@@ -876,14 +876,28 @@ def test_a_frame_that_is_taken_in_the_end_is_the_end_of_nothing(side: int) -> No
     assert sim.delivered[side] == [0, 1, 2, 3] and sim.deaths == [[], []]
 
 
+def test_a_worker_that_ends_while_it_is_dialled_is_not_told_of() -> None:
+    """Its listening socket resets who waits to be accepted; after that nobody listens."""
+    link = dialler()
+    link.start(0.0)
+    assert link.dial_failed(0.0, "reset in the middle of the handshake", unexpected=True) == []
+    for _ in range(4):
+        assert link.tick(now := link.due()) == [Dial()]
+        assert link.dial_failed(now, "nobody listens", refused=True) == []
+    assert link.tick(now := link.due()) == [Dial()]
+    assert link.dial_failed(now, "reset in the middle of the handshake", unexpected=True) == []  # not twice in a row
+
+
 # --- names that nobody knows
 
 
-def test_a_name_that_nobody_knows_is_said_at_once_and_looked_up_again() -> None:
+def test_a_name_that_nobody_knows_is_said_when_it_fails_twice_and_looked_up_again() -> None:
     """A pod's name is known once the pod runs, and workers may start after the client."""
     link = dialler(LIMITS._replace(attach=20.0))
     link.start(0.0)
-    (said,) = link.dial_failed(0.0, "no such name", unexpected=True)
+    assert link.dial_failed(0.0, "no such name", unexpected=True) == []
+    assert link.tick(link.due()) == [Dial()]
+    (said,) = link.dial_failed(0.1, "no such name", unexpected=True)
     limit = "20 s (setting mesh_attach_config_timeout)"
     assert said == Suspect(f"no such name; it is tried again for up to {limit}")
     while (now := link.due()) < 20.0:
@@ -895,9 +909,10 @@ def test_a_name_that_nobody_knows_is_said_at_once_and_looked_up_again() -> None:
 def test_a_name_that_is_known_later_is_as_good_as_any() -> None:
     link = dialler()
     link.start(0.0)
-    link.dial_failed(0.0, "no such name", unexpected=True)
-    assert link.tick(link.due()) == [Dial()]
-    assert link.dial_failed(0.1, "nobody listens", refused=True) == [Suspect("")]
+    for at in (0.0, 0.1):
+        link.dial_failed(at, "no such name", unexpected=True)
+        assert link.tick(link.due()) == [Dial()]
+    assert link.dial_failed(0.2, "nobody listens", refused=True) == [Suspect("")]
     assert link.tick(link.due()) == [Dial()]
     link.dialled(1.0, "connection")
     link.hello_received(1.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
