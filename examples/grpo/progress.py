@@ -29,7 +29,7 @@ class Progress:
         """Values of this moment, by the label that a curve will have; `_` stands for a space."""
         for name, value in values.items():
             seconds, known = self.values.setdefault(name.replace("_", " "), ([], []))
-            seconds.append(round(self.seconds, 3))
+            seconds.append(self.seconds)
             known.append(round(value, 4))
             monarch.metrics.log(step=len(known) - 1, **{name: value})
 
@@ -65,7 +65,8 @@ class Progress:
                 {
                     "y": title,
                     "series": [
-                        {"label": label, "x": self.values[label][0], "y": self.values[label][1]} for label in labels
+                        {"label": label, "x": [round(x, 3) for x in seconds], "y": values}
+                        for label, (seconds, values) in ((label, self.values[label]) for label in labels)
                     ],
                 }
                 for title, labels in panels.items()
