@@ -247,12 +247,19 @@ class Done(Source):
 class Slot(Source):
     """A result that some thread of ours will set."""
 
-    __slots__ = ("_error", "_result")
+    __slots__ = ("_error", "_of", "_result")
 
-    def __init__(self) -> None:
+    def __init__(self, of: str = "") -> None:
         super().__init__()
+        self._of = of
         self._result: Any = None
         self._error: BaseException | None = None
+
+    def awaited(self) -> str:
+        return _from(self._of)
+
+    def of(self) -> str:
+        return self._of
 
     def set(self, result: Any = None) -> None:
         if not self.ready:
@@ -271,14 +278,16 @@ class Slot(Source):
 
 
 class Then(Source):
-    """`convert` applied to the value of another source, in the observing thread."""
+    """`convert` applied to the value of another source, in the observing thread. `of`: what it is the result of, in place of
+    what that says."""
 
-    __slots__ = ("_convert", "_first")
+    __slots__ = ("_convert", "_first", "_of")
 
-    def __init__(self, first: Source, convert: Callable[[Any], Any]) -> None:
+    def __init__(self, first: Source, convert: Callable[[Any], Any], of: str = "") -> None:
         super().__init__()
         self._first = first
         self._convert = convert
+        self._of = of
         first.on_ready(self.set_ready)
 
     def begin(self) -> None:
@@ -288,7 +297,7 @@ class Then(Source):
         self._first.start()
 
     def awaited(self) -> str:
-        return self._first.awaited()
+        return _from(self._of) or self._first.awaited()
 
     def looks(self) -> Callable[[], None] | None:
         return self._first.looks()
@@ -297,7 +306,7 @@ class Then(Source):
         return self._first.advice()
 
     def of(self) -> str:
-        return self._first.of()
+        return self._of or self._first.of()
 
     def progress(self) -> str:
         return self._first.progress()
@@ -555,8 +564,9 @@ class Promise(Generic[T]):
 
     __slots__ = ("_slot", "future")
 
-    def __init__(self) -> None:
-        self._slot = Slot()
+    def __init__(self, of: str = "") -> None:
+        """`of`: what it is the result of, for people."""
+        self._slot = Slot(of)
         self.future: Future[T] = Future(_MADE, self._slot)
 
     def set(self, result: T) -> None:
@@ -573,6 +583,14 @@ class Promise(Generic[T]):
             self._slot.set()
         else:
             self._slot.fail(error)
+
+
+def no_value(_value: Any) -> None:
+    """Makes nothing of the value of a source: for `Then`."""
+
+
+def _from(of: str) -> str:
+    return f" from {of}" if of else ""
 
 
 def check_timeout(timeout: float) -> float:

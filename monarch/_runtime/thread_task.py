@@ -12,10 +12,10 @@ from monarch._runtime.loop import start_thread
 T = TypeVar("T")
 
 
-def in_thread(make: Callable[[], T], name: str) -> Future[T]:
+def in_thread(make: Callable[[], T], name: str, of: str = "") -> Future[T]:
     """Runs `make()` on a thread that may call actors as this one may; its result or error is the Future's. For
-    optional packages."""
-    promise: Promise[T] = Promise()
+    optional packages. `of`: what it is the result of, for people."""
+    promise: Promise[T] = Promise(of)
 
     def run() -> None:
         try:

@@ -33,7 +33,8 @@ def setup(
     """See `monarch.actor.setup_torch_distributed`. `places`: of each rank, its host and which process there it is."""
     found = [RankLocation(*place) for place in places]
     task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout, on_death)
-    return in_thread(task, "monarch-torch-setup")
+    of = f"the setup of torch.distributed in {len(found)} rank(s)"
+    return in_thread(task, "monarch-torch-setup", of)
 
 
 def setup_torch_elastic_env(
@@ -72,7 +73,7 @@ def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr:
         finally:
             actors.stop().get(_PREPARE)
 
-    return in_thread(task, "monarch-torch-setup")
+    return in_thread(task, "monarch-torch-setup", "the setup of torchrun's environment")
 
 
 def _distributed(

@@ -47,6 +47,14 @@ class Interrupted(Slot):
         return self.missing
 
 
+@pytest.mark.parametrize("source", [Slot("the start"), Then(Slot(), bool, "the start"), Then(Slot("the start"), bool)])
+def test_what_is_waited_for_is_named(source: Source) -> None:
+    future = make_future(source)
+    with pytest.raises(TimeoutError, match=r"no result after 0\.0 s from the start; the operation goes on"):
+        future.get(timeout=0)
+    assert repr(future).startswith("<Future of the start, pending;")
+
+
 @pytest.mark.parametrize("timeout", [None, 1.0])
 def test_ctrl_c_says_what_was_waited_for_without_the_frames_of_the_wait(timeout: float | None) -> None:
     future = make_future(Interrupted(KeyboardInterrupt(), " from t.step(), rank(s) 1, 3"))

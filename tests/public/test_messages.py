@@ -297,6 +297,26 @@ def test_what_a_future_prints(world: World) -> None:
     assert "a message of a Channel" in repr(Channel[Any].open()[1].recv())
 
 
+def test_what_is_no_call_says_what_it_is_the_result_of() -> None:
+    with InProcessCluster():
+        host = this_host()
+        procs = host.spawn_procs({"gpus": 3}, name="trainers")
+        counters = procs.spawn("counters", Counter)
+        futures = {
+            "the start of mesh 'trainers'": procs.initialized,
+            "healthy() of mesh 'trainers'": procs.healthy(),
+            "counters.healthy()": counters.healthy(),
+            "counters.restart(), rank(s) 1": counters.restart(gpus=1),
+            "restart() of mesh 'trainers', rank(s) 2": procs.restart(gpus=2),
+            "counters.stop()": counters.stop(),
+            "stop() of mesh 'trainers'": procs.stop(),
+        }
+        for of, future in futures.items():
+            assert of in repr(future)
+        for future in futures.values():
+            future.exception(TIMEOUT)
+
+
 def test_only_calls_are_in_the_wait_graph(world: World) -> None:
     with pytest.raises(TimeoutError, match=r"no result after 0\.0 s from the senders of its Port; .*again\)$"):
         Channel[Any].open()[1].recv().get(0)

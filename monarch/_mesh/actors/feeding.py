@@ -11,6 +11,7 @@ from monarch._mesh.actors.adverb_codes import CALL
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty
 from monarch._runtime.context import current, here, root
+from monarch._runtime.future import no_value
 from monarch._runtime.instance import Fed, Instance
 from monarch._runtime.remote_errors import RemoteError, decode_failure, decode_remote_error
 from monarch._runtime.replies import Gather
@@ -156,7 +157,7 @@ class ActorsWatch(Gather):
     def __init__(self, endpoint: Endpoint[Any, Any], failed: Callable[[], None]) -> None:
         target = endpoint._mesh._target(endpoint._name)
         target.key, target.ranks = endpoint._mesh._spec.key, endpoint._mesh._plan.ranks
-        super().__init__(target, len(endpoint._mesh), _nothing)
+        super().__init__(target, len(endpoint._mesh), no_value)
         running = current.get()
         self.caller = root() if running is None else running.instance
         proc = self.caller.proc
@@ -178,10 +179,6 @@ class ActorsWatch(Gather):
 
 
 def _nothing_to_see() -> None:
-    return None
-
-
-def _nothing(_values: Sequence[Any]) -> None:
     return None
 
 

@@ -94,7 +94,7 @@ def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:
 
     seconds = check_timeout(timeout)
     open_proc()  # raises here, where the call is
-    return in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor")
+    return in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor", "diagnose()")
 
 
 def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:

@@ -46,7 +46,7 @@ def stacks_of(
         found = stacks_of_program.gather(ask_program, wanted)
         return found if keep is None else found.only(keep)
 
-    return in_thread(make, "monarch-stacks")
+    return in_thread(make, "monarch-stacks", "the stacks of this program")
 
 
 def of_actors(

@@ -18,9 +18,9 @@ from monarch._mesh.meshes.handle import MeshHandle
 from monarch._mesh.meshes.specs import ActorSpec, kept, read_pickle
 from monarch._runtime.context import here
 from monarch._runtime.functions import attribute_of, is_async
-from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
+from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future, no_value
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Gather, Target
+from monarch._runtime.replies import Gather, Target, shown
 from monarch._shape import value_mesh
 from monarch._shape.region import Shape, received_shape
 from monarch._shape.slice import NDSlice
@@ -147,7 +147,7 @@ class ActorMesh(MeshHandle, Generic[A]):
         """Resolves when the actors exist in their processes; their constructors may still run, or may have raised."""
         proc = here()
         count = len(self._plan)
-        entry = Gather(self._target("initialized"), count, _nothing)
+        entry = Gather(self._target("initialized"), count, no_value)
         number = proc.ports.add(entry)
         for index, _rank, address in self._plan.receivers:
             try:
@@ -176,7 +176,7 @@ class ActorMesh(MeshHandle, Generic[A]):
             raise NotImplementedError(
                 f"whether {self._mesh_name} is healthy is known to the process that spawned it, until it stops it: ask there"
             )
-        return make_future(source)
+        return make_future(Then(source, no_value, f"{self._spec.name}.healthy()"))
 
     def stacks(
         self,
@@ -209,7 +209,7 @@ class ActorMesh(MeshHandle, Generic[A]):
             )
         if self._stopping is None:
             self._stopping = here().mesh.spawning.stop_actors(self._spec, reason)
-        return make_future(Then(self._stopping, _nothing))
+        return make_future(Then(self._stopping, no_value, f"{self._spec.name}.stop()"))
 
     def restart(
         self,
@@ -251,7 +251,8 @@ class ActorMesh(MeshHandle, Generic[A]):
             making = layer.spawning.constructor_args(self._spec, tuple(args or ()), kwargs or {}, owned.creator)
         elif owned.too_large(ranks):
             raise RuntimeError(owned.too_large(ranks))
-        return make_future(layer.restarter.restart(owned, ranks, making))
+        restarting = layer.restarter.restart(owned, ranks, making)
+        return make_future(Then(restarting, no_value, f"{self._spec.name}.restart(), rank(s) {shown(ranks)}"))
 
     def _at(self, rank: int) -> ActorMesh[A]:
         """The view of one rank of the whole mesh."""
@@ -350,10 +351,6 @@ def _received_first(
 ) -> ActorMesh[Any]:
     """Makes the handle that arrived first. It stays here, for those who receive it may give theirs attributes."""
     return ActorMesh(read_pickle(pickled), received_shape(labels, offset, sizes, strides))
-
-
-def _nothing(_value: Any) -> None:
-    return None
 
 
 class NotAnEndpoint:

@@ -16,7 +16,7 @@ from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import SetupActor
 from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, launch_spec
 from monarch._runtime.context import here
-from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
+from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future, no_value
 from monarch._shape.extent import Extent, Point
 from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
@@ -212,7 +212,7 @@ class HostMesh(MeshHandle):
         if self._session is None:
             return make_future(Done(True))
         self._session.check()
-        return make_future(Then(self._session.attached, lambda _value: True))
+        return make_future(Then(self._session.attached, lambda _value: True, f"attaching {len(self._hosts)} host(s)"))
 
     def stacks(
         self,
@@ -236,7 +236,7 @@ class HostMesh(MeshHandle):
         """
         if self._session is None:
             raise RuntimeError(f"cannot shut down {_REFERENCE}")
-        return make_future(self._session.shutdown())
+        return make_future(Then(self._session.shutdown(), no_value, f"shutdown() of {len(self._hosts)} host(s)"))
 
     def stop(self) -> Future[None]:
         """Stops the processes that were spawned through this mesh. The worker loops go on and can be attached again, as a new
@@ -244,7 +244,7 @@ class HostMesh(MeshHandle):
         """
         if self._session is None:
             raise RuntimeError(f"cannot stop {_REFERENCE}")
-        return make_future(self._session.stop())
+        return make_future(Then(self._session.stop(), no_value, "stop() of what was spawned on a host mesh"))
 
     def replace(
         self,
@@ -276,7 +276,9 @@ class HostMesh(MeshHandle):
         ranks = None if failed and not selection else list(self.slice(**selection)._shape.ndslice)
         if failed and ranks is not None:
             ranks = [rank for rank in ranks if rank in self._session.lost()]
-        return make_future(self._session.replace(ranks, workers))
+        return make_future(
+            Then(self._session.replace(ranks, workers), lambda replaced: replaced, "the replacing of hosts")
+        )
 
     async def __aenter__(self) -> HostMesh:
         if self._session is not None:

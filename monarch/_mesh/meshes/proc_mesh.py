@@ -19,7 +19,20 @@ from monarch._mesh.meshes.specs import ProcSpec, read_pickle
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.coroutine_future import CoroutineFuture
-from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
+from monarch._runtime.future import (
+    All,
+    Done,
+    Future,
+    Slot,
+    Source,
+    Then,
+    check_timeout,
+    detach,
+    make_future,
+    no_value,
+    once,
+)
+from monarch._runtime.replies import shown
 from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape, received_shape
 from monarch._shape.slice import NDSlice
@@ -150,7 +163,7 @@ class ProcMesh(MeshHandle):
         """True once every process runs and its bootstrap function has returned; raises what went wrong."""
         if self._ready is None:
             return make_future(Done(True))
-        return make_future(Then(self._ready, lambda _value: True))
+        return make_future(Then(self._ready, lambda _value: True, f"the start of mesh {self._spec.name!r}"))
 
     def healthy(self, timeout: float | None = None) -> Future[None]:
         """Resolves when every process of this mesh or slice is up: it runs, its bootstrap function has returned, and it
@@ -172,7 +185,7 @@ class ProcMesh(MeshHandle):
             raise NotImplementedError(
                 f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
             )
-        return make_future(source)
+        return make_future(Then(source, no_value, f"healthy() of mesh {self._spec.name!r}"))
 
     def stacks(
         self,
@@ -212,7 +225,7 @@ class ProcMesh(MeshHandle):
             raise ValueError(
                 "ProcMesh is not owned; must be stopped by an owner: slices and meshes that were sent are references"
             )
-        return make_future(Then(self._owned.stop(reason), lambda _value: None))
+        return make_future(Then(self._owned.stop(reason), no_value, f"stop() of mesh {self._spec.name!r}"))
 
     def restart(self, *, failed: bool = False, **selection: Any) -> Future[None]:
         """Puts new processes in the place of some: those at `selection` (as for `slice`; all by default), with `failed` only
@@ -236,7 +249,8 @@ class ProcMesh(MeshHandle):
         if failed:
             ended = set(self._owned.ended_ranks())
             ranks = [rank for rank in ranks if rank in ended]
-        return make_future(Then(self._owned.restart(ranks), lambda _value: None))
+        which = f"restart() of mesh {self._spec.name!r}, rank(s) {shown(ranks)}"
+        return make_future(Then(self._owned.restart(ranks), no_value, which))
 
     async def __aenter__(self) -> ProcMesh:
         if self._spec.stopped:
@@ -303,7 +317,7 @@ class ProcMesh(MeshHandle):
             stopping.on_ready(stopped.set)
 
         level_set.on_ready(once(stop))
-        return make_future(Then(All([acks, level_set, stopped]), lambda _values: None), CoroutineFuture)
+        return make_future(Then(All([acks, level_set, stopped]), no_value), CoroutineFuture)
 
     def set_log_level(self, level: int | str, logger: str = "") -> Future[None]:
         """Sets the level of a logger (the root logger) in these processes, also while their actors are busy. Begins at once.

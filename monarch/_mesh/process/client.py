@@ -101,7 +101,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     with _lock:
         if _closed is not None or _client is None or _client.proc.pid != os.getpid():
             return done_future()
-        slot = Slot()
+        slot = Slot("the end of all that this program has started")
         _closed = make_future(slot)
         client = _client
     timeout = settings.process_exit_timeout() if host_timeout is None else host_timeout

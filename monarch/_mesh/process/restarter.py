@@ -21,7 +21,7 @@ from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, Timeo
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.context import Current, current
-from monarch._runtime.future import All, Slot, Source
+from monarch._runtime.future import All, Slot, Source, no_value
 from monarch._runtime.incarnations import process_of
 from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
@@ -278,7 +278,7 @@ class Restarter:
         """Sends the spawns; ready when the new actors are."""
         spec = owned.spec
         target = Target(f"{spec.name}.__init__", [spec.addresses[rank] for rank in ranks], spec.failure_of)
-        entry = Gather(target, len(ranks), _nothing)
+        entry = Gather(target, len(ranks), no_value)
         number = self._proc.ports.add(entry)
         for index, rank in enumerate(ranks):
             try:
@@ -349,7 +349,3 @@ def _was_stopped(owned: OwnedActors) -> CannotRestart:
 
 def _shown(meshes: Meshes) -> str:
     return ", ".join(f"{owned.spec.name}{ranks}" for owned, ranks in meshes.values())
-
-
-def _nothing(_values: Any) -> None:
-    return None

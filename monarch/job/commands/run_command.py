@@ -88,7 +88,7 @@ class CommandRun:
         self._script = script
         self._passing = passing
         self._printer = printer
-        self._promise: Promise[int] = Promise()
+        self._promise: Promise[int] = Promise(f"the command {words[0] if words else cmd!r}")
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def begin(self) -> Future[int]:

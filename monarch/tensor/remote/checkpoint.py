@@ -99,7 +99,7 @@ def save_async(
         except BaseException as exc:
             _tell(exc)
 
-    return in_thread(finish, "monarch-checkpoint")
+    return in_thread(finish, "monarch-checkpoint", "a checkpoint of distributed tensors")
 
 
 def load(
