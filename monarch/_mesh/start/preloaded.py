@@ -13,6 +13,7 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 import weakref
@@ -51,6 +52,7 @@ def end() -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does in its processes
         atexit._run_exitfuncs()
         atexit.register(_forget)
+        _let_threads_of_cpp_be()
         # The last that an interpreter takes apart of what programs can see, unless they put something there later.
         vars(builtins)["monarch_end"] = _End()
 
@@ -64,6 +66,15 @@ class _End:
 
     def __del__(self) -> None:
         self._exit_of_c(0)
+
+
+def _let_threads_of_cpp_be() -> None:
+    """Has a thread wait that C++ would end the process for. Until Python 3.14 an interpreter that ends exits a thread of its
+    own which asks for its lock; in the midst of an exception of C++, such as one that torch raises because the connection
+    to another rank is gone, that is an abort with a report of a fatal error."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libstdc++.so.6", mode=os.RTLD_NOLOAD)
+        library["_ZSt13set_terminatePFvvE"](ctypes.CDLL(None).pause)
 
 
 def _forget() -> None:
