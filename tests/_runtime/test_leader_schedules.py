@@ -7,6 +7,7 @@ line. Whoever waits gets what comes, and no thread has to be woken by a time lim
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -15,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from monarch._runtime import future, leader
+from monarch._errors import ForkedClientError
+from monarch._runtime import forks, future, leader
 from monarch._runtime.future import Slot, Source
 from monarch._runtime.leader import LeaderFollower
 from monarch._runtime.loop import Loop, wake
 from monarch._wire.frame import Frame, encode_small
 from monarch._wire.transport.stream import StreamConnection
-from tests.support.schedules import Blocking, Polling, Schedules
+from tests.support.schedules import Blocking, Polling, Schedules, Stuck
 
 pytestmark = pytest.mark.full
 
@@ -211,3 +213,44 @@ class TakingTime(Process):
 
 def test_a_handler_that_takes_its_time_and_waits_gets_what_comes(explore: Callable[..., None]) -> None:
     explore({"main": [b"a"]}, TakingTime, switches=0, signals=1)
+
+
+class Forking(Process):
+    """A handler forks. The child waits in the handler, and goes on where its main thread was."""
+
+    child = False
+
+    def get_all(self, bodies: list[bytes]) -> None:
+        try:
+            self.schedules.wait(lambda: not self.loop._came, ends=True)
+            for body in bodies:
+                self.get(body)
+        except (ForkedClientError, Stuck) as exc:
+            if not self.child:
+                raise
+            os._exit(1 if isinstance(exc, Stuck) else 0)
+        if self.child:
+            os._exit(0)
+
+    def handle(self) -> None:
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            assert status == 0, "the child waits for what nobody releases" if status == 256 else status
+            return
+        try:
+            self.child = True
+            self.schedules.forked()
+            forks.close(self.loop.forked())  # as `Proc.forked` does
+            leader.lost = ForkedClientError("the client belongs to the parent")
+            with pytest.raises(ForkedClientError):
+                self.get(b"child")
+        except BaseException as exc:
+            os._exit(1 if isinstance(exc, Stuck) else 2)
+
+
+@pytest.mark.parametrize("waits", [{"main": [b"a"]}, {"main": [b"a"], "thread": [b"b"]}])
+def test_no_forked_child_waits_for_what_nobody_releases(
+    waits: dict[str, list[bytes]], explore: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explore(waits, Forking, switches=0, signals=1)

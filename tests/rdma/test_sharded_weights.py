@@ -22,8 +22,9 @@ from monarch.rdma import (
     StateDictHandle,
     StateDictMismatchError,
     reading,
+    state_dict_handle,
 )
-from tests.support.patience import TIMEOUT
+from tests.support.patience import TIMEOUT, a_second_a_look
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -162,19 +163,25 @@ def test_a_version_is_read_only_if_all_owners_have_it(ranks: Any) -> None:
     trainers.add(1, 0)
     handle, mine = trainers.handle, {name: torch.zeros_like(tensor) for name, tensor in FULL.items()}
     text = r"owner 1 \(process .*\) has published 0 and owner 0 \(process .*\) has published 1\. All owners have"
-    with pytest.raises(StateDictBusyError, match=text):
-        handle.read_into(mine, timeout=0.05).get(TIMEOUT)
+    with pytest.raises(StateDictBusyError, match=text), a_second_a_look(state_dict_handle):
+        handle.read_into(mine, timeout=20).get(TIMEOUT)
     assert handle.version().get(TIMEOUT) == 0
-    with pytest.raises(StateDictBusyError, match=r"no version newer than 0 .* has published 0"):
-        handle.wait_newer(0, 0.05).get(TIMEOUT)
+    with (
+        pytest.raises(StateDictBusyError, match=r"no version newer than 0 .* has published 0"),
+        a_second_a_look(state_dict_handle),
+    ):
+        handle.wait_newer(0, 20).get(TIMEOUT)
     waiting = handle.read_into(mine, timeout=TIMEOUT)
     trainers.add(1, 1)
     assert waiting.get(TIMEOUT) == 1
     check(mine, 1)
     update = trainers.weights[1].updating()
     update.__enter__()
-    with pytest.raises(StateDictBusyError, match=r"owner 1 \(process .*\) is in the middle of making version 2"):
-        handle.read_into(mine, timeout=0.05).get(TIMEOUT)
+    with (
+        pytest.raises(StateDictBusyError, match=r"owner 1 \(process .*\) is in the middle of making version 2"),
+        a_second_a_look(state_dict_handle),
+    ):
+        handle.read_into(mine, timeout=20).get(TIMEOUT)
     update.__exit__(None, None, None)
 
 

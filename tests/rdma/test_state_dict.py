@@ -32,9 +32,10 @@ from monarch.rdma import (
     StateDictMismatchError,
     block_gather,
     entries,
+    state_dict_handle,
 )
 from monarch.rdma.registry import registry
-from tests.support.patience import TIMEOUT
+from tests.support.patience import TIMEOUT, a_second_a_look
 from tests.support.processes import kill
 from tests.support.tiers import first_of, full
 
@@ -410,12 +411,15 @@ def test_an_owner_in_the_middle_is_named(peer: Any) -> None:
         return os.getpid()
 
     pid = there(peer, begin)
-    with pytest.raises(StateDictBusyError, match=rf"process {pid} on .* in the middle of making version 1") as info:
-        handle.read_into(mine, timeout=0.05).get(TIMEOUT)
+    with (
+        pytest.raises(StateDictBusyError, match=rf"process {pid} on .* in the middle of making version 1") as info,
+        a_second_a_look(state_dict_handle),
+    ):
+        handle.read_into(mine, timeout=20).get(TIMEOUT)
     assert isinstance(info.value, RDMATimeoutError)
     assert mine["a"].tolist() == [9, 9, 9]
-    with pytest.raises(StateDictBusyError, match="is making the next"):
-        handle.wait_newer(0, 0.01).get(TIMEOUT)
+    with pytest.raises(StateDictBusyError, match="is making the next"), a_second_a_look(state_dict_handle):
+        handle.wait_newer(0, 20).get(TIMEOUT)
     waiting = handle.read_into(mine, timeout=TIMEOUT)
 
     def end(self: Any) -> None:
@@ -439,8 +443,8 @@ def test_an_update_that_fails_is_not_published(double_buffer: bool) -> None:
         assert weights.handle.read_into(mine).get(TIMEOUT) == 0
         assert mine["a"].tolist() == [0, 0]
     else:
-        with pytest.raises(StateDictBusyError, match="or that update failed"):
-            weights.handle.read_into(mine, timeout=0.02).get(TIMEOUT)
+        with pytest.raises(StateDictBusyError, match="or that update failed"), a_second_a_look(state_dict_handle):
+            weights.handle.read_into(mine, timeout=20).get(TIMEOUT)
     with weights.updating():
         source["a"].fill_(2)
     assert weights.handle.read_into(mine).get(TIMEOUT) == 1
@@ -461,8 +465,11 @@ def test_reads_that_are_overtaken_each_time_say_so(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(block_gather.BlockGather, "read", overtaken)
     mine = {"a": torch.zeros(2)}
-    with pytest.raises(StateDictBusyError, match=r"each of \d+ reads was overtaken.*double_buffer=True"):
-        weights.handle.read_into(mine, timeout=0.02).get(TIMEOUT)
+    with (
+        pytest.raises(StateDictBusyError, match=r"each of \d+ reads was overtaken.*double_buffer=True"),
+        a_second_a_look(state_dict_handle),
+    ):
+        weights.handle.read_into(mine, timeout=20).get(TIMEOUT)
     stop.set()
     assert weights.handle.read_into(mine).get(TIMEOUT) == weights.version
     assert mine["a"].tolist() == [weights.version] * 2

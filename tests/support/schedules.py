@@ -114,6 +114,7 @@ class Schedules:
         self.threads: list[_Turns] = []
         self.world: Any = None
         self.late: Callable[[], bool] = lambda: False  # whether nobody has to wait for a time limit in this state
+        self._forked = False
         self.roles: dict[int, str] = {}
         self.explored = Explored(0, 0, 0)
 
@@ -281,11 +282,20 @@ class Schedules:
             thread.timed_out = what == _TIMEOUT
             self._switch(me, thread)
 
-    def wait(self, can: Callable[[], bool], times_out: bool = False) -> bool:
-        """Returns once the turn is this thread's again and `can()`; False when its time was up."""
+    def forked(self) -> None:
+        """This is a child made by `os.fork`: its main thread goes on alone, and every time limit of its waits ends."""
+        self._forked = self._coasting = True
+
+    def wait(self, can: Callable[[], bool], times_out: bool = False, ends: bool = False) -> bool:
+        """Returns once the turn is this thread's again and `can()`; False when its time was up. `ends`: its time limit ends
+        in a forked child only."""
         me = self._now
         while not can():
             if self._failed:
+                raise Stuck
+            if self._forked:
+                if times_out or ends:
+                    return False
                 raise Stuck
             me.can, me.times_out, me.timed_out = can, times_out, False
             if self._pass_on(me):
@@ -502,7 +512,7 @@ class Blocking:
 
     def _acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         while not self._lock.acquire(False):
-            if not blocking or not self._schedules.wait(self._free, 0 <= timeout < _FOREVER):
+            if not blocking or not self._schedules.wait(self._free, 0 <= timeout < _FOREVER, timeout >= 0):
                 return False
         return True
 
