@@ -41,6 +41,7 @@ from typing import Any
 from monarch._text import sendable
 
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+), in ')
+_CHAINED = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)", re.M)
 _LAYERS = ("_mesh", "_runtime", "_wire", "references", "service")
 _RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in _LAYERS)
 # Behind a frame of ours also Python's, by which a function is handed to a thread.
@@ -50,7 +51,22 @@ _OUTER = (
 )
 
 
-class ActorError(Exception):
+class _DrawnError:
+    """An exception that a notebook draws."""
+
+    def _repr_html_(self) -> str | None:
+        """Draws what went wrong, where, and the root cause."""
+        from monarch import _html  # loaded when a notebook asks
+
+        return _html.drawn(self._draw)
+
+    def _draw(self) -> str:
+        from monarch import _html
+
+        return _html.failure(*_html.of_report(type(self).__name__, str(self)))
+
+
+class ActorError(_DrawnError, Exception):
     """An endpoint raised an exception, and the caller was waiting for its answer.
 
     The actor that raised lives on. ``exception`` is the remote exception, or a stand-in where that cannot be pickled: of a
@@ -79,12 +95,33 @@ class ActorError(Exception):
     def __str__(self) -> str:
         return f"{self.message}{self._place()}\n {self.exception_formatted}"
 
+    def _draw(self) -> str:
+        from monarch import _html
+
+        point = ", ".join(f"{label}={index}" for label, index in self.point.items())
+        facts = {
+            "rank": "" if self.rank is None else f"{self.rank}{f' ({point})' if point else ''}",
+            "host": self.host,
+            "raised": f"{self.raised} of {self.ranks} ranks" if self.ranks > 1 else "",
+        }
+        root, text = _root_cause(self.exception_formatted), self.exception_formatted
+        return _html.failure(
+            "ActorError", self.message, [fact for fact in facts.items() if fact[1]], root, text, "remote traceback"
+        )
+
     def _place(self) -> str:
         if self.rank is None:
             return ""
         point = ", ".join(f"{label}={index}" for label, index in self.point.items())
         shown = f"\n Rank {self.rank}" + (f" ({point})" if point else "") + (f" on {self.host}" if self.host else "")
         return shown + (f"; {self.raised} of {self.ranks} raised" if self.ranks > 1 else "")
+
+
+def _root_cause(formatted: str) -> str:
+    """Returns the line that names the first exception of a chain, of which a traceback as text tells first."""
+    first = _CHAINED.split(formatted, 1)[0]
+    named = [line for line in first.splitlines() if line[:1].strip() and not line.startswith("Traceback")]
+    return named[0] if named else ""
 
 
 class RemoteStandIn(Exception):
@@ -202,7 +239,7 @@ def with_local_source(formatted: str) -> str:
     return "\n".join(filled)
 
 
-class SupervisionError(RuntimeError):
+class SupervisionError(_DrawnError, RuntimeError):
     """The target of a call, its process or its owner has failed or was stopped.
 
     The text names the endpoint when it is known, the actor, its rank and the root cause.
@@ -227,7 +264,7 @@ class ForkedClientError(RuntimeError):
     """This process was forked (`os.fork`) from one that has a running client: its links, jobs and mounts are the parent's."""
 
 
-class DeadlockError(RuntimeError):
+class DeadlockError(_DrawnError, RuntimeError):
     """Actors wait for each other in a circle, and this wait was given up to break it.
 
     The text names every actor of the circle: whom it waits for, since when, and at which source line. `cycle` is the same as
@@ -269,7 +306,7 @@ class NotFoundError(ValueError):
     """A job, mesh, program or log that was named and is not there, or none where one is needed."""
 
 
-class UnhandledFaultError(KeyboardInterrupt):
+class UnhandledFaultError(_DrawnError, KeyboardInterrupt):
     """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread, wherever it waits.
 
     A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`

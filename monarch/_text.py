@@ -12,6 +12,8 @@ direction of text around and characters of no width are written out (`\\x1b`, `\
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 TEXT_LIMIT = 100_000  # characters of a text in a message; the middle of a longer one is left out
 NAME_LIMIT = 1_000  # characters of a name
 
@@ -90,6 +92,21 @@ def size(count: float | None) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns `1 host`, `2 hosts`, `1,000 processes`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
+
+
+def ranges(ranks: Iterable[int], most: int | None = None) -> str:
+    """`0-16, 18-63`; with `most`, so many ranges and how many ranks there are more."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = runs if most is None else runs[:most]
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
+    left = len(ordered) - sum(last - first + 1 for first, last in shown)
+    return f"{text} and {left} more" if left else text
 
 
 def bracketed(host: str) -> str:

@@ -1,7 +1,7 @@
 """The order of imports. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too; the latter may
 close a ring of files within one folder, and only there.
 
-    _text < _errors < _linux < _devices < config < _shape < _wire < _http < _runtime < _mesh < actor
+    _text < _html < _short_reprs < _errors < _linux < _devices < config < _shape < _wire < _http < _runtime < _mesh < actor
         < optional packages < SEEING < job < tools
 
 The trunk, from _text to actor, imports only from its left. An optional package uses the public API, as a user's program
@@ -34,7 +34,10 @@ from monarch._mesh.inspection import admin_socket
 
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
-TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_http", "_runtime", "_mesh", "actor")
+TRUNK = (
+    "_text", "_html", "_short_reprs", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_http", "_runtime",
+    "_mesh", "actor",
+)  # fmt: skip
 PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "_http", "actor")
 LATE = ("job", "tools", "__main__")
 SEEING = ("telemetry", "metrics", "admin", "debugger", "trace", "replay", "dashboard")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._runtime.event_loops import running_loop
-from monarch._runtime.future import Future, Note, Source, check_timeout, warn_blocking
+from monarch._runtime.event_loops import running_loop, warn_blocking
+from monarch._runtime.future import Future, Note, Source, check_timeout
 
 if TYPE_CHECKING:
     import asyncio

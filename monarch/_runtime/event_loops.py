@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
@@ -64,3 +66,21 @@ def watch(loop: asyncio.AbstractEventLoop, epoll: select.epoll, on_readable: Cal
             raise
         return None
     return EpollWatch(loop, fd)
+
+
+_own_loop: Any = None
+
+
+def let_block(loop: Any) -> None:
+    """`get()` may block this event loop without a word: a notebook's, in which every cell runs."""
+    global _own_loop
+    _own_loop = loop
+
+
+def warn_blocking(what: str, instead: str) -> None:
+    """Says that the running loop is blocked, at the line that called the caller."""
+    if running_loop() is _own_loop:
+        return
+    text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
+    warnings.warn(text, UserWarning, stacklevel=3)
+    logging.getLogger("monarch").warning(text)

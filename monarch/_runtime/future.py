@@ -6,13 +6,11 @@ that thread. `concurrent.futures.Future` would cost more than sending the messag
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._linux.locks import Lock, RLock
-from monarch._runtime.event_loops import is_actors, running_loop
+from monarch._runtime.event_loops import is_actors, running_loop, warn_blocking
 from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.leader import WouldBlockRuntime, wait_for, watch, watched
 from monarch._runtime.loop import io_threads, wake
@@ -87,6 +85,10 @@ class Source:
     def progress(self) -> str:
         """Says, for people, behind "pending", for how long and how far it has come; "" when that is not known."""
         return ""
+
+    def missing(self) -> tuple[Sequence[int], int] | None:
+        """Returns, for people, which ranks have not answered, and how many were asked; None when that is not known."""
+        return None
 
     def abandon(self) -> None:
         """Nobody will observe it: its only Future was dropped. Any thread, at any point of its work: takes no lock."""
@@ -311,6 +313,9 @@ class Then(Source):
     def progress(self) -> str:
         return self._first.progress()
 
+    def missing(self) -> tuple[Sequence[int], int] | None:
+        return self._first.missing()
+
     def value(self) -> Any:
         return self._convert(self._first.value())
 
@@ -475,6 +480,12 @@ class Future(Generic[T_co]):
         state = "ready" if source.ready else f"pending{source.progress()}"
         return f"<Future{f' of {of},' if of else ''} {state}; .get() or await gives the result>"
 
+    def _repr_html_(self) -> str | None:
+        """Draws for a notebook how far it is: what is known of it, without waiting and without observing it."""
+        from monarch._runtime.future_drawing import draw  # loaded when a notebook asks
+
+        return draw(self._source, None if self._value is _PENDING else (self._value,), self._error)
+
     def _of(self) -> str:
         """Says what it is the result of, as far as known."""
         source = self._source
@@ -598,21 +609,3 @@ def check_timeout(timeout: float) -> float:
     if not isinstance(timeout, (int, float)) or math.isnan(timeout) or math.isinf(timeout) or timeout < 0:
         raise ValueError(f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None")
     return min(float(timeout), _TIMEOUT_LIMIT)
-
-
-_own_loop: Any = None
-
-
-def let_block(loop: Any) -> None:
-    """`get()` may block this event loop without a word: a notebook's, in which every cell runs."""
-    global _own_loop
-    _own_loop = loop
-
-
-def warn_blocking(what: str, instead: str) -> None:
-    """Says that the running loop is blocked, at the line that called the caller."""
-    if running_loop() is _own_loop:
-        return
-    text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
-    warnings.warn(text, UserWarning, stacklevel=3)
-    logging.getLogger("monarch").warning(text)

@@ -354,6 +354,12 @@ class Entry(Source):
         count = len(self.target.addresses)
         return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
+    def missing(self) -> tuple[Sequence[int], int] | None:
+        target = self.target
+        if target is None:
+            return None
+        return [target.ranks[rank] if target.ranks else rank for rank in self.unanswered()], len(target.addresses)
+
     def connection_broke(self, address: str, failure: Failure) -> None:
         """Takes note that the connection broke and the process lives: what was under way to it or from it may be
         lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -108,6 +109,15 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
 
         body = pprint.pformat(tuple(self.items()))
         return f"ValueMesh({self.extent}):\n  " + body.replace("\n", "\n  ")
+
+    def _repr_html_(self) -> str | None:
+        """Draws the values by point for a notebook, shortened. Looks at no more of them than half a second allows."""
+        from monarch import _html  # loaded when a notebook asks
+        from monarch._short_reprs import texts_of
+
+        return _html.drawn(
+            lambda: _html.values(self.sizes, *texts_of(self._values, time.monotonic), _html.summary(self._values))
+        )
 
     def __reduce__(self) -> Any:
         return ValueMesh, (self._shape, self._values)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from monarch._text import ranges
 from monarch.config import configured
 from monarch.job.commands.command_plan import PYTHON, Sink
 from monarch.job.torchrun import arguments, failures, rank_plan
@@ -300,5 +301,5 @@ def test_long_reports_are_cut() -> None:
 
 
 def test_ranges() -> None:
-    assert failures.ranges([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
     assert RankStreams(0, {}).any is False and sys.version_info >= (3, 11)

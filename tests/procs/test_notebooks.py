@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.drawings import Drawing
 from tests.support.patience import TIMEOUT
 from tests.support.tiers import full
 
@@ -76,6 +77,7 @@ class Shown:
     def __init__(self, outputs: list[Any]) -> None:
         self.out = _stream(outputs, "stdout")
         self.err = _stream(outputs, "stderr")
+        self.html = "".join(o.data.get("text/html", "") for o in outputs if o.output_type == "execute_result")
         self.value = "".join(o.data["text/plain"] for o in outputs if o.output_type == "execute_result")
         errors = [o for o in outputs if o.output_type == "error"]
         self.error = "".join(o.ename for o in errors)
@@ -450,3 +452,18 @@ def test_in_plain_ipython_a_failure_ends_the_cell(scripts: Any) -> None:
     )
     assert done.stdout.splitlines().count("UnhandledFaultError") == 4
     assert done.stdout.count("RuntimeError: on purpose") == 4 and HEADING not in done.stderr
+
+
+@full
+def test_cells_show_meshes_values_futures_and_failures_as_drawings(notebook: Notebook) -> None:
+    mesh = notebook.run("await talker.pid.call()\ntalker")
+    assert [text for text, _ in Drawing(mesh.html).squares] == ["0", "1"]
+    assert mesh.value.startswith("ActorMesh(class=")
+    assert [title for _, title in Drawing(notebook.run("procs.slice(gpus=1)").html).squares] == ["rank 1: running"]
+    assert "this machine" in Drawing(notebook.run("this_host()").html).text
+    values = notebook.run("await talker.say.call('<script>')")
+    assert Drawing(values.html).squares == [("'<script>'", "gpus=0"), ("'<script>'", "gpus=1")]
+    waiting = notebook.run("waiting = sleeper.sleep.call(); waiting")
+    assert "pending for" in Drawing(waiting.html).text and "rank(s) 0-1" in Drawing(waiting.html).text
+    failed = notebook.run("one.fail.call_one().exception()")
+    assert "root cause: RuntimeError: on purpose" in Drawing(failed.html).text

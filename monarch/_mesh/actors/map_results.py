@@ -16,8 +16,8 @@ from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.completions import Completions
 from monarch._runtime.context import here, root_of
-from monarch._runtime.event_loops import running_loop
-from monarch._runtime.future import Slot, warn_blocking
+from monarch._runtime.event_loops import running_loop, warn_blocking
+from monarch._runtime.future import Slot
 from monarch._runtime.log_thread import log
 from monarch._runtime.progress import AwaitedProgress
 from monarch._runtime.remote_errors import Raw, decode_failure

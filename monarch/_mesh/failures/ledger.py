@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
-from monarch._text import clip, one_line, visible
+from monarch._text import clip, one_line, ranges, visible
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -50,6 +50,17 @@ class MeshFailure:
         return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Draws what failed for a notebook: which mesh and ranks, the cause, and the report."""
+        from monarch import _html  # loaded when a notebook asks
+
+        def draw() -> str:
+            kind, sentence, _, cause, text, called = _html.of_report("MeshFailure", self.report())
+            facts = [("mesh", self.mesh_name), ("ranks", ranges(self.crashed_ranks, 16) or "all, or unknown")]
+            return _html.failure(kind, sentence, facts, cause, text, called)
+
+        return _html.drawn(draw)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
-from monarch._text import duration, one_line
+from monarch._text import duration, one_line, ranges
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
 NO_NATIVE = "no native frames"  # with which the reason begins for which py-spy has shown nothing of a process
@@ -78,21 +78,6 @@ def plain(function: str) -> str:
 def short(frame: StackFrame) -> str:
     """`train.py:88 in step()`, for a line in which many are named."""
     return f"{os.path.basename(frame.file)}:{frame.line} in {plain(frame.function)}"
-
-
-def ranges(ranks: Iterable[int], most: int | None = None) -> str:
-    """`0-16, 18-63`; with `most`, so many ranges and how many ranks there are more."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = runs if most is None else runs[:most]
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
-    left = len(ordered) - sum(last - first + 1 for first, last in shown)
-    return f"{text} and {left} more" if left else text
 
 
 def called(ranks: Sequence[int], most: int | None = _RANGES) -> str:

@@ -8,7 +8,6 @@ for. A variable is shown with TEXT characters, VARIABLES of each frame.
 from __future__ import annotations
 
 import inspect
-import reprlib
 import time
 from itertools import islice
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import Any
 
 from monarch._linux.locks import Condition, Lock
 from monarch._runtime.loop import start_thread
+from monarch._short_reprs import ShortRepr
 from monarch._text import NAME_LIMIT, clip, duration, sendable
 
 SECONDS = 1.0
@@ -129,62 +129,4 @@ def shown(name: str, value: Any) -> str:
     return sendable(text, NAME_LIMIT)[:TEXT]
 
 
-class _Short(reprlib.Repr):
-    """`repr` that takes little time where it can, and has few characters: of what is large it looks at the beginning."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 3
-        self.maxstring = self.maxother = self.maxlong = TEXT
-
-    def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)
-        if hasattr(kind, "shape") and hasattr(kind, "dtype"):  # an array or tensor: what is in it may be on a device
-            device = getattr(x, "device", "")
-            return f"<{kind.__name__} {tuple(x.shape)} {x.dtype}{f' {device}' if device != '' else ''}>"
-        for base, of in _OF_BASE.items():
-            if kind.__repr__ is base.__repr__:  # also of a class derived from it
-                return str(getattr(self, of)(x, level))
-        return super().repr1(x, level)
-
-    def repr_dict(self, x: Any, level: int) -> str:
-        if not x or level <= 0:
-            return "{...}" if x else "{}"
-        pieces = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
-        return "{" + ", ".join([*pieces, "..."] if len(x) > self.maxdict else pieces) + "}"
-
-    def _repr_named(self, x: Any, level: int) -> str:
-        return f"{type(x).__name__}({self.repr_dict(x, level)})"
-
-    repr_defaultdict = repr_OrderedDict = repr_Counter = _repr_named
-
-    def repr_set(self, x: Any, level: int) -> str:
-        return "set()" if not x else self._first(x, level, "{", "}")
-
-    def repr_frozenset(self, x: Any, level: int) -> str:
-        return self._first(x, level, "frozenset({", "})")
-
-    def _first(self, x: Any, level: int, left: str, right: str) -> str:
-        if level <= 0:
-            return f"{left}...{right}"
-        pieces = [self.repr1(each, level - 1) for each in islice(x, self.maxset)]
-        return left + ", ".join([*pieces, "..."] if len(x) > self.maxset else pieces) + right
-
-    def repr_bytes(self, x: Any, level: int) -> str:
-        text = repr(bytes(x[: self.maxstring]))
-        return text if len(x) <= self.maxstring else f"<{len(x):,} bytes that begin with {text}>"
-
-    repr_bytearray = repr_bytes
-
-
-_OF_BASE = {
-    dict: "repr_dict",
-    list: "repr_list",
-    tuple: "repr_tuple",
-    set: "repr_set",
-    frozenset: "repr_frozenset",
-    str: "repr_str",
-    bytes: "repr_bytes",
-    bytearray: "repr_bytearray",
-}
-_short = _Short()
+_short = ShortRepr(TEXT)

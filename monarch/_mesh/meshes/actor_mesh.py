@@ -101,6 +101,13 @@ class ActorMesh(MeshHandle, Generic[A]):
         kind = "owned" if self._owned else "reference"
         return f"ActorMesh(class={self._spec.cls}, shape={self._shape}, inner={kind} {self._mesh_name})"
 
+    def _repr_html_(self) -> str | None:
+        """Draws its ranks for a notebook, with the states that this process has heard of. Never waits."""
+        from monarch import _html  # loaded when a notebook asks
+        from monarch._mesh.meshes import drawings
+
+        return _html.drawn(lambda: drawings.draw_actors(self))
+
     # --- attributes
 
     def _may_replace(self, name: str) -> bool:

@@ -181,6 +181,11 @@ class AttachedHosts:
         self._proc = here()
 
     @property
+    def ended(self) -> str:
+        """Returns how the program has ended it; "" while it goes on."""
+        return self._ended
+
+    @property
     def attached(self) -> Source:
         return self._attached
 

@@ -78,6 +78,13 @@ class HostMesh(MeshHandle):
     def __repr__(self) -> str:
         return f"<HostMesh {self._shape} of {len(self)} host(s)>"
 
+    def _repr_html_(self) -> str | None:
+        """Draws its ranks for a notebook, with the states that this process has heard of. Never waits."""
+        from monarch import _html  # loaded when a notebook asks
+        from monarch._mesh.meshes import drawings
+
+        return _html.drawn(lambda: drawings.draw_hosts(self))
+
     def __getattr__(self, name: str) -> Any:
         hint = (
             ' (actors live in processes: host.spawn_procs({"gpus": 4}).spawn("name", Class))' if name == "spawn" else ""

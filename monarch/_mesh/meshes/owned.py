@@ -348,6 +348,11 @@ class OwnedProcs:
         with self._lock:
             return any(rank not in self._incarnations for rank in ranks)
 
+    def replaced(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Returns those of these ranks whose process is not the first at its place."""
+        with self._lock:
+            return frozenset(rank for rank in ranks if rank in self._incarnations)
+
     # --- restarts
 
     def train(self) -> None:

@@ -97,6 +97,13 @@ class ProcMesh(MeshHandle):
         state = ", stopped" if self._spec.stopped else ""
         return f"<ProcMesh {self._spec.name!r} {self._shape} ({kind}{state})>"
 
+    def _repr_html_(self) -> str | None:
+        """Draws its ranks for a notebook, with the states that this process has heard of. Never waits."""
+        from monarch import _html  # loaded when a notebook asks
+        from monarch._mesh.meshes import drawings
+
+        return _html.drawn(lambda: drawings.draw_procs(self))
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"'ProcMesh' object has no attribute {name!r} (endpoints are called on the mesh that spawn() returns)"

@@ -77,6 +77,10 @@ class AttachedMeshes:
         whys = [why for mesh in list(self._meshes) if (why := mesh.why_lost(host)) is not None]
         return whys[0] if whys and all(whys) else ""
 
+    def knows(self, host: str) -> bool:
+        """Returns whether a mesh that was attached here has that host."""
+        return any(mesh.why_lost(host) is not None for mesh in list(self._meshes))
+
     def coming(self, host: str) -> Source | None:
         """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
         for mesh in list(self._meshes):

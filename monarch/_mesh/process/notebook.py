@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.main_thread import current_task, faults, inside
 from monarch._mesh.output.printer import Printer
-from monarch._runtime.event_loops import running_loop
-from monarch._runtime.future import Future, let_block
+from monarch._runtime.event_loops import let_block, running_loop
+from monarch._runtime.future import Future
 
 if TYPE_CHECKING:
     import asyncio

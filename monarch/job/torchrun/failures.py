@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._text import one_line
+from monarch._text import one_line, ranges
 
 _TRACEBACK = b"Traceback (most recent call last):"
 _OF_RANK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before each line of a traceback
@@ -109,17 +109,6 @@ def recorded(report: bytes) -> str:
         return str(found.get("extraInfo", {}).get("py_callstack") or found["message"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """Returns numbers as ranges: 0-3, 5."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
 
 
 def stopped_by(number: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch._devices import vendors
 from monarch._linux.locks import Lock
-from monarch._text import first_line, visible
+from monarch._text import first_line, ranges, visible
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint
 from monarch.actor.lowlevel import when_ready
 from monarch.config import configured, settings
@@ -354,7 +354,7 @@ class _TorchrunAttempt:
         except queue.Empty:
             if self._deadline is None or time.monotonic() < self._deadline:
                 return
-            self._say(f"not ended within {self._options.grace:g} s, killed: ranks {failures.ranges(list(self._reads))}")
+            self._say(f"not ended within {self._options.grace:g} s, killed: ranks {ranges(list(self._reads))}")
             self._deadline = self._said = None
             self._signal(signal.SIGKILL)
             return
@@ -434,7 +434,7 @@ class _TorchrunAttempt:
         self._said = None
         again = "; Ctrl-C again kills them now" if self._asked == signal.SIGINT else ""
         self._say(
-            f"waits for ranks {failures.ranges(list(self._reads))} to end: they clean up, or are in native code, such as a "
+            f"waits for ranks {ranges(list(self._reads))} to end: they clean up, or are in native code, such as a "
             f"collective, in which Python sees no signal. They are killed {self._options.grace:g} s after the signal "
             f"(--shutdown-timeout){again}"
         )

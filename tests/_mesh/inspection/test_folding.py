@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from monarch._mesh.inspection import folding
 from monarch._mesh.inspection.stack_records import HOW_SIGNAL, ProcessStacks, StackFrame, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
+from monarch._text import ranges
 from tests.support.hostile import NAME, fit
 
 STEP = [StackFrame("/srv/train.py", 40, "Trainer.train"), StackFrame("/srv/train.py", 88, "Trainer.step")]
@@ -120,14 +121,14 @@ def test_ranks_of_an_actor_and_of_a_process() -> None:
 @given(st.sets(st.integers(0, 200)))
 def test_ranges_say_every_rank_once(ranks: set[int]) -> None:
     said: list[int] = []
-    for part in filter(None, folding.ranges(ranks).split(", ")):
+    for part in filter(None, ranges(ranks).split(", ")):
         first, _, last = part.partition("-")
         said += range(int(first), int(last or first) + 1)
     assert said == sorted(ranks)
 
 
 def test_ranges_that_are_too_many_are_counted() -> None:
-    assert folding.ranges([0, 2, 4, 5], most=2) == "0, 2 and 2 more"
+    assert ranges([0, 2, 4, 5], most=2) == "0, 2 and 2 more"
     assert folding.called([3]) == "rank 3"
     assert folding.called([3, 4, 5]) == "ranks 3-5"
 

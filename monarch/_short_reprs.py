@@ -1,0 +1,107 @@
+"""Values of a program as short text: `repr` that looks at the beginning of what is large."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+from monarch._text import counted
+
+CHARACTERS = 200  # of the text of a value
+SECONDS = 0.5  # for the texts of many values
+_FEW = 8  # elements of an array that are shown
+
+
+class ShortRepr(reprlib.Repr):
+    """`repr` that takes little time where it can, and has few characters: of what is large it looks at the beginning."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = characters
+
+    def repr1(self, x: Any, level: int) -> str:
+        kind = type(x)
+        if hasattr(kind, "shape") and hasattr(kind, "dtype") and not self.shows(x):
+            device = getattr(x, "device", "")
+            return f"<{kind.__name__} {tuple(x.shape)} {x.dtype}{f' {device}' if device != '' else ''}>"
+        for base, of in _OF_BASE.items():
+            if kind.__repr__ is base.__repr__:  # also of a class derived from it
+                return str(getattr(self, of)(x, level))
+        return super().repr1(x, level)
+
+    def shows(self, x: Any) -> bool:
+        """Returns whether the elements of this array or tensor are shown; they may be on a device."""
+        return False
+
+    def repr_dict(self, x: Any, level: int) -> str:
+        if not x or level <= 0:
+            return "{...}" if x else "{}"
+        pieces = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
+        return "{" + ", ".join([*pieces, "..."] if len(x) > self.maxdict else pieces) + "}"
+
+    def _repr_named(self, x: Any, level: int) -> str:
+        return f"{type(x).__name__}({self.repr_dict(x, level)})"
+
+    repr_defaultdict = repr_OrderedDict = repr_Counter = _repr_named
+
+    def repr_set(self, x: Any, level: int) -> str:
+        return "set()" if not x else self._first(x, level, "{", "}")
+
+    def repr_frozenset(self, x: Any, level: int) -> str:
+        return self._first(x, level, "frozenset({", "})")
+
+    def _first(self, x: Any, level: int, left: str, right: str) -> str:
+        if level <= 0:
+            return f"{left}...{right}"
+        pieces = [self.repr1(each, level - 1) for each in islice(x, self.maxset)]
+        return left + ", ".join([*pieces, "..."] if len(x) > self.maxset else pieces) + right
+
+    def repr_bytes(self, x: Any, level: int) -> str:
+        text = repr(bytes(x[: self.maxstring]))
+        return text if len(x) <= self.maxstring else f"<{len(x):,} bytes that begin with {text}>"
+
+    repr_bytearray = repr_bytes
+
+
+_OF_BASE = {
+    dict: "repr_dict",
+    list: "repr_list",
+    tuple: "repr_tuple",
+    set: "repr_set",
+    frozenset: "repr_frozenset",
+    str: "repr_str",
+    bytes: "repr_bytes",
+    bytearray: "repr_bytearray",
+}
+
+
+class ValueRepr(ShortRepr):
+    """The same for results of a program: small arrays and tensors of the host's memory with their elements."""
+
+    def shows(self, x: Any) -> bool:
+        kind = type(x)
+        return (
+            kind.__module__ in ("torch", "numpy")
+            and str(getattr(x, "device", "cpu")) == "cpu"
+            and prod(x.shape) <= _FEW
+        )
+
+
+def texts_of(values: Sequence[object], clock: Callable[[], float]) -> tuple[list[str], str]:
+    """Returns the texts of the first values, as many as SECONDS allow, and why there are none of the others; "" when there
+    are all. Of a value whose own `repr` raises it says so. One whose `repr` does not return is waited for."""
+    short, until = ValueRepr(CHARACTERS), clock() + SECONDS
+    texts: list[str] = []
+    for value in values:
+        if clock() > until:
+            left = counted(len(values) - len(texts), "value")
+            return texts, f"{left} more: making the text of a value takes long here"
+        try:
+            texts.append(short.repr(value))
+        except Exception as exc:  # of the program, which may raise anything
+            texts.append(f"<{type(value).__name__} whose repr() raised {type(exc).__name__}>")
+    return texts, ""
