@@ -176,6 +176,9 @@ def _complete(parser: argparse.ArgumentParser) -> None:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
+        from monarch.tools import completers
+
+        completers.attach(parser)
         argcomplete.autocomplete(parser)
 
 

@@ -9,8 +9,8 @@ from monarch.tools import json_output
 NAME = "completion"
 LINE = "print what makes bash, zsh or fish complete monarch's words"
 TEXT = """\
-Prints a few lines of shell. A shell that runs them completes verbs, options and the names of contexts when Tab is pressed. It
-asks this program for them, which needs the package argcomplete: pip install 'pymonarch[completion]'
+Prints a few lines of shell. A shell that runs them completes verbs, options, and pids, ranks, meshes, jobs and contexts when
+Tab is pressed. It asks this program for them, which needs the package argcomplete: pip install 'pymonarch[completion]'
 
 examples:
   monarch completion bash >> ~/.bashrc

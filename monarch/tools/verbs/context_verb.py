@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from monarch._linux.terminal import show
 from monarch._text import one_line
@@ -27,8 +26,6 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from monarch.tools.verbs.kill_verb import _contexts
-
     actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
     for action, line in (
         ("create", "make a new context, and use it"),
@@ -36,8 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("rm", "kill the context's job and remove it"),
     ):
         parser_of_action = actions.add_parser(action, help=line)
-        named: Any = parser_of_action.add_argument("name", metavar="NAME")
-        named.completer = _contexts
+        parser_of_action.add_argument("name", metavar="NAME")
         json_output.add_argument(parser_of_action, default=argparse.SUPPRESS)  # that before the action stays
     json_output.add_argument(actions.add_parser("ls", help="list contexts"), default=argparse.SUPPRESS)
 

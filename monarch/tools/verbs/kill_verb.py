@@ -23,17 +23,7 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "context", nargs="?", metavar="CONTEXT", help="whose job (default: the active context)"
-    ).completer = (  # type: ignore[attr-defined]
-        _contexts
-    )
-
-
-def _contexts(**_given: object) -> list[str]:
-    from monarch.job import contexts
-
-    return contexts.names()
+    parser.add_argument("context", nargs="?", metavar="CONTEXT", help="whose job (default: the active context)")
 
 
 def _state(context: str | None) -> str:

@@ -1,0 +1,184 @@
+"""Words that a shell completes besides verbs and options: pids and ranks of programs that run, meshes, jobs, contexts.
+
+Whoever presses Tab waits: a look takes SECONDS at most, and what was not found by then is not offered. Nothing is ever
+printed, nothing unpickled: running programs of this user answer in msgpack, jobs are read from the project's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch._text import one_line
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+    from monarch.job.project_file import Described
+
+SECONDS = 0.3
+MOST = 100  # words
+_PROGRAMS = 4  # programs that are asked where several may be meant
+_SHOWN = 60  # characters of a program's command line
+_LONGEST = 200  # characters of a name
+
+Words = Mapping[str, str] | list[str]  # words, some with what is said of them
+Completer = Callable[[str, argparse.Namespace], Words]
+
+
+def attach(parser: argparse.ArgumentParser) -> None:
+    """Gives the arguments of `monarch` that name something their completers. The process is about to end: it does not log
+    any more."""
+    logging.disable()
+    for verb, inner in _verbs(parser):
+        for action in inner._actions:
+            for name in (*action.option_strings, action.dest):
+                completer = _COMPLETERS.get((verb, name)) or _COMPLETERS.get(("", name))
+                if completer is not None:
+                    _set(action, completer)
+
+
+def _set(action: Any, completer: Completer) -> None:
+    def complete(prefix: str, parsed_args: argparse.Namespace, **_more: object) -> Words:
+        return within(SECONDS, lambda: completer(prefix, parsed_args))
+
+    action.completer = complete
+
+
+def _verbs(parser: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                full = f"{verb} {name}".strip()
+                yield full, inner
+                yield from _verbs(inner, full)
+
+
+def within(seconds: float, look: Callable[[], Words]) -> Words:
+    """Returns what `look` finds in so many seconds, MOST words at most; none when it takes longer, or fails."""
+    found: list[Words] = []
+
+    def run() -> None:
+        try:
+            found.append(look())
+        except BaseException:  # whatever is wrong is said by the verb, when it is called
+            pass
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    words = found[0] if found else []
+    kept = [word for word in words if word and len(word) <= _LONGEST and one_line(word) == word][:MOST]
+    return {word: words[word] for word in kept} if isinstance(words, Mapping) else kept
+
+
+# --- programs
+
+
+def _pids(prefix: str, given: argparse.Namespace) -> Words:
+    from monarch.admin.programs import running_programs
+
+    programs = [program for program in running_programs() if str(program.pid).startswith(prefix)]
+    return {str(program.pid): one_line(program.command)[:_SHOWN] for program in programs}
+
+
+def _meant(given: argparse.Namespace) -> list[Program]:
+    """Returns the program that the words mean, or those that they may mean."""
+    from monarch.admin.programs import choose, running_programs
+
+    try:
+        return [choose(getattr(given, "pid", None))]
+    except ValueError:  # NotFoundError is one
+        return running_programs()[:_PROGRAMS] if getattr(given, "pid", None) is None else []
+
+
+def _processes(given: argparse.Namespace) -> list[tuple[str, int]]:
+    from monarch.admin import places
+
+    return [place for program in _meant(given) for place in places.with_output(program, SECONDS)]
+
+
+def _actors(given: argparse.Namespace) -> list[tuple[str, int]]:
+    from monarch.admin import places
+
+    return [place for program in _meant(given) for place in places.with_actors(program, SECONDS)]
+
+
+def _meshes_of(places: Callable[[argparse.Namespace], list[tuple[str, int]]]) -> Completer:
+    def complete(prefix: str, given: argparse.Namespace) -> Words:
+        return sorted({mesh for mesh, _ in places(given) if mesh.startswith(prefix)})
+
+    return complete
+
+
+def _ranks_of(places: Callable[[argparse.Namespace], list[tuple[str, int]]]) -> Completer:
+    """Completes the last number of a list such as `0,3-5,`."""
+
+    def complete(prefix: str, given: argparse.Namespace) -> Words:
+        before, comma, last = prefix.rpartition(",")
+        wanted = getattr(given, "mesh", None)
+        ranks = {rank for mesh, rank in places(given) if wanted is None or mesh == wanted}
+        return [f"{before}{comma}{rank}" for rank in sorted(ranks) if str(rank).startswith(last)]
+
+    return complete
+
+
+# --- jobs
+
+
+def _jobs(prefix: str, given: argparse.Namespace) -> Words:
+    from monarch.job import project_file
+
+    project = project_file.find(Path.cwd())
+    return {} if project is None else {name: job.kind for name, job in project.jobs.items()}
+
+
+def _job_meshes(prefix: str, given: argparse.Namespace) -> Words:
+    """Completes the meshes of the job of the project's file that is meant. A job of a module is not loaded."""
+    from monarch.job import project_file
+
+    project = project_file.find(Path.cwd())
+    if project is None:
+        return []
+    named = getattr(given, "job", None)
+    try:
+        jobs = [project_file.pick(project, {project_file.PICK: named} if named else os.environ)]
+    except ValueError:  # none is the default
+        jobs = [] if named else list(project.jobs.values())
+    return list(dict.fromkeys(mesh for job in jobs for mesh in _declared(job)))
+
+
+def _declared(job: Described) -> list[str]:
+    meshes = job.arguments.get("meshes")
+    names = list(meshes) if isinstance(meshes, Collection) and not isinstance(meshes, str) else []
+    return [name for name in [*names, *(one.get("name") for one in job.add_mesh)] if isinstance(name, str)]
+
+
+def _contexts(prefix: str, given: argparse.Namespace) -> Words:
+    from monarch.job import contexts
+
+    return contexts.names()
+
+
+# By verb and argument; "" is any verb.
+_COMPLETERS: dict[tuple[str, str], Completer] = {
+    ("", "--pid"): _pids,
+    ("", "--job"): _jobs,
+    ("logs", "--rank"): _ranks_of(_processes),
+    ("logs", "--mesh"): _meshes_of(_processes),
+    ("stacks", "ranks"): _ranks_of(_actors),
+    ("stacks", "--mesh"): _meshes_of(_actors),
+    ("metrics", "--mesh"): _meshes_of(_actors),
+    ("debug", "--mesh"): _meshes_of(_actors),
+    ("debug", "--dap"): _ranks_of(_actors),
+    ("exec", "--mesh"): _job_meshes,
+    ("run", "--mesh"): _job_meshes,
+    ("shell", "--mesh"): _job_meshes,
+    ("kill", "context"): _contexts,
+    ("context use", "name"): _contexts,
+    ("context rm", "name"): _contexts,
+}
