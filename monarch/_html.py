@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from monarch._text import clip, counted, duration, one_line, ranges, visible
+from monarch._text import clip, counted, one_line, ranges, visible
 
 SQUARES = 256  # more ranks share a square
 ACROSS = 32  # squares in a row
@@ -108,6 +108,9 @@ def summary(of: Sequence[object]) -> str:
     parts = []
     if found:
         least, most = min(found), max(found)
+    if found and least == most:
+        parts.append(f"all are {least:g}" if not odd else f"the others are {least:g}")
+    elif found:
         parts.append(f"least {least:g} (rank {numbers.index(least)})")
         parts.append(f"greatest {most:g} (rank {numbers.index(most)})")
         parts.append(f"mean {math.fsum(number / len(found) for number in found):g}")
@@ -155,11 +158,16 @@ def of_report(kind: str, report: str) -> tuple[str, str, list[tuple[str, str]], 
     return kind, first, [], cause, rest and report, "report"
 
 
-def waiting(lines: Sequence[str], seconds: float) -> str:
-    """Draws what a cell waits for, as of now; `lines` say of each call who has not answered."""
-    shown = "".join(f"<div>{_escaped(line, 400)}</div>" for line in lines[:GROUPS])
-    more = f'<div style="{_FAINT}">and {counted(len(lines) - GROUPS, "call")} more</div>' if len(lines) > GROUPS else ""
-    return _wrapped([f'<div style="{_FAINT}">waiting for {duration(seconds)}</div>', shown, more])
+def waiting(lines: Sequence[str]) -> str:
+    """Draws the calls that a cell waits for, as of now: a line of each."""
+    shown = [f"<div>{_escaped(line, 600)}</div>" for line in lines[:GROUPS]]
+    more = [_line(f"and {counted(len(lines) - GROUPS, 'call')} more")] if len(lines) > GROUPS else []
+    return _wrapped([*shown, *more])
+
+
+def waited(text: str) -> str:
+    """Draws what is left of it when the wait is over."""
+    return _wrapped([_line(text)])
 
 
 # --- parts

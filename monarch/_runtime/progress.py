@@ -204,32 +204,53 @@ class _TerminalLine(_Place):
             terminal.note(line)
 
 
-class _NotebookBar(_Place):
-    """A bar below the cell, which is shown anew."""
-
-    every = _LIVE
+class NotebookOutput:
+    """A page below the running cell, which is shown anew."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     @property
     def stands(self) -> bool:
-        """Returns whether there is a bar already."""
+        """Returns whether it is there already."""
         return self._handle is not None
 
-    def show(self, meter: ProgressMeter, line: str) -> None:
+    def show(self, page: str) -> None:
+        """Shows this HTML in place of what stands there."""
         from IPython.display import HTML, display
 
-        value = f' value="{meter.part:.4f}"' if meter.total is not None else ""
-        shown = HTML(f'<progress max="1"{value} style="width:20em"></progress> {html.escape(line)}')
         if self._handle is None:
-            self._handle = display(shown, display_id=True)
+            self._handle = display(HTML(page), display_id=True)
         else:
-            self._handle.update(shown)
+            self._handle.update(HTML(page))
+
+
+class _NotebookBar(_Place):
+    """A bar below the cell, which is shown anew."""
+
+    every = _LIVE
+
+    def __init__(self) -> None:
+        self._output = NotebookOutput()
+
+    @property
+    def stands(self) -> bool:
+        """Returns whether there is a bar already."""
+        return self._output.stands
+
+    def show(self, meter: ProgressMeter, line: str) -> None:
+        value = f' value="{meter.part:.4f}"' if meter.total is not None else ""
+        self._output.show(f'<progress max="1"{value} style="width:20em"></progress> {html.escape(line)}')
 
     def end(self, meter: ProgressMeter, line: str) -> None:
         if line:
             self.show(meter, line)
+
+
+def notebook_output() -> NotebookOutput | None:
+    """Returns a page that shows itself below the running cell; None where there is no notebook, or such things are not to
+    show themselves."""
+    return NotebookOutput() if isinstance(_place(None), _NotebookBar) else None
 
 
 def _place(shown: bool | None) -> _Place | None:

@@ -309,8 +309,12 @@ class Entry(Source):
     def advice(self) -> str:
         if self.target is None or not self.target.key:
             return ""
+        return self.hints() + self._cause() + LOOK
+
+    def hints(self) -> str:
+        """Says what is known already of why it may take long: ". The process of ...". "" for nothing."""
         suspicion = self._suspicion(self.caller.proc.suspected) if self.caller is not None else ""
-        return suspicion + self._waits_behind() + self._cause() + LOOK
+        return suspicion + self._waits_behind()
 
     def looks(self) -> Callable[[], None] | None:
         if self.caller is None or self.target is None or not self.target.key:

@@ -81,7 +81,8 @@ def test_no_drawing_is_large_or_does_anything(label: str, count: int) -> None:
         _html.values({label: 100}, ["'" * 12] * 100),
         _html.future(label * 9, label * 99, (list(range(0, count, 2)), count), ""),
         _html.failure(label, label * 99, facts, label * 99, (label + "\n") * 5000, label),
-        _html.waiting([label * 99] * 99, 3.0),
+        _html.waiting([label * 99] * 99),
+        _html.waited(label * 99),
     ):
         drawing = Drawing(each)
         assert drawing.size < LIMIT
@@ -121,6 +122,7 @@ def test_the_summary_is_of_numbers_only() -> None:
     assert _html.summary([math.nan, 2, math.inf, 4.0]) == (
         "least 2 (rank 1), greatest 4 (rank 3), mean 3, not finite on rank(s) 0, 2"
     )
+    assert _html.summary([7, 7.0]) == "all are 7"
     assert _html.summary([math.nan, math.nan]) == "not finite on rank(s) 0-1"
 
 

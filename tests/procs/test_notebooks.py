@@ -78,6 +78,7 @@ class Shown:
         self.out = _stream(outputs, "stdout")
         self.err = _stream(outputs, "stderr")
         self.html = "".join(o.data.get("text/html", "") for o in outputs if o.output_type == "execute_result")
+        self.below = "".join(o.data.get("text/html", "") for o in outputs if o.output_type == "display_data")
         self.value = "".join(o.data["text/plain"] for o in outputs if o.output_type == "execute_result")
         errors = [o for o in outputs if o.output_type == "error"]
         self.error = "".join(o.ename for o in errors)
@@ -467,3 +468,30 @@ def test_cells_show_meshes_values_futures_and_failures_as_drawings(notebook: Not
     assert "pending for" in Drawing(waiting.html).text and "rank(s) 0-1" in Drawing(waiting.html).text
     failed = notebook.run("one.fail.call_one().exception()")
     assert "root cause: RuntimeError: on purpose" in Drawing(failed.html).text
+
+
+@full
+def test_a_cell_shows_whom_it_waits_for(tmp_path: Path) -> None:
+    path = tmp_path / "door"
+    os.mkfifo(path)
+    with kernel(tmp_path) as notebook:
+        notebook.run(f"""
+            import monarch._mesh.process.cell_waits as waits
+            os.environ.pop("PYTEST_CURRENT_TEST", None), os.environ.pop("CI", None)
+            waits.PATIENCE = waits.AGAIN = 0.01
+            pages, show = [], waits.NotebookOutput.show
+
+            def show_and_open(output, page):
+                show(output, page)
+                if not pages:  # the rank waits for it
+                    open({str(path)!r}, "w").close()
+                pages.append(page)
+
+            waits.NotebookOutput.show = show_and_open
+        """)
+        shown = notebook.run(f"await one.say_when_told.call_one({str(path)!r}, 'told')")
+        assert (shown.out, shown.err, shown.error) == ("told\n", "", "")
+        assert Drawing(shown.below).text.startswith("waited ") and "for talker.say_when_told()" in shown.below
+        first = notebook.run("pages[0]").value
+        assert "talker.say_when_told(): pending for " in first
+        assert notebook.run("await talker.say.call('short')").error == ""

@@ -67,7 +67,7 @@ def _attach_notebook(client: Client) -> None:
     if "IPython" in sys.modules:
         from monarch._mesh.process import notebook
 
-        notebook.attach(client.printer, lambda: client.proc.closed is not None)
+        notebook.attach(client.printer, client.proc)
 
 
 plugins.when_client_starts(_attach_notebook)

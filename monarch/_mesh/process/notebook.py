@@ -25,30 +25,34 @@ from typing import TYPE_CHECKING, Any
 from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.main_thread import current_task, faults, inside
 from monarch._mesh.output.printer import Printer
+from monarch._mesh.process.cell_waits import CellWatch
 from monarch._runtime.event_loops import let_block, running_loop
 from monarch._runtime.future import Future
 
 if TYPE_CHECKING:
     import asyncio
 
+    from monarch._runtime.proc import Proc
+
 _FLUSH = 1.0  # seconds a cell's end may be held up by output; what is late comes out under the next cell
 
 
-def attach(printer: Printer, closed: Callable[[], bool]) -> None:
-    """Follows the cells of the interactive shell of this process, if it has one. `closed()`: whether the client has ended."""
+def attach(printer: Printer, proc: Proc) -> None:
+    """Follows the cells of the interactive shell of this process, if it has one. `proc`: the client's."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = get_ipython() if get_ipython is not None else None
     if shell is not None:
-        faults.front = NotebookFrontend(printer, closed, shell)
+        faults.front = NotebookFrontend(printer, proc, shell)
 
 
 class NotebookFrontend:
     """Does what is to be done around each cell, and brings faults into them."""
 
-    def __init__(self, printer: Printer, closed: Callable[[], bool], shell: Any) -> None:
+    def __init__(self, printer: Printer, proc: Proc, shell: Any) -> None:
         self._printer = printer
-        self._closed = closed
+        self._proc = proc
         self._shell = shell
+        self._watch = CellWatch(proc.ports.entries)
         self._print = printer.show
         printer.show = self.show
         self.cell: CodeType = shell.run_code.__code__
@@ -66,14 +70,16 @@ class NotebookFrontend:
 
     def _begins(self) -> None:
         self._context = contextvars.copy_context()
+        self._watch.begins(self._context.copy())
         loop = running_loop()
         self._task = None if loop is None else current_task(loop)
         let_block(loop)
         _watch_interrupts(self.cell)
 
     def _on_end(self, result: Any) -> None:
+        self._watch.ends()
         self._show_unshown(result)
-        if not self._closed():
+        if self._proc.closed is None:
             self._printer.flush(_FLUSH)
 
     def show(self, number: int, text: str) -> None:
