@@ -44,15 +44,17 @@ class Sealed:
 
     __slots__ = ("_beside", "_body", "_buffers")
 
-    def __init__(self, value: Any, carried: bool = False) -> None:
+    def __init__(self, value: Any, carried: bool = False, copied: bool = False) -> None:
         """`carried`: others carry it on before it is opened. What is counted for who gets it (`set_apart`) then goes beside
-        the pickle, as a part of each message."""
+        the pickle, as a part of each message. `copied`: it is sent later, and large buffers are not to change meanwhile."""
         self._beside: list[Any] = []
         before, _apart.sealed = _apart.sealed, self._beside if carried else None
         try:
             self._body, self._buffers = codec.encode(value)
         finally:
             _apart.sealed = before
+        if copied:
+            self._buffers = [memoryview(bytearray(buffer)) for buffer in self._buffers]
 
     def open(self) -> Any:
         """The value; raises whatever unpickling raises. Buffers are shared by all that was opened of one Sealed."""

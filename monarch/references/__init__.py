@@ -12,6 +12,7 @@
     store          the references of one process
     keep           `endpoint.keep`, `put`
     fetched        endpoints that take values
+    scheduling     which process runs which task (pure)
     tasks          `submit`, `@task`
 
 It uses the public API, and a program that does not import it pays nothing.

@@ -50,10 +50,10 @@ class KeptEndpoint:
             )
         return self._one(0, args, kwargs)
 
-    def call_one_then(self, answered: Answered, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
+    def call_one_then(self, answered: Answered, maker: str, *args: Any) -> ObjectRef[Any]:
         """Does as `call_one`; calls `answered(True)`, on a thread of its own, once the result, or an error in its place, is
-        there, and `answered(False)` when the actor ended before."""
-        return self._one(0, args, kwargs, answered)
+        there, and `answered(False)` when the actor ended before. `maker`: who makes the value, for people."""
+        return self._one(0, args, {}, answered, maker)
 
     def call(self, *args: Any, **kwargs: Any) -> ValueMesh[ObjectRef[Any]]:
         """Runs on every rank; at once a ValueMesh of references, each to that rank's result, which stays there."""
@@ -61,13 +61,18 @@ class KeptEndpoint:
         return ValueMesh(mesh._shape, [self._one(rank, args, kwargs) for rank in range(len(mesh))])
 
     def _one(
-        self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any], answered: Answered | None = None
+        self,
+        rank: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        answered: Answered | None = None,
+        maker: str = "",
     ) -> ObjectRef[Any]:
         endpoint, own = self._endpoint, store()
         name, future = endpoint._keep_counted(args, kwargs, rank)
         mesh = endpoint._mesh
-        maker = f"{mesh._spec.name}.{endpoint._name} (rank {mesh._plan.ranks[rank]})"
-        facts = RefFacts(RefId(*name, rank), mesh._plan.addresses[rank], maker)
+        maker = maker or f"{mesh._spec.name}.{endpoint._name}"
+        facts = RefFacts(RefId(*name, rank), mesh._plan.addresses[rank], f"{maker} (rank {mesh._plan.ranks[rank]})")
         ref = own.created(facts)
         own.when_answered(facts, future, answered)
         return ref

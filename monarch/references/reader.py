@@ -87,6 +87,10 @@ class ValueReader:
             here = await in_thread(lambda: self._came(answer, facts), "monarch-fetching")
         return _value(here, ref)
 
+    def is_here(self, ref: ObjectRef[Any]) -> bool:
+        """Returns whether this process knows, without asking, that the value was made."""
+        return bool(ref._copies) or ref._facts.ref in self.fetched or self._store.has(ref._facts.ref)
+
     def local(self, ref: ObjectRef[Any]) -> LocalValue:
         """Waits for the value; returns it as it is pickled."""
         for copy in ref._copies[:-1]:

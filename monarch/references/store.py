@@ -169,6 +169,16 @@ class ReferenceStore:
         with self.lock:
             return ref in self._table
 
+    def has(self, ref: RefId) -> bool:
+        """Returns whether a value was made here, or where this process says."""
+        return ref in self._kept
+
+    def owner_of(self, ref: ObjectRef[Any]) -> str:
+        """Returns the address of the process that has a value, as far as this process knows."""
+        while isinstance(kept := self._kept.get(ref._facts.ref), KeptElsewhere):
+            ref = kept.ref
+        return ref.owner
+
     def forward(self, ref: RefId, there: ObjectRef[Any] | Exception) -> None:
         """Says where what was named is; or what prevented it."""
         self._fill(ref, failed_with(there) if isinstance(there, Exception) else KeptElsewhere(there))

@@ -6,16 +6,17 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from monarch._linux.locks import Lock
-from monarch.actor import Actor, ProcMesh, ValueMesh, concurrent_endpoint
+from monarch.actor import Actor, Future, ProcMesh, ValueMesh, concurrent_endpoint
 from monarch.actor import as_completed as futures_as_completed
-from monarch.actor.lowlevel import in_thread
+from monarch.actor.lowlevel import Sealed, explain_unsendable, watch_processes, when_ready
 from monarch.references.keep import KeptEndpoint
 from monarch.references.object_ref import ObjectRef
-from monarch.references.store import store
+from monarch.references.scheduling import TaskSchedule
+from monarch.references.store import Answered, store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,9 +82,11 @@ def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs:
     """Runs `function(*args, **kwargs)` in a process of the mesh; at once a reference to its result, which stays there.
 
     An argument that is an ObjectRef is replaced by its value before the function runs; those within other arguments stay
-    references. A task whose arguments are not made yet waits in its process, and others run meanwhile: so tasks are handed
-    over one after another without waiting in between. A process runs one task at a time. A task goes to the process that
-    has the fewest of this program's unfinished ones, among those to one that has an argument of it.
+    references. A process of the mesh has one task of this process at a time. A task is handed to a free one, if it can to
+    one that has an argument of it; as long as none is free, or its arguments are not made, it waits in this process, and
+    others go before it if theirs are. So short tasks do not queue behind a long one, tasks are written one after another
+    without waiting in between, and what waits is not lost with a process that ends. Arguments are pickled now.
+    What waited is known by where this process says it is: its reference is lost with either.
 
     `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
     function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises, and
@@ -118,8 +121,10 @@ class TaskWorker(Actor):
         self._turn: asyncio.Lock | None = None
 
     @concurrent_endpoint
-    async def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function once its arguments are there."""
+    async def run(self, call: Sealed | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function once its arguments are there. `call`: all three, of a task that has waited to be sent."""
+        if call is not None:
+            function, args, kwargs = call.open()
         if self._turn is None:
             self._turn = asyncio.Lock()
         args = tuple([await _value_of(arg) for arg in args])
@@ -143,80 +148,135 @@ async def _value_of(arg: Any) -> Any:
 
 
 class _Workers:
-    """The workers of a mesh, and how many unfinished tasks each has."""
+    """The workers of a mesh, and what runs and waits of this process's tasks."""
 
     def __init__(self, procs: ProcMesh) -> None:
         actors: Any = procs.spawn("tasks", TaskWorker)
         one = actors.flatten("rank")
         self._workers = [one.slice(rank=rank) for rank in range(len(one))]
-        self._addresses = [worker._plan.addresses[0] for worker in self._workers]
-        self._unfinished = [0] * len(self._workers)
-        self._ended: set[int] = set()
-        self._lock = Lock()
-
-    def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
-        if isinstance(function, TaskFunction) and function.retries:
-            return _RetriedTask(self, function, args, kwargs).begin()
-        return self.submit_then(function, args, kwargs, None)
-
-    def submit_then(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answered: Callable[[bool], None] | None
-    ) -> ObjectRef[Any]:
-        """Does as `submit`, in the process that is next; `answered` as in `KeptEndpoint.call_one_then`."""
-        owners = {arg.owner for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)}
-        with self._lock:
-            rank = min(range(len(self._workers)), key=lambda rank: self._cost(rank, owners))
-            self._unfinished[rank] += 1
-        try:
-            keep = KeptEndpoint(self._workers[rank].run)
-
-            def finished(lives: bool) -> None:
-                self._finished(rank, lives)
-                if answered is not None:
-                    answered(lives)
-
-            return keep.call_one_then(finished, function, args, kwargs)
-        except BaseException:
-            self._finished(rank, True)
-            raise
-
-    def _cost(self, rank: int, owners: set[str]) -> tuple[bool, int, bool]:
-        """A worker that has ended comes last: it may have been started again."""
-        return rank in self._ended, self._unfinished[rank], self._addresses[rank] not in owners
-
-    def _finished(self, rank: int, lives: bool) -> None:
-        with self._lock:
-            self._unfinished[rank] -= 1
-            (self._ended.discard if lives else self._ended.add)(rank)
-
-
-class _RetriedTask:
-    """A task that runs again, in another process, when its own ends. Its reference is named by this process, which learns
-    where the value is in the end."""
-
-    def __init__(
-        self, workers: _Workers, function: TaskFunction[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._workers, self._function, self._args, self._kwargs = workers, function, args, kwargs
-        self._left = function.retries
+        addresses = [worker._plan.addresses[0] for worker in self._workers]
         self._store = store()
         self._lock = Lock()
+        self._schedule: TaskSchedule[_HeldTask] = TaskSchedule(addresses)
+        self._end_watch = watch_processes(dict.fromkeys(addresses, -1), self._process_ended)
+
+    def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
+        refs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, ObjectRef)]
+        missing = [ref for ref in refs if not self._store.reader.is_here(ref)]
+        if not missing and not (isinstance(function, TaskFunction) and function.retries):
+            with self._lock:
+                rank = self._schedule.begin([ref.owner for ref in refs])
+            if rank is not None:
+                try:
+                    return self.send(rank, None, _named(function), None, function, args, kwargs)
+                except BaseException:
+                    self._finished(rank, True)
+                    raise
+        return _HeldTask(self, function, args, kwargs).begin(refs, missing)
+
+    def send(self, rank: int, answered: Answered | None, name: str, *call: Any) -> ObjectRef[Any]:
+        """Runs a task in a process that was free; `answered` as in `KeptEndpoint.call_one_then`."""
+
+        def finished(lives: bool) -> None:
+            if answered is not None:
+                answered(lives)
+            self._finished(rank, lives)
+
+        return KeptEndpoint(self._workers[rank].run).call_one_then(finished, name, *call)
+
+    def wait(self, held: _HeldTask, owners: Collection[str], first: bool = False) -> None:
+        """Runs a task when a process is free."""
+        with self._lock:
+            self._schedule.wait(held, owners, first)
+        self._store.dropped.put(self._send_next)
+
+    def not_sent(self, rank: int) -> None:
+        """The process is free after all."""
+        with self._lock:
+            self._schedule.finished(rank, True)
+
+    def _finished(self, rank: int, lives: bool) -> None:
+        """Runs on the thread of references, or where a task is submitted."""
+        with self._lock:
+            self._schedule.finished(rank, lives)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        while True:
+            with self._lock:
+                found = self._schedule.next()
+            if found is None:
+                return
+            found[1].run(found[0])
+
+    def _process_ended(self, address: str, how: str, stopped: bool) -> None:
+        """Runs on the I/O thread."""
+        with self._lock:
+            self._schedule.ended(address)
+            over = self._schedule.has_ended
+        if over:
+            self._end_watch()
+
+
+class _HeldTask:
+    """A task that waits in this process, or may run again when its own ends. Its reference is named by this process, which
+    learns where the value is in the end."""
+
+    def __init__(self, workers: _Workers, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises what pickling raises."""
+        self._workers = workers
+        self._name = _named(function)
+        self._left = function.retries if isinstance(function, TaskFunction) else 0
+        try:
+            self._call = _copied((function, args, kwargs))
+        except Exception as exc:
+            given = {"the function": function, **{f"argument {place}": arg for place, arg in enumerate(args)}, **kwargs}
+            explain_unsendable(exc, self._name, given, _copied)
+            raise
+        self._store = store()
+        self._lock = Lock()
+        self._missing: dict[int, Future[None]] = {}  # of its arguments
+        self._owners: set[str] = set()
         self._there: ObjectRef[Any] | None = None  # of the run under way
         self._lives: bool | None = None  # whether its process does, once it has answered
 
-    def begin(self) -> ObjectRef[Any]:
-        """Raises what pickling raises."""
-        ref = self._store.named(f"task {getattr(self._function.function, '__name__', 'function')}")
-        self._name = ref._facts.ref
-        try:
-            self._run()
-        except BaseException as exc:
-            self._store.forward(self._name, RuntimeError(f"it was not sent: {exc}"))
-            raise
+    def begin(self, refs: Sequence[ObjectRef[Any]], missing: Sequence[ObjectRef[Any]]) -> ObjectRef[Any]:
+        """Returns its reference. `missing`: which of its arguments may not be made yet."""
+        ref = self._store.named(self._name)
+        self._ref = ref._facts.ref
+        self._refs = refs
+        asked = self._missing = {place: self._store.reader.made(one) for place, one in enumerate(missing)}
+        if not asked:
+            self._wait()
+        for place, future in list(asked.items()):
+            when_ready(future, functools.partial(self._store.dropped.put, functools.partial(self._came, place)))
         return ref
 
-    def _run(self) -> None:
-        self._settle(there=self._workers.submit_then(self._function, self._args, self._kwargs, self._answered))
+    def _came(self, place: int) -> None:
+        """Runs on the thread of references, perhaps more than once for each."""
+        if (future := self._missing.pop(place, None)) is None:
+            return
+        try:
+            future.get()
+        except Exception:  # the task raises it when it takes the value
+            pass
+        if not self._missing:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._owners = {self._store.owner_of(ref) for ref in self._refs}
+        self._refs = ()
+        self._workers.wait(self, self._owners)
+
+    def run(self, rank: int) -> None:
+        """Sends it to a process that is free."""
+        try:
+            there = self._workers.send(rank, self._answered, self._name, self._call, None, (), {})
+        except Exception as exc:  # whoever reads the reference is told
+            self._store.forward(self._ref, exc)
+            self._workers.not_sent(rank)
+        else:
+            self._settle(there=there)
 
     def _answered(self, lives: bool) -> None:
         self._settle(lives=lives)
@@ -229,17 +289,19 @@ class _RetriedTask:
             if self._there is None or self._lives is None:
                 return
             there, lives, self._there, self._lives = self._there, self._lives, None, None
-        if lives or not self._left or not self._store.is_wanted(self._name):
-            self._store.forward(self._name, there)
+        if lives or not self._left or not self._store.is_wanted(self._ref):
+            self._store.forward(self._ref, there)
             return
         self._left -= 1
-        in_thread(self._again, "monarch-tasks")
+        self._workers.wait(self, self._owners, first=True)
 
-    def _again(self) -> None:
-        try:
-            self._run()
-        except Exception as exc:  # of sending it; whoever reads the reference is told
-            self._store.forward(self._name, exc)
+
+def _named(function: Any) -> str:
+    return f"task {getattr(function, '__name__', 'function')}"
+
+
+def _copied(call: Any) -> Sealed:
+    return Sealed(call, carried=True, copied=True)
 
 
 _known: weakref.WeakKeyDictionary[ProcMesh, _Workers] = weakref.WeakKeyDictionary()

@@ -83,6 +83,59 @@ def test_a_process_runs_one_task_at_a_time(procs: ProcMesh, gate: type[Gate]) ->
     assert [ref.get(60) for ref in refs] == [0, 1]
 
 
+def test_short_tasks_do_not_queue_behind_a_long_one(procs: ProcMesh, gate: type[Gate]) -> None:
+    long = submit(procs, hold, 1)
+    short = [submit(procs, add, number, 1) for number in range(9)]
+    last = submit(procs, add, *short)
+    assert [ref.get(60) for ref in short] == list(range(1, 10))
+    assert last.get(60) == 45
+    gate.opened.set()
+    assert long.get(60) == 1
+
+
+def test_what_waits_is_as_it_was_submitted(procs: ProcMesh, gate: type[Gate]) -> None:
+    numpy = pytest.importorskip("numpy")
+    one = procs.slice(gpus=slice(0, 1))
+    numbers, large = [1, 2], numpy.zeros(1 << 16, dtype=numpy.uint8)
+    first = submit(one, hold, 1)
+    refs = [submit(one, sum, numbers), submit(one, sum, large), submit(one, sum, [put(4).get(), *numbers])]
+    numbers.append(3)
+    large[:] = 1
+    with pytest.raises(TypeError, match=r"(?s)cannot pickle .*task add: nothing was sent. argument 0"):
+        submit(one, add, threading.Lock())
+    gate.opened.set()
+    assert first.get(60) == 1
+    assert [ref.get(60) for ref in refs] == [3, 0, 7]
+
+
+def test_what_waits_is_not_lost_with_a_process(cluster: InProcessCluster, procs: ProcMesh, gate: type[Gate]) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    two = procs.slice(gpus=slice(0, 2))
+    begun = [submit(two, hold, number) for number in range(2)]
+    for _ in begun:
+        assert gate.entered.acquire(timeout=60)
+    behind = [submit(two, add, number) for number in range(4)]
+    cluster.kill(two, 0)
+    with pytest.raises(ReferenceLost, match=r"task hold \(rank 0\) made is lost with its process, .*sig=9"):
+        begun[0].get(60)
+    gate.opened.set()
+    assert [ref.get(60) for ref in behind] == [0, 1, 2, 3]
+    assert [submit(two, add, number).get(60) for number in range(3)] == [0, 1, 2]
+
+
+def test_tasks_keep_away_from_a_process_that_ended_idle(cluster: InProcessCluster, procs: ProcMesh) -> None:
+    cluster.proc.mesh.owners.fault = lambda failure: None
+    assert submit(procs, add, 1).get(60) == 1
+    cluster.kill(procs, 0)
+    until(lambda: _workers(procs)._schedule._ended)
+    assert [submit(procs, add, number).get(60) for number in range(3)] == [0, 1, 2]
+    for rank in (1, 2):
+        cluster.kill(procs, rank)
+    until(lambda: _workers(procs)._schedule.has_ended)
+    with pytest.raises(ReferenceLost, match="sig=9"):
+        submit(procs, add, 1).get(60)
+
+
 class Flaky:
     """Fails as often as it is told; all simulated processes share it."""
 
@@ -117,7 +170,7 @@ def held_once(number: int) -> int:
 
 def running_rank(procs: ProcMesh) -> int:
     """The rank of the process that has an unfinished task."""
-    return next(rank for rank, count in enumerate(_workers(procs)._unfinished) if count)
+    return _workers(procs)._schedule.running()[0]
 
 
 def test_a_task_whose_process_ends_runs_in_another_one_when_it_says_so(
@@ -150,7 +203,7 @@ def test_a_task_that_has_used_up_its_retries_is_lost_with_the_cause(
     for _ in range(2):
         assert gate.entered.acquire(timeout=60)
         cluster.kill(procs, running_rank(procs))
-    with pytest.raises(ReferenceLost, match=r"tasks.run \(rank \d\) made is lost with its process, .*sig=9"):
+    with pytest.raises(ReferenceLost, match=r"task held_once \(rank \d\) made is lost with its process, .*sig=9"):
         ref.get(60)
     gate.opened.set()
 
