@@ -49,6 +49,16 @@ class StopReplica(NamedTuple):
     generation: int
 
 
+class ReplicaFailed(NamedTuple):
+    """Say that a replica failed, and starts again after `pause` seconds; None: it was given up. `failures`: within the
+    window of the rules; 0 if it never could start."""
+
+    replica: int
+    cause: Any
+    pause: float | None
+    failures: int
+
+
 class PrepareReplica(NamedTuple):
     """Prepare update `version` beside the requests that it runs; then `prepared`, or `prepare_failed`."""
 
@@ -96,6 +106,7 @@ ServiceEffect = (
     | FailRequest
     | StartReplica
     | StopReplica
+    | ReplicaFailed
     | PrepareReplica
     | UpdateReplica
     | UpdateEnded

@@ -12,6 +12,7 @@ from monarch.service.effects import (
     Cause,
     PrepareReplica,
     ProbeReplica,
+    ReplicaFailed,
     ServiceEffect,
     StartReplica,
     StopReplica,
@@ -52,6 +53,7 @@ class Fleet:
         self._last_cause: Cause = None
         self._bad_starts: Counter[int] = Counter()  # of a host, since the last good one
         self._generations: Counter[int] = Counter()  # of a number, which a later replica may have again
+        self._was_up = False  # whether any replica ever was
 
     # --- what the dispatcher does
 
@@ -87,6 +89,10 @@ class Fleet:
         if replica is None or replica.state != "starting":
             return
         replica.state = "up"
+        if not self._was_up:
+            self._was_up = True
+            for other in [one for one in self.replicas.values() if one.state == "lost"]:
+                self._restart_later(other, now)  # it was given up for its class, which is not broken
         del self._bad_starts[replica.host]
         self._schedule_probe(replica, now)
         if replica.version < self._start_version:  # an update began meanwhile
@@ -99,11 +105,15 @@ class Fleet:
         """A replica died, or could not be started."""
         self._lost(number, generation, cause, now, raised=False)
 
+    def not_made(self, number: int, generation: int, cause: Cause, now: float) -> None:
+        """The constructor of a replica raised: it is given up if none was ever up, since it would raise again."""
+        self._lost(number, generation, cause, now, raised=False, made=False)
+
     def update_failed(self, number: int, generation: int, cause: Cause, now: float) -> None:
         """The endpoint of the update raised."""
         self._lost(number, generation, cause, now, raised=True)
 
-    def _lost(self, number: int, generation: int, cause: Cause, now: float, raised: bool) -> None:
+    def _lost(self, number: int, generation: int, cause: Cause, now: float, raised: bool, made: bool = True) -> None:
         replica = self._current(number, generation)
         if replica is None or replica.state in ("backoff", "lost"):
             return
@@ -115,8 +125,11 @@ class Fleet:
         displaced = self._empty(replica, cause)
         if was == "leaving":
             del self.replicas[number]
-        else:
+        elif made or self._was_up:
             self._restart_later(replica, now)
+        else:
+            replica.state = "lost"
+            self.effects.append(ReplicaFailed(number, cause, None, 0))
         self._to_backlog(displaced)
         if preparing and number in self._died_preparing:
             self._stop_rolling(replica, cause)
@@ -272,10 +285,13 @@ class Fleet:
         failures.append(now)
         while failures and failures[0] <= now - self.rules.within:
             failures.popleft()
+        pause = None
         if len(failures) > self.rules.restarts:
             replica.state = "lost"
         else:
-            replica.state, replica.until = "backoff", now + self.rules.backoff_of(max(1, len(failures)))
+            pause = self.rules.backoff_of(max(1, len(failures)))
+            replica.state, replica.until = "backoff", now + pause
+        self.effects.append(ReplicaFailed(replica.number, replica.cause, pause, len(failures)))
 
     def _is_lost(self) -> bool:
         return bool(self.replicas) and all(replica.state == "lost" for replica in self.replicas.values())
@@ -290,9 +306,15 @@ class Fleet:
         )
 
     def _unavailable(self) -> ServiceError:
+        if any(replica.failures for replica in self.replicas.values()):
+            why = (
+                f"has no replica left: each died more than {self.rules.restarts} times within {self.rules.within:g} s, "
+                "the last because"
+            )
+        else:
+            why = "did not start, and does not try again by itself:"
         error = ServiceUnavailableError(
-            f"the service {self.rules.name!r} has no replica left: each died more than {self.rules.restarts} times within "
-            f"{self.rules.within:g} s, the last because {in_short(self._last_cause)}. service.scale(n) starts new ones"
+            f"the service {self.rules.name!r} {why} {in_short(self._last_cause)}. service.scale(n) starts new ones"
         )
         return caused(error, self._last_cause)
 
@@ -423,7 +445,9 @@ class Fleet:
 def in_short(cause: Cause) -> str:
     """Returns a cause on one line; all of it is the error's `__cause__`."""
     if isinstance(cause, ActorError) and cause.exception is not None:
-        return f"{type(cause.exception).__name__}: {cause.exception}"[:_SHORT]
+        where, made, _ = cause.message.partition(".__init__ raised")
+        what = f"{where}{made}: " if made else ""
+        return f"{what}{type(cause.exception).__name__}: {cause.exception}"[:_SHORT]
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     if isinstance(cause, SupervisionError):
         traceback = next((place for place, line in enumerate(lines) if "Traceback " in line), len(lines))

@@ -49,6 +49,13 @@ class ServiceReplica(Actor):
 
     _service_prepared: tuple[int, Any] | None = None  # the update that is not used yet, and what was made for it
     _service_refused = 0  # the last update that was stopped
+    _service_error: Exception | None = None  # that the constructor raised
+
+    @endpoint
+    def _service_made(self) -> None:
+        """Raises what the constructor raised, as itself: of an actor that could not be made only the text goes anywhere."""
+        if self._service_error is not None:
+            raise self._service_error
 
     @endpoint
     def _service_plain(self, name: str, calls: list[Sealed], batch: bool) -> Any:
@@ -234,4 +241,14 @@ def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:
 @functools.cache
 def replica_class(cls: type) -> type:
     """Returns the class that replicas of `cls` have."""
-    return type(cls.__name__, (ServiceReplica, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    make: Callable[..., None] = cls.__init__  # type: ignore[misc]  # that of the class itself
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            make(self, *args, **kwargs)
+        except Exception as exc:
+            self._service_error = exc
+
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__init__": __init__}
+    return type(cls.__name__, (ServiceReplica, cls), members)

@@ -32,6 +32,7 @@ from monarch.service.effects import (
     PolicyFailed,
     PrepareReplica,
     ProbeReplica,
+    ReplicaFailed,
     ReplyWith,
     SendBatch,
     ServiceClosed,
@@ -41,6 +42,7 @@ from monarch.service.effects import (
     UpdateReplica,
 )
 from monarch.service.errors import ServiceError, ServiceUnavailableError
+from monarch.service.fleet import in_short
 from monarch.service.measures import ServiceMeasures
 from monarch.service.replica import EndpointKind, StreamReader, kinds_of, replica_class
 from monarch.service.replica_record import ServiceRequest
@@ -318,6 +320,8 @@ class ServiceRouter(Actor):
                 self._task(self._start(effect, processes))
             case StopReplica():
                 self._stop(effect.replica, effect.generation)
+            case ReplicaFailed():
+                self._say_failed(effect)
             case PrepareReplica():
                 self._task(self._prepare_replica(effect))
             case UpdateReplica():
@@ -421,6 +425,14 @@ class ServiceRouter(Actor):
             name = f"{self.rules.name}_{effect.replica}_{effect.generation}"
             processes.mesh = processes.procs.spawn(name, self._class, *self._args, **self._kwargs)
             await ActorMesh.healthy(processes.mesh)
+            try:
+                await processes.mesh._service_made.call()
+            except ActorError as exc:
+                where = f"replica {effect.replica} of service {self.rules.name!r}"
+                exc.message = f"{self._class.__qualname__}.__init__ raised at {where}."
+                self._decided.not_made(*key, exc, time.monotonic())
+                self._act()
+                return
             if effect.version in self._updates:  # else a later one awaits it, or there was none
                 await self._run_update(processes, effect.version)
         except Exception as exc:
@@ -492,6 +504,21 @@ class ServiceRouter(Actor):
             self._timer.cancel()
         for task in [*self._tasks, *self._stopping]:
             task.cancel()
+
+    def _say_failed(self, effect: ReplicaFailed) -> None:
+        rules = self.rules
+        if effect.pause is not None:
+            then = (
+                f"it starts again in {effect.pause:.3g} s, restart {effect.failures} of at most {rules.restarts} within "
+                f"{rules.within:g} s"
+            )
+        elif effect.failures:
+            then = f"it is given up after {rules.restarts} restarts within {rules.within:g} s"
+        else:
+            then = "it is given up: no replica of the service has ever started"
+        _logger.warning(
+            "replica %s of service %r failed: %s; %s", effect.replica, rules.name, in_short(effect.cause), then
+        )
 
     def _say_policy_failed(self, effect: PolicyFailed) -> None:
         if not self._policy_failed:  # once: it is asked for every request

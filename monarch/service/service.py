@@ -510,10 +510,11 @@ def serve(
     ReplicaViews that have room, which returns the `number` of one. It runs in the router for each request: be quick.
 
     Failures: a replica that dies is started anew, after `backoff` seconds, twice as many each further time, at most
-    `restarts` times within `within` seconds; then it is given up. Its requests that had not begun go to others; so do those
-    that ran and are `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on
-    end gets none for `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how
-    many there are. Since 0.2.0.
+    `restarts` times within `within` seconds, each said by a line in the log; then it is given up, as it is at once when its
+    constructor raises and no replica was ever up. Its requests that had not begun go to others; so do those that ran and are
+    `@retried`; the others raise ReplicaLostError. A replica that has only raised for `breaker` requests on end gets none for
+    `pause` seconds, then one, whose answer decides. `health` asks an endpoint of each, `autoscale` says how many there are.
+    Since 0.2.0.
     """
     if isinstance(hosts, ProcMesh):
         raise TypeError(

@@ -14,6 +14,7 @@ from monarch.service.effects import (
     FailRequest,
     PrepareReplica,
     ProbeReplica,
+    ReplicaFailed,
     ReplyWith,
     SendBatch,
     ServiceClosed,
@@ -65,6 +66,7 @@ class Simulation:
         self.in_place: set[int] = set()
         self.living: dict[tuple[int, int], Living] = {}
         self.hosts: list[int] = []
+        self.failed: list[ReplicaFailed] = []
         self.closed = False
         self.machine = Dispatcher(rules, 0.0)
         self.settle()
@@ -169,7 +171,11 @@ class Simulation:
         def ready() -> None:
             if self.living.get(key) is living:
                 if self.random.random() < self.broken:
-                    self._dies(*key)
+                    if self.random.random() < 0.3:
+                        del self.living[key]
+                        self.machine.not_made(*key, "it raised", self.now)
+                    else:
+                        self._dies(*key)
                 else:
                     living.ready = True
                     self.machine.started(*key, self.now)
@@ -178,6 +184,9 @@ class Simulation:
 
     def do_StopReplica(self, effect: StopReplica) -> None:
         self.living.pop((effect.replica, effect.generation), None)
+
+    def do_ReplicaFailed(self, effect: ReplicaFailed) -> None:
+        self.failed.append(effect)
 
     def do_SendBatch(self, effect: SendBatch) -> None:
         key = effect.replica, effect.generation

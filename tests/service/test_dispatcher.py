@@ -554,6 +554,44 @@ def test_so_many_wait_for_a_place_and_no_more() -> None:
     made.finish()
 
 
+def not_made(made: Simulation, number: int) -> None:
+    generation = made.machine.replicas[number].generation
+    made.living.pop((number, generation))
+    made.machine.not_made(number, generation, "it raised", made.now)
+    made.settle()
+
+
+def test_a_service_whose_constructor_raises_does_not_start() -> None:
+    made = Simulation(replace(RULES, replicas=2))
+    asked = made.request()
+    not_made(made, 0)
+    assert made.outcomes.get(asked) is None  # the other may be well
+    not_made(made, 1)
+    assert isinstance(made.outcomes[asked], ServiceUnavailableError)
+    assert str(made.outcomes[asked]) == (
+        "the service 's' did not start, and does not try again by itself: it raised. service.scale(n) starts new ones"
+    )
+    assert [(one.replica, one.pause, one.failures) for one in made.failed] == [(0, None, 0), (1, None, 0)]
+    made.machine.scale(1, made.now)
+    made.settle()
+    made.run(2)
+    assert kinds(made, [made.request()]) == [NONE]
+    made.finish()
+
+
+def test_a_constructor_that_raises_is_tried_again_when_another_did_not() -> None:
+    made = Simulation(replace(RULES, replicas=2))
+    not_made(made, 0)
+    assert made.machine.replicas[0].state == "lost"
+    made.run(5)
+    assert [one.state for one in made.machine.replicas.values()] == ["up", "up"]
+    made.kill(0)
+    made.run(0.201)
+    not_made(made, 0)
+    assert [(one.pause, one.failures) for one in made.failed] == [(None, 0), (0.1, 1), (0.2, 2), (0.4, 3)]
+    made.finish()
+
+
 def test_a_spare_host_serves_for_one_where_nothing_starts() -> None:
     made = world(replicas=4, hosts=3, spares=1, backoff=0)
     assert sorted(made.hosts) == [0, 0, 1, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from monarch.actor import (
     SupervisionError,
     endpoint,
     this_host,
+    this_proc,
 )
 from monarch.service import (
     Autoscale,
@@ -180,7 +181,9 @@ def test_a_service_whose_replicas_all_died_says_so(cluster: InProcessCluster) ->
         assert service.times.route(1).get() == 2
 
 
-def test_a_constructor_that_raises_ends_the_service(cluster: InProcessCluster) -> None:
+def test_a_constructor_that_raises_ends_the_service_at_once(
+    cluster: InProcessCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken(Actor):
         def __init__(self) -> None:
             raise ValueError("no weights")
@@ -188,11 +191,49 @@ def test_a_constructor_that_raises_ends_the_service(cluster: InProcessCluster) -
         @endpoint
         def run(self) -> None: ...
 
-    with serve(this_host(), Broken, restarts=1, backoff=0) as service:
-        with pytest.raises(ServiceUnavailableError, match="'broken' has no replica left") as caught:
-            service.run.route().get()
-        assert "ValueError: no weights. service.scale(n)" in str(caught.value)
-        assert "no weights" in str(caught.value.__cause__)
+    with serve(this_host(), Broken, replicas=2, backoff=1000) as service:
+        for _ in range(2):
+            with pytest.raises(
+                ServiceUnavailableError, match="'broken' did not start, and does not try again"
+            ) as caught:
+                service.run.route().get()
+            assert "Broken.__init__ raised: ValueError: no weights. service.scale(n)" in str(caught.value)
+            cause = caught.value.__cause__
+            assert isinstance(cause, ActorError) and isinstance(cause.exception, ValueError)
+        assert [one.restarts for one in service.status().get().replicas] == [0, 0]
+    assert (
+        caplog.text.count("of service 'broken' failed: Broken.__init__ raised: ValueError: no weights; it is given up")
+        == 2
+    )
+
+
+class Loose(Actor):
+    """An actor whose constructor raises as often as `raises` says, which all simulated processes share."""
+
+    raises: ClassVar[list[bool]] = []
+
+    def __init__(self) -> None:
+        if self.raises.pop(0):
+            raise OSError("not yet")
+
+    @endpoint
+    def where(self) -> ProcMesh:
+        return this_proc()
+
+
+def test_a_constructor_that_raises_later_is_tried_again_and_each_time_said(
+    cluster: InProcessCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    Loose.raises[:] = [False, True, True, False]
+    with serve(this_host(), Loose, backoff=0.001) as service:
+        cluster.kill(service.where.route().get())
+        assert service.options(retries=1).where.route().get()
+    lines = [line.getMessage() for line in caplog.records if "of service 'loose' failed" in line.getMessage()]
+    assert len(lines) == 3 and "Killed(sig=9)" in lines[0]
+    assert (
+        "failed: Loose.__init__ raised: OSError: not yet; it starts again in 0.002 s, restart 2 of at most 5"
+        in lines[1]
+    )
 
 
 def test_batches(cluster: InProcessCluster) -> None:
