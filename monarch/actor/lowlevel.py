@@ -9,6 +9,7 @@ from monarch._mesh.inspection.status_tables import StatusTable, tell_table
 from monarch._mesh.process.named_actors import process_service, service_of
 from monarch._mesh.process.process_watch import own_process, watch_processes
 from monarch._mesh.process.residents import hold_health
+from monarch._runtime.awaited_future import follow_as
 from monarch._runtime.dropped_future import read_if_dropped
 from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
@@ -41,6 +42,7 @@ __all__ = [
     "explain_errors",
     "explain_unsendable",
     "follow",
+    "follow_as",
     "hold_health",
     "host_of",
     "importable",

@@ -19,6 +19,7 @@ from monarch._text import one_line
 
 _GRACE = 5.0  # seconds that an answer may take beyond the time that was given for it
 _PID = 20  # bytes of the file with a program's pid
+_HELPER = "-m monarch.job.mounts.sidecar_program "  # it holds a job's mounts, and is the client of its hosts for that
 _PROGRAM = "MONARCH_PROGRAM"  # the run folder of the program that is meant, where there are several
 
 
@@ -104,8 +105,8 @@ class Program:
 
 
 def running_programs() -> list[Program]:
-    """Returns this user's programs on this machine whose clients run, newest first; none in folders of other settings
-    of `runtime_dir`."""
+    """Returns this user's programs on this machine whose clients run, newest first; none of our own helpers, and none in
+    folders of other settings of `runtime_dir`."""
     found = []
     try:
         parents = user_folders()
@@ -116,7 +117,8 @@ def running_programs() -> list[Program]:
             names = os.listdir(parent)
         except OSError:
             continue
-        found += [program for name in names if (program := program_at(os.path.join(parent, name))) is not None]
+        at = (program_at(os.path.join(parent, name)) for name in names)
+        found += [program for program in at if program is not None and _HELPER not in program.command]
     return sorted(found, key=lambda program: program.started, reverse=True)
 
 

@@ -20,7 +20,7 @@ class GraphNode:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"{self!r} stands for a value of a graph and cannot be sent: give it to bind() as an argument of its own, not "
-            f"inside of a list or another object"
+            f"inside of a list or another object. In place of bind([a, b]) write bind(a, b), for `def endpoint(self, *parts)`"
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import inspect
+from typing import Any, NoReturn, TypeVar
 
 from monarch.actor import Endpoint, ValueMesh, current_actor_name
 from monarch.references.counting import RefId
@@ -38,7 +39,27 @@ class KeptEndpoint:
                 f"keep of {endpoint._name!r}, which answers through a port: its result is not known where it runs. Return "
                 f"it from an ordinary endpoint"
             )
+        if inspect.isgeneratorfunction(endpoint._method) or inspect.isasyncgenfunction(endpoint._method):
+            raise NotImplementedError(
+                f"keep of {endpoint._name!r}, a generator, which runs where it was made: write an endpoint that returns a "
+                f"list of its values"
+            )
         self._endpoint = endpoint
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self._endpoint._name
+        raise TypeError(
+            f"keep says how {name}() is called, and does not call it: {name}.keep.call_one(...) runs it on a mesh of one and "
+            f"gives an ObjectRef, {name}.keep.call(...) on every rank and gives a ValueMesh of them"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"keep has no {name}(): a result is kept by keep.call_one(...), on a mesh of one, or keep.call(...), on every "
+            f"rank; slice the mesh for one rank of several"
+        )
 
     def call_one(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         """Runs on the only rank of a mesh of one; at once a reference to its result, which stays there. ValueError for a mesh

@@ -23,6 +23,9 @@ class RefFacts(NamedTuple):
     owner: str
     maker: str
 
+    def __str__(self) -> str:
+        return f"{self.maker}, whose result is kept"
+
 
 class ObjectRef(Generic[T_co]):
     """A reference to a value that stays in the process where it was made, or where it will be. It is small and can be sent

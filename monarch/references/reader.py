@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from monarch._linux.locks import Lock
 from monarch.actor import Future, Promise, SupervisionError
-from monarch.actor.lowlevel import follow, in_thread
+from monarch.actor.lowlevel import follow, follow_as, in_thread
 from monarch.references.counting import RefId
 from monarch.references.errors import ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts
@@ -54,12 +54,13 @@ class ValueReader:
         if known is not None:
             return _done(known, ref)
         if facts.owner == store.process[0]:
-            return follow(self._made_here(facts), lambda kept: _value(self._opened(kept, facts), ref))
-        return follow(
+            return follow_as(facts, self._made_here(facts), lambda kept: _value(self._opened(kept, facts), ref))
+        asked = follow(
             store.ask(facts.owner, "fetch", facts.ref, store.process, False),
-            lambda answer: _value(self._came(answer, facts), ref),
+            lambda answer: answer,
             lambda exc: lost_with(facts, exc),
         )
+        return follow_as(facts, asked, lambda answer: _value(self._came(answer, facts), ref))
 
     async def fetch_later(self, ref: ObjectRef[T]) -> T:
         """Does as `fetch` while the event loop runs on, also where the bytes come from another host."""
@@ -114,8 +115,11 @@ class ValueReader:
         facts, store = ref._facts, self._store
         if ref._copies or facts.owner == store.process[0]:
             made: Future[Any] = _ready(None) if ref._copies else self._made_here(facts)
-            return follow(made, lambda kept: None)
-        return follow(store.ask(facts.owner, "made", facts.ref), lambda answer: None, lambda exc: lost_with(facts, exc))
+            return follow_as(facts, made, lambda kept: None)
+        asked = follow(
+            store.ask(facts.owner, "made", facts.ref), lambda answer: None, lambda exc: lost_with(facts, exc)
+        )
+        return follow_as(facts, asked, lambda answer: None)
 
     def _made_here(self, facts: RefFacts) -> Future[Kept]:
         promise: Promise[Kept] = Promise()

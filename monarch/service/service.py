@@ -25,7 +25,7 @@ from monarch.actor import (
     send,
     this_host,
 )
-from monarch.actor.lowlevel import Sealed, explain_unsendable, follow, own_process
+from monarch.actor.lowlevel import Sealed, explain_unsendable, follow_as, own_process
 from monarch.service.declared import Declared, blocks_of, declared
 from monarch.service.errors import ServiceUnavailableError
 from monarch.service.numbers import check_number
@@ -38,6 +38,10 @@ from monarch.service.status import ServiceStatus
 from monarch.service.stream import ServiceStream
 
 T = TypeVar("T")
+
+_LOOK = (
+    ". service.status() tells what each replica has; service.options(timeout=...) ends requests for which nobody waits"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class Service(ShutdownBlock):
         """
         self._check_updates("update", method, args, kwargs)
         future = self._open_router.update.call_one(method, getattr(self, method)._sealed(args, kwargs))
-        return follow(future, _version)
+        return follow_as(f"update({method!r}) of service {self._name!r}", future, _version, _LOOK)
 
     def update_in_place(self, prepare: str, *args: Any, then: str, **kwargs: Any) -> Future[int]:
         """Updates without a pause: every replica runs endpoint `prepare` with these arguments beside its requests, which
@@ -178,7 +182,7 @@ class Service(ShutdownBlock):
         self._check_updates("update_in_place", prepare, args, kwargs)
         self._check_updates("update_in_place", then, (None,), {})
         future = self._open_router.update.call_one(prepare, getattr(self, prepare)._sealed(args, kwargs), then)
-        return follow(future, _version)
+        return follow_as(f"update_in_place({prepare!r}) of service {self._name!r}", future, _version, _LOOK)
 
     def _check_updates(self, caller: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kinds = kinds_of(self._class)
@@ -283,6 +287,9 @@ class ServiceEndpoint:
         self._kind = kind
         self._declared, self._signature = _facts_of(service._class, name)
 
+    def __str__(self) -> str:
+        return f"{self._name}() of service {self._service._name!r}"
+
     def __repr__(self) -> str:
         return f"<endpoint {self._name}{_shown(self._signature)} of service {self._service._name!r}>"
 
@@ -303,13 +310,15 @@ class ServiceEndpoint:
         ReplicaLostError when its replica died in it and it may not run again; ServiceUnavailableError when no replica is
         left.
         """
-        return follow(self._ask(args, kwargs), self._convert)
+        return follow_as(self, self._ask(args, kwargs), self._convert, _LOOK)
 
     def answer(self, *args: Any, **kwargs: Any) -> Future[ServiceAnswer[Any]]:
         """Does the same as `route`; the Future gives a ServiceAnswer, with the replica that answered and its version."""
-        return follow(
+        return follow_as(
+            self,
             self._ask(args, kwargs),
             lambda replied: ServiceAnswer(self._convert(replied), replied.version, replied.replica),
+            _LOOK,
         )
 
     def cancellable(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, ServiceAnswer[Any]]:
@@ -342,7 +351,7 @@ class ServiceEndpoint:
         """
         self._callable("fanout")
         replied = self._service._open_router.ask_all.call_one(self._asked(args, kwargs))
-        return follow(replied, self._convert_all)
+        return follow_as(self, replied, self._convert_all, _LOOK)
 
     def stream(self, *args: Any, **kwargs: Any) -> ServiceStream:
         """Runs a generator at one replica; an iterator, async or not, of the values, each as soon as it is made.

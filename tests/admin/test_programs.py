@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def one(base: Path) -> Iterator[Path]:
 
 def found() -> list[str]:
     return [program.folder for program in programs.running_programs()]
+
+
+def test_a_helper_is_no_program_of_ones_own(base: Path, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["python -m monarch.job.mounts.sidecar_program /tmp/j 5 0 0", "python sidecar_program.py"]
+    assert find_spec(lines[0].split()[2]) is not None
+    monkeypatch.setattr("monarch._linux.procfs.command_line", lambda pid: lines[0])
+    assert found() == []
+    monkeypatch.setattr("monarch._linux.procfs.command_line", lambda pid: lines[1])
+    assert found() == [str(one)]
 
 
 @needs_root

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch.actor import ActorError, NotSendableError, ProcMesh, ValueMesh, this_host
+from monarch.actor import Actor, ActorError, NotSendableError, ProcMesh, ValueMesh, endpoint, this_host
 from monarch.config import configured
-from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put
+from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, values
 from monarch.references import store as stores
 from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
@@ -69,6 +69,49 @@ def test_a_mesh_keeps_a_part_a_rank(makers: Maker) -> None:
     part = refs.slice(gpus=1)
     assert part.item().get(30) == [0, 1, 4]
     assert one(makers, 0).back.call_one(refs).get().slice(gpus=1).item() == part.item()
+
+
+class Held(Actor):
+    """An actor whose endpoint waits; all simulated processes share what for."""
+
+    opened = threading.Event()
+
+    @endpoint
+    def held(self) -> int:
+        assert self.opened.wait(60)
+        return 1
+
+    @endpoint
+    def several(self) -> Iterator[int]:
+        yield 1
+
+
+def test_what_keep_has_not_says_what_it_has(makers: Maker, procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"does not call it: squares.keep.call_one\(...\) runs it on a mesh of one"):
+        makers.squares.keep(3)  # type: ignore[operator]
+    with pytest.raises(AttributeError, match=r"keep has no choose\(\): a result is kept by keep.call_one\(...\)"):
+        makers.squares.keep.choose(3)  # type: ignore[attr-defined]
+    with pytest.raises(
+        NotImplementedError, match=r"keep of 'several', a generator, .* an endpoint that returns a list"
+    ):
+        procs.spawn("held", Held).several.keep.call()
+
+
+def test_a_timeout_names_who_makes_the_value(procs: ProcMesh) -> None:
+    refs = procs.spawn("makers", Held).held.keep.call()
+    named = stores.store().named("task sum")
+    for get in (refs.slice(gpus=1).item().get, refs.slice(gpus=1).item().pin):
+        with pytest.raises(
+            TimeoutError, match=r"no result after 0.001 s from makers.held \(rank 1\), whose result is kept; "
+        ):
+            get(timeout=0.001)
+    with pytest.raises(TimeoutError, match=r"from makers.held \(rank 0\), whose result is kept; "):
+        values(refs, timeout=0.001)
+    with pytest.raises(TimeoutError, match=r"no result after 0.001 s from task sum, whose result is kept; "):
+        named.get(timeout=0.001)
+    stores.store().forward(named._facts.ref, put(1))
+    Held.opened.set()
+    assert values(refs).values() == [1, 1]
 
 
 def test_keep_call_one_takes_a_mesh_of_one(makers: Maker) -> None:

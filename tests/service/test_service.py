@@ -648,6 +648,23 @@ def test_arguments_are_the_same_by_place_and_by_name(cluster: InProcessCluster) 
         running.get()
 
 
+def test_timeouts_name_the_service_and_what_was_asked(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model) as service:
+        entered, gate = new_event(), new_event()
+        running = service.wait.route(entered, gate)
+        assert entered.value.wait()
+        for future, what in [
+            (running, r"wait\(\) of service 'model'"),
+            (service.times.answer(1), r"times\(\) of service 'model'"),
+            (service.times.fanout(1), r"times\(\) of service 'model'"),
+            (service.update("times", 1), r"update\('times'\) of service 'model'"),
+        ]:
+            assert "of service 'model', pending" in repr(future)
+            with pytest.raises(TimeoutError, match=rf"no result after 0.001 s from {what}; .*service.status\(\) tells"):
+                future.get(timeout=0.001)
+        gate.value.set()
+
+
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"replicas": 1.5}, TypeError, "service 'model': replicas is a whole number, got 1.5"),
     ({"queue": None}, TypeError, "service 'model': queue is a whole number, got None"),
