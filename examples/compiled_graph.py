@@ -1,13 +1,16 @@
 """A compiled graph: text goes through a chain of stages and a row of counters, without a message for each call.
 
     python examples/compiled_graph.py
+    python examples/compiled_graph.py --workers tcp://node1:26600 tcp://node2:26600  # over these: docs/hosts.md
 
 `bind` in the place of `call` says what is called with what; `compile` has the actors join; `execute` runs it. Eight
 executions are under way at once, so all stages work at the same time. An execution that fails does so alone.
 """
 
+import argparse
+
 from monarch import graph
-from monarch.actor import Actor, ActorError, ValueMesh, current_rank, endpoint, this_host
+from monarch.actor import Actor, ActorError, ValueMesh, attach_to_workers, current_rank, endpoint, this_host
 from monarch.graph import InputNode, MultiOutput
 
 TEXTS = ["A rose is a rose is a rose", "To be, or not to be", "", "Never, never, never!"]
@@ -41,8 +44,15 @@ class Counter(Actor):
 
 
 def main() -> None:
-    stages = this_host().spawn_procs({"stage": 2}).spawn("stages", Stage)
-    counters = this_host().spawn_procs({"counter": COUNTERS}).spawn("counters", Counter)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", nargs="+", default=[], help="hosts, where `monarch worker` runs")
+    workers = parser.parse_args().workers
+    first = last = this_host()
+    if workers:
+        hosts = attach_to_workers(workers=workers)
+        first, last = hosts.slice(hosts=0), hosts.slice(hosts=len(workers) - 1)
+    stages = first.spawn_procs({"stage": 2}).spawn("stages", Stage)
+    counters = last.spawn_procs({"counter": COUNTERS}).spawn("counters", Counter)
     with InputNode() as given:
         cleaned = stages.slice(stage=0).clean.bind(given)
         words = stages.slice(stage=1).words.bind(cleaned)

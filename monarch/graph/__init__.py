@@ -6,8 +6,9 @@
         futures = [graph.execute(item) for item in items]
 
 `nodes.py` is how a program writes a graph, `plan.py` decides who runs what when (pure), `memory.py` and `bells.py` are the
-shared memory and the waking, `driver.py` is an actor's part, `compiled.py` the client's, with
-`execution.py`, one execution, and `line.py`, tasks that wait for room.
+shared memory and the waking, `driver.py` is an actor's part, `compiled.py` the client's, with `joining.py`, its beginning,
+`execution.py`, one execution, and `line.py`, tasks that wait for room. Between hosts: `hosts.py` says what goes where,
+`crossing.py` has the frames of a stream (both pure), `gate.py` the sockets.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from collections import deque
@@ -21,25 +20,26 @@ from monarch.actor._feeding import (
     encode_call,
     encode_value,
     make_future,
-    on_this_host,
     ordered,
-    sender_name,
 )
-from monarch.actor.lowlevel import own_process
-from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin, this_machine
-from monarch.graph.driver import Entered, Part, mesh_of
+from monarch.actor.lowlevel import host_of, own_process, start_thread
+from monarch.config import settings
+from monarch.graph.bells import OtherBell, OwnBell
+from monarch.graph.driver import mesh_of
 from monarch.graph.execution import GraphExecution, nothing
+from monarch.graph.gate import GateStream, GraphGate
+from monarch.graph.hosts import CLIENT_HOST, PlanHosts, too_large
+from monarch.graph.joining import GraphJoining
 from monarch.graph.line import WaitingTasks
 from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
 from monarch.graph.nodes import EndpointNode, MultiOutput
-from monarch.graph.plan import CLIENT, INPUT_RING, Plan, Slots, make_plan
+from monarch.graph.plan import INPUT_RING, Slots, make_plan
 
 if TYPE_CHECKING:
     import asyncio
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_SPIN = 100e-6  # seconds that a thread looks before it sleeps, where there is a core for each that may
 _PATIENCE = 30.0  # seconds for actors to leave a graph: they do once what they run has returned
+_LATER = 5.0  # seconds after which a host counts as dead in which that is told
 
 
 def _until(timeout: float | None) -> tuple[float | None, float | None]:
@@ -59,19 +59,24 @@ class CompiledGraph:
             print(graph.execute(1).get())
 
     It belongs to the process that compiled it, any thread of which may execute it. Values go from process to process in
-    shared memory, without messages. Actors serve ordinary calls between two steps: a step goes behind the messages that wait
-    when its values are there. Of several steps that are due an actor runs that of the oldest execution.
+    shared memory, and between two hosts in one stream, without messages. Actors serve ordinary calls between two steps: a
+    step goes behind the messages that wait when its values are there. Of several steps that are due an actor runs that of
+    the oldest execution.
 
     Arrays and tensors in arguments lie in that memory, uncopied, and may be written to; what an endpoint keeps of them is
     copied when it has returned, and stays what it was. So do those of results, which are the caller's own.
 
     An exception of an endpoint is raised by the Future of its execution, as a call would raise it; later nodes of that
     execution do not run, other executions go on. When an actor or process of it ends, the graph ends as a whole: all
-    executions raise what a call would. Compile it anew after a restart. Since 0.2.0.
+    executions raise what a call would; ConnectionError when a stream broke and everybody lives. Compile it anew after a
+    restart. Since 0.2.0.
     """
 
     def __init__(self, output: EndpointNode | MultiOutput, depth: int, buffer: int | str) -> None:
-        self._plan = plan = make_plan(output, depth, buffer, procfs.memory()[1])
+        self._plan = plan = make_plan(output, depth, buffer)
+        self._hosts = PlanHosts(plan, host_of(own_process()[0]))
+        if why := too_large(self._hosts.gate(CLIENT_HOST), procfs.memory()[1], "this machine"):
+            raise ValueError(why)
         self._lock = Lock()  # of beginning executions
         self._reading = Lock()  # who has it reads results
         self._followers: deque[Callable[[], Any]] = deque()  # of those who wait meanwhile
@@ -83,89 +88,46 @@ class CompiledGraph:
         self._error: BaseException | None = None
         self._seen: Callable[[], None] = nothing
         self._loops: dict[Any, int] = {}
-        self._name = f"{os.getpid()}.{id(self):x}.{monotonic():.6f}"
-        self._bells: tuple[OtherBell, ...] = ()  # of those who take the input
+        self._name = f"{os.getpid()}.{id(self):x}.{os.urandom(8).hex()}"
+        self._bells: tuple[OtherBell | GateStream, ...] = ()  # of those who take the input
         self._watches: list[ActorsWatch] = []
         self._memory: GraphMemory | None = None
+        self._gate: GraphGate | None = None  # where there are other hosts
+        self._told = threading.Event()  # why it ended
         self._bell = OwnBell()
         self._closed = False
         self._pid = os.getpid()
         self._orders = [ordered(node.endpoint) for node in plan.nodes]
         try:
-            self._compile(plan)
+            self._compile()
         except BaseException:
             self.close()
             raise
 
     # --- compiling
 
-    def _compile(self, plan: Plan) -> None:
-        for node in plan.nodes:
-            if not all(map(on_this_host, node.facts.addresses)):
-                raise ValueError(
-                    f"{node.facts.label} has ranks on other hosts, and graphs are for processes of one host: use ordinary "
-                    f"calls for those, as in {node.facts.label}.call(...)"
-                )
+    def _compile(self) -> None:
         back, incarnation = own_process()
-        self._watches = [ActorsWatch(node.endpoint, self._failed) for node in plan.nodes]
+        self._watches = [ActorsWatch(node.endpoint, self._failed) for node in self._plan.nodes]
         self._failed()
         if self._error is not None:
             raise self._ended()
-        watches: list[dict[int, list[tuple[int, int]]]] = []
-        for node, watch in zip(plan.nodes, self._watches, strict=True):
-            watches.append({rank: [(watch.number, index)] for index, rank in enumerate(node.facts.ranks)})
-        entered: dict[tuple[str, int], Entered] = {}
-        calls = [
-            order.call("enter", self._name, back, incarnation, watched)
-            for order, watched in zip(self._orders, watches, strict=True)
-        ]
-        for node, call in zip(plan.nodes, calls, strict=True):
-            for rank, found in zip(node.facts.ranks, call.get().values(), strict=True):
-                entered[node.facts.key, rank] = found
-                if found.why_not:
-                    raise ValueError(f"{node.facts.label} of rank {rank} cannot take part in a graph: {found.why_not}")
-                if found.machine != this_machine():
-                    raise ValueError(
-                        f"{node.facts.label} of rank {rank} shares no memory with this process (another machine, container "
-                        f"or user): use ordinary calls, as in {node.facts.label}.call(...)"
-                    )
-        self._share(plan, [entered[place[:2]].bell for place in plan.places], back)
-
-    def _share(self, plan: Plan, bells: Sequence[DescriptorAt], back: str) -> None:
-        fd = os.memfd_create("monarch-graph", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, plan.memory)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # who made it smaller would end all who look into it
-            private = [ring.reads > 1 for ring in plan.rings]
-            self._memory = GraphMemory(os.dup(fd), len(plan.rings), plan.depth, plan.slot_size, private, plan.buffer)
-            cores = len(os.sched_getaffinity(0))
-            spin = _SPIN if len(plan.places) + 1 <= cores else 0.0
-            self._spin = Spin(spin)
-            parts: dict[str, dict[int, Part]] = {}
-            sender, memory = sender_name(), DescriptorAt(os.getpid(), fd)
-            for place, steps in zip(plan.places, plan.steps, strict=True):
-                readers = {reader for step in steps for reader in plan.rings[step.ring].readers}
-                woken = {reader: self._bell.at if reader == CLIENT else bells[reader] for reader in readers}
-                part = Part(
-                    memory, plan.depth, plan.slot_size, plan.buffer, plan.rings, steps, woken, spin, sender, back
-                )
-                parts.setdefault(place.key, {})[place.rank] = part
-            self._bells = tuple(OtherBell(bells[reader]) for reader in plan.rings[INPUT_RING].readers)
-            calls = [
-                order.call("join", self._name, parts[node.facts.key])
-                for order, node in zip(self._orders, plan.nodes, strict=True)
-            ]
-            for call in calls:
-                call.get()
-        finally:
-            os.close(fd)
+        joining = GraphJoining(self._name, self._plan, self._hosts, self._orders, self._bell)
+        joining.enter([watch.number for watch in self._watches], back, incarnation)
+        if len(self._hosts) > 1:
+            self._gate = joining.gate(self._stream_ended)
+            joining.connect(self._gate)
+        self._memory = joining.share(self._gate)
+        self._spin = joining.spin
+        self._bells = joining.input_bells
+        joining.join(back)
 
     # --- executing
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory that it takes at most; pages are taken when they are first used."""
-        return self._plan.memory
+        """Bytes of shared memory that it takes on this host at most; pages are taken when they are first used."""
+        return self._hosts.memory(CLIENT_HOST)
 
     def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Future[Any]:
         """Begins an execution, and gives the Future of its result. Arguments are encoded before it returns.
@@ -443,8 +405,9 @@ class CompiledGraph:
         memory = self._memory
         if memory is None or execution.number < self._slots.done:
             return ""
+        heard = {} if self._gate is None else self._gate.heard
         for ring, made in enumerate(self._plan.rings):
-            if not memory.written(ring, execution.number):
+            if not memory.written(ring, execution.number) and heard.get(ring, -1) < execution.number:
                 return f": {made.label}() of rank {made.rank} has not returned"
         return ""
 
@@ -455,13 +418,34 @@ class CompiledGraph:
         watch = next((watch for watch in self._watches if watch.ready), None)
         if watch is None or self._error is not None or self._closed:
             return
-        self._error, self._seen = watch.outcome()
+        self._end_with(*watch.outcome())
+
+    def _stream_ended(self, words: str) -> None:
+        start_thread(self._broken, "monarch-graph", words)
+
+    def _broken(self, words: str) -> None:
+        """A stream has ended. Of the end of an actor or a host, if that is why, the runtime tells."""
+        patience = settings.channel_reconnect_timeout() + _LATER
+        if not self._told.wait(patience) and not self._closed:
+            self._end_with(
+                ConnectionError(
+                    f"the graph has ended: {words or 'a host has left it'}, and within {patience:g} s no end of an actor or "
+                    f"a host was told: compile it anew"
+                ),
+                nothing,
+            )
+
+    def _end_with(self, error: BaseException, seen: Callable[[], None]) -> None:
+        self._error, self._seen = error, seen
+        self._told.set()
         self._fail_all()
         if self._memory is not None:
             self._memory.end()
         for bell in self._bells:
             bell.ring()
         self._bell.ring()
+        if self._gate is not None:
+            start_thread(self._gate.end, "monarch-graph")  # it may wait, and this may be the I/O thread
 
     def _fail_all(self) -> None:
         error, seen = self._error, self._seen
@@ -482,9 +466,12 @@ class CompiledGraph:
             self._closed = True
             if self._error is None:
                 self._error = RuntimeError("the graph was closed: compile it anew")
+        self._told.set()
         if self._memory is not None:
             self._memory.end()
         self._bell.ring()
+        if self._gate is not None:
+            self._gate.end()
         for watch in self._watches:
             watch.close()
         calls = []
@@ -507,6 +494,8 @@ class CompiledGraph:
                 memory.close()
             for bell in self._bells:
                 bell.close()
+            if self._gate is not None:
+                self._gate.close()
             self._bell.close()
         self._wake_follower()
 
@@ -534,7 +523,7 @@ def compile(output: EndpointNode | MultiOutput, *, depth: int = 8, buffer: int |
     larger, the error says which. Takes memory for depth x buffer for each value, as it is used.
 
     ValueError or TypeError when something is wrong with the graph: a cycle, a node that takes nothing of it, more memory than
-    the machine has, ranks on another host (use ordinary calls for those), endpoints that overlap or answer through a port.
+    a host has, endpoints that overlap or answer through a port, hosts that cannot connect (they use TLS, or a gateway).
     What a call would raise when an actor has ended. Since 0.2.0.
     """
     return CompiledGraph(output, depth, buffer)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from monarch._linux import procfs
 from monarch.actor import Extent, NDSlice, Shape, ValueMesh
 from monarch.actor._feeding import (
     FedCall,
@@ -23,22 +24,39 @@ from monarch.actor._feeding import (
 )
 from monarch.actor.lowlevel import watch_processes
 from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, SharedMachine, Spin, this_machine
+from monarch.graph.gate import GateStream, GraphGate
+from monarch.graph.hosts import GateSpec, stream_reader, too_large
 from monarch.graph.memory import VALUE, GraphMemory, Lent, Value
 from monarch.graph.plan import Ring, Step, Take, Turns
 
 
 @dataclass
 class Entered:
-    """An actor's own facts: `why_not` it can take part; "" if it can."""
+    """An actor's own facts: `why_not` it can take part; "" if it can. `cores` are those of its process. Of a gate, where the
+    memory of its host is, and the bells of its streams."""
 
     bell: DescriptorAt
     machine: SharedMachine
     why_not: str
+    cores: int = 1
+    memory: DescriptorAt | None = None
+    streams: dict[int, DescriptorAt] = field(default_factory=dict)
+
+
+@dataclass
+class Connect:
+    """The word to a gate that joins it to others: the addresses of those that it dials, by host; the readers on its host of
+    each ring that comes; their bells."""
+
+    dials: dict[int, str]
+    readers: dict[int, list[int]]
+    bells: dict[int, DescriptorAt]
 
 
 @dataclass
 class Part:
-    """A graph as the client describes it to an actor. `bells` are of the client (number -1) and the actors whom it wakes."""
+    """A graph as the client describes it to an actor. `bells` are of the client (number -1), the actors and the streams (see
+    `hosts`) that it wakes, on its host."""
 
     memory: DescriptorAt  # where the file is
     depth: int
@@ -64,12 +82,16 @@ class GraphMember:
         self.name = name
         self.memory: GraphMemory | None = None
         self._ends = list(ends)
-        self._bells: dict[int, OtherBell] = {}
+        self._bells: dict[int, OtherBell | GateStream] = {}
+        self.gate: GraphGate | None = None  # of this host, if it is here
         self.gone = False  # its client has ended
 
     def join(self, part: Part) -> None:
+        if self.gate is not None:
+            self._bells |= {stream_reader(host): stream for host, stream in self.gate.streams.items()}
         for number, at in part.bells.items():
-            self._bells[number] = OtherBell(at)
+            if number not in self._bells:
+                self._bells[number] = OtherBell(at)
         fd = part.memory.open(os.O_RDWR)
         private = [ring.reads > 1 for ring in part.rings]
         memory = GraphMemory(fd, len(part.rings), part.depth, part.slot_size, private, part.buffer)
@@ -79,7 +101,7 @@ class GraphMember:
 
     def due(self) -> bool:
         memory = self.memory
-        return memory is not None and (self.gone or memory.ended or self._turns.due(memory.written) is not None)
+        return self.gone or (memory is not None and (memory.ended or self._turns.due(memory.written) is not None))
 
     def next(self) -> GraphCall | None:
         """The call that is due. What only passes on an error is done here."""
@@ -122,6 +144,9 @@ class GraphMember:
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.close()
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.close()
 
 
 class GraphCall(FedCall):
@@ -219,11 +244,11 @@ class Driver:
             return
         for index, member in enumerate(self.members):
             memory = member.memory
-            if memory is None:
-                continue
-            if member.gone or memory.ended:
+            if member.gone or (memory is not None and memory.ended):
                 self.leave(member)
                 return
+            if memory is None:
+                continue
             call = member.next()
             if call is not None:
                 self._call = call
@@ -285,38 +310,58 @@ class Driver:
 
 
 def serve(order: str, name: str, *args: Any) -> Any:
-    """Does what the client of a graph asks of an actor, on its thread: "enter", "join", then "leave"."""
+    """Does what the client of a graph asks of an actor, on its thread: "enter", "connect" of a gate, "join", then "leave"."""
     instance = own_instance()
     driver = instance.mailbox.feed
     if order == "enter":
         return _enter(instance, driver, name, *args)
-    if not isinstance(driver, Driver):
-        if order == "join":
-            raise RuntimeError("the graph has ended meanwhile")
+    members = driver.members if isinstance(driver, Driver) else []
+    member = next((one for one in members if one.name == name), None)
+    if order == "leave":
+        if member is not None:
+            member.driver.leave(member)
         return None
-    member = next((one for one in driver.members if one.name == name), None)
-    if order == "join":
-        if member is None:
-            raise RuntimeError("the graph has ended meanwhile")
-        part = args[0][instance.rank]
-        if member.memory is None:
-            driver.join(member, part)
-    elif member is not None:
-        driver.leave(member)
+    if member is None:
+        raise RuntimeError("the graph has ended meanwhile")
+    if order == "connect":
+        connect = args[0].get(instance.rank)
+        return "" if connect is None else _connect(member, connect)
+    if member.memory is None:
+        member.driver.join(member, args[0][instance.rank])
     return None
 
 
+def _connect(member: GraphMember, connect: Connect) -> str:
+    """Returns why a stream cannot be had; "" when all can."""
+    if member.gate is None:
+        raise RuntimeError("the graph has ended meanwhile")
+    bells: dict[int, list[Any]] = {
+        ring: [OtherBell(connect.bells[reader]) for reader in readers] for ring, readers in connect.readers.items()
+    }
+    return member.gate.connect(connect.dials, bells)
+
+
 def _enter(
-    instance: Any, driver: Any, name: str, back: str, incarnation: int, watches: dict[int, list[tuple[int, int]]]
+    instance: Any,
+    driver: Any,
+    name: str,
+    back: str,
+    incarnation: int,
+    watches: dict[int, list[tuple[int, int]]],
+    gates: dict[int, GateSpec],
 ) -> Entered:
+    machine, cores, spec = this_machine(), len(os.sched_getaffinity(0)), gates.get(instance.rank)
     if instance.watcher is not None:
         return Entered(
-            DescriptorAt(0, 0), this_machine(), "what it receives is recorded for a replay, which has messages only"
+            DescriptorAt(0, 0), machine, "what it receives is recorded for a replay, which has messages only"
         )
+    if spec is not None and (why := too_large(spec, procfs.memory()[1], spec.names[spec.host])):
+        return Entered(DescriptorAt(0, 0), machine, why)
     if driver is None:
         driver = Driver(instance)
         driver.begin()
-    if not any(member.name == name for member in driver.members):
+    member = next((one for one in driver.members if one.name == name), None)
+    if member is None:
         ends = [expect_end(instance, back, number, index) for number, index in watches[instance.rank]]
         member = GraphMember(driver, name, ends)
 
@@ -326,4 +371,9 @@ def _enter(
 
         member._ends.append(watch_processes({back: incarnation}, client_ended))
         driver.members.append(member)
-    return Entered(driver.bell.at, this_machine(), "")
+    gate = member.gate
+    if gate is None and spec is not None:
+        gate = member.gate = GraphGate(name, spec, lambda _words: driver.bell.ring())
+    if gate is None:
+        return Entered(driver.bell.at, machine, "", cores)
+    return Entered(driver.bell.at, machine, "", cores, gate.at, gate.bells)

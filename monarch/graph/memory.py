@@ -7,7 +7,10 @@ copy comes under the same addresses, in one step, and belongs to who kept it. So
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import mmap
 import os
 import struct
 import threading
@@ -26,6 +29,7 @@ _HEAD = struct.Struct("=IIQ")  # kind, number of buffers, bytes of the pickle
 # Whether a store is seen by other processors after all that were made before it.
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _fence = threading.Lock()
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,6 +39,18 @@ def fence() -> None:
     for _ in range(2):
         _fence.acquire()
         _fence.release()
+
+
+def make_file(size: int) -> int:
+    """Returns the descriptor of a new anonymous file, whose size nobody can change."""
+    fd = os.memfd_create("monarch-graph", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # who made it smaller would end all who look into it
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 class _Mapping:
@@ -210,3 +226,49 @@ class GraphMemory:
         self.written.words.release()
         self._head.close()
         os.close(self._fd)
+
+
+class GateMemory:
+    """The memory of one graph on one host as bytes, for the streams to other hosts, which read and write slots as they are.
+    Any thread, but for `close`."""
+
+    def __init__(self, fd: int, rings: int, depth: int, slot_size: int) -> None:
+        self._depth = depth
+        self._slot_size = slot_size
+        self._control = control_size(rings, depth)
+        self._map = mmap.mmap(fd, self._control + rings * depth * slot_size)
+        self._view = memoryview(self._map)
+        words = self._view[: self._control].cast("Q")
+        self._ended = words[:1]
+        self.written = Written(words[1:], depth)
+        self._views = [self.written.words, self._ended, words, self._view]
+
+    def end(self) -> None:
+        self._ended[0] = 1
+
+    def slot(self, ring: int, slot: int) -> memoryview:
+        start = self._control + (ring * self._depth + slot) * self._slot_size
+        return self._view[start : start + self._slot_size]
+
+    def value(self, ring: int, slot: int) -> memoryview:
+        """The bytes of the value that was written there."""
+        if not _ORDERED:
+            fence()
+        view = self.slot(ring, slot)
+        _, count, length = _HEAD.unpack_from(view, 0)
+        at = _HEAD.size + 8 * count + length
+        for size in struct.unpack_from(f"={count}Q", view, _HEAD.size):
+            at = -(-at // _ALIGN) * _ALIGN + size
+        return view[:at]
+
+    def tell(self, ring: int, number: int, slot: int) -> None:
+        if not _ORDERED:
+            fence()
+        self.written.write(ring, number, slot)
+
+    def close(self) -> None:
+        """Unmaps it, or leaves that to the last view of it."""
+        with contextlib.suppress(BufferError):
+            for view in self._views:
+                view.release()
+            self._map.close()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from monarch import _text
 from monarch.actor import Extent
 from monarch.graph.nodes import ByRank, EndpointNode, GraphNode, InputNode, InputPart, MultiOutput
 
@@ -91,7 +90,7 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory at most: pages are taken when they are first used."""
+        """Bytes of the file of each host: pages are taken when they are first used."""
         return control_size(len(self.rings), self.depth) + len(self.rings) * self.depth * self.slot_size
 
     def sources(self) -> tuple[int, ...]:
@@ -121,16 +120,13 @@ def parse_size(buffer: int | str) -> int:
     return buffer
 
 
-def make_plan(output: EndpointNode | MultiOutput, depth: int, buffer: int | str, room: int) -> Plan:
-    """Plans the graph that leads to `output`. ValueError or TypeError say what is wrong with it.
-
-    `room`: bytes of memory that the machine has; 0 where that is not known.
-    """
+def make_plan(output: EndpointNode | MultiOutput, depth: int, buffer: int | str) -> Plan:
+    """Plans the graph that leads to `output`. ValueError or TypeError say what is wrong with it."""
     if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MOST_DEPTH:
         raise ValueError(f"invalid depth {depth!r}: expected how many executions may be under way, 1 to {MOST_DEPTH}")
     size = parse_size(buffer)
     planner = _Planner(output)
-    plan = Plan(
+    return Plan(
         depth,
         _pages(max(size, SMALLEST) + _HEADER),
         size,
@@ -142,12 +138,6 @@ def make_plan(output: EndpointNode | MultiOutput, depth: int, buffer: int | str,
         planner.parts,
         planner.nodes,
     )
-    if 0 < room < plan.memory:
-        raise ValueError(
-            f"the graph may need {_text.size(plan.memory)} of shared memory ({len(plan.rings)} values, depth {depth}, "
-            f"buffer {_text.size(size)} each), and this machine has {_text.size(room)} available: lower depth= or buffer="
-        )
-    return plan
 
 
 class _Planner:
@@ -329,6 +319,11 @@ class Written:
             if words[ring * depth + place] >> SLOT_BITS != wanted:
                 return False
         return True
+
+    def newest(self, ring: int) -> int:
+        """The last execution whose value was written there; -1 before the first. They come in their order."""
+        start = ring * self.depth
+        return max(int(word) >> SLOT_BITS for word in self.words[start : start + self.depth]) - 1
 
     def slot(self, ring: int, number: int) -> int:
         """The slot that it is in."""

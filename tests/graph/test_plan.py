@@ -23,8 +23,8 @@ def node(key: str, *args: Any, ranks: int = 1, **kwargs: Any) -> EndpointNode:
     return EndpointNode(ENDPOINT, facts, args, kwargs)
 
 
-def plan_of(output: Any, depth: int = 2, buffer: int | str = 1, room: int = 0) -> Any:
-    return make_plan(output, depth, buffer, room)
+def plan_of(output: Any, depth: int = 2, buffer: int | str = 1) -> Any:
+    return make_plan(output, depth, buffer)
 
 
 def test_a_chain() -> None:
@@ -101,9 +101,7 @@ def test_depth_and_memory_are_bounded() -> None:
     for depth in (0, 1025, True, 2.0):
         with pytest.raises(ValueError, match="invalid depth"):
             plan_of(node("a", InputNode()), depth=depth)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"may need 128 MiB of shared memory \(2 values, depth 2, buffer 32.* lower"):
-        plan_of(node("a", InputNode()), buffer="32MiB", room=10 << 20)
-    plan = plan_of(node("a", InputNode()), buffer="32MiB", room=1 << 30)
+    plan = plan_of(node("a", InputNode()), buffer="32MiB")
     assert plan.memory == 4096 + 4 * plan.slot_size
 
 

@@ -3,6 +3,7 @@ into an actor's mailbox in its own process, answers as ordinary calls have them,
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from monarch._runtime.replies import Gather
 from monarch._shape.extent import Extent
 from monarch._text import clip
 from monarch._wire import message
-from monarch._wire.address import host_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, VALUE, Call
 
@@ -73,8 +73,9 @@ def is_own(facts: EndpointFacts) -> bool:
     return running is not None and running.instance.key == facts.key and running.instance.rank in facts.ranks
 
 
-def on_this_host(address: str) -> bool:
-    return host_of(address) == host_of(here().address)
+def open_stream_to(address: str, purpose: str, timeout: float) -> socket.socket:
+    """Does what `open_stream` says, to the process of that address."""
+    return here().streams().open(address, purpose, timeout)
 
 
 # Of a call that is waited for, but not at a port: another number may be that of a port of the same process, as of a watch.

@@ -1,0 +1,339 @@
+"""The gate of a graph on one host: it has the host's memory, and the streams over which values go to other hosts and come.
+
+A value is sent by the thread that wrote it where that is in the gate's process and the stream has room; else by the stream's
+own thread, which writers of other processes wake. Another thread receives, straight into the slots, and wakes readers. The
+streams are those of the runtime (`_runtime.streams`): of processes that may speak to each other, and never beside TLS.
+
+A stream that breaks ends the graph: its gate says why to all others, and the client to those that are not joined to it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Any
+
+from monarch._linux.local_socket import read_exactly
+from monarch._linux.locks import Lock
+from monarch.actor._feeding import open_stream_to
+from monarch.actor.lowlevel import serve_streams, start_thread
+from monarch.config import settings
+from monarch.graph.bells import DescriptorAt, OwnBell
+from monarch.graph.crossing import Crossed, CrossingError, EdgeReceiver, EdgeSender, Heard
+from monarch.graph.hosts import CLIENT_HOST, GateSpec, stream_reader
+from monarch.graph.memory import GateMemory, make_file
+from monarch.graph.plan import control_size
+
+PURPOSE = "graph"
+OPEN = 10.0  # seconds that a stream may take to open
+_GREETING = struct.Struct("<HB")  # the dialling host, bytes of the graph's name
+_WELCOME = b"\1"
+_TICK = 0.1  # seconds between words to the client of what is only heard of
+_LAST_WORD = 0.2  # seconds for saying why
+_PATIENCE = 5.0  # seconds for a thread whose socket is shut down
+_LONGEST = 2**31 - 1  # milliseconds that the kernel takes
+_AT_ONCE = (False,)
+
+_gates: dict[str, GraphGate] = {}  # of this process
+
+
+class GateStream:
+    """The stream to one host. `ring` on any thread: there is something to send."""
+
+    def __init__(self, gate: GraphGate, host: int) -> None:
+        spec, memory = gate.spec, gate.memory
+        self.host = host
+        self.bell = OwnBell()
+        self._gate = gate
+        self._tells = spec.tells if host == CLIENT_HOST else []
+        self._sender = EdgeSender(spec.sends[host], memory.written, memory.value)
+        self._receiver = EdgeReceiver(spec.takes[host], spec.hears[host], spec.depth, spec.slot_size, memory.slot)
+        self._lock = Lock()  # of sending
+        self._sock: socket.socket | None = None
+        self._own = False  # the socket is closed here
+        self._over = False
+        self._dozes = False
+        self._sent = threading.Event()
+        self._received = threading.Event()
+
+    # --- beginning
+
+    def dial(self, address: str) -> None:
+        """Connects to the gate of that process. NoStreamError, OSError, TimeoutError."""
+        gate = self._gate
+        sock = open_stream_to(address, PURPOSE, OPEN)
+        try:
+            name = gate.name.encode()
+            sock.settimeout(OPEN)
+            sock.sendall(_GREETING.pack(gate.spec.host, len(name)) + name)
+            if sock.recv(1) != _WELCOME:
+                raise ConnectionError("the graph has ended there meanwhile")
+            sock.settimeout(None)
+            self._own = True
+            if not self._take(sock):
+                raise ConnectionError("the graph has ended here meanwhile")
+            start_thread(self.receive, "monarch-graph")
+        except BaseException:
+            sock.close()
+            raise
+
+    def welcome(self, sock: socket.socket) -> bool:
+        """Takes the connection that the other gate has made; False where it is not wanted."""
+        sock.sendall(_WELCOME)
+        sock.settimeout(None)
+        return self._take(sock)
+
+    def _take(self, sock: socket.socket) -> bool:
+        with self._lock:
+            if self._sock is not None or self._over:
+                return False
+            self._sock = sock
+        if sock.family != socket.AF_UNIX:
+            patience = min(round(settings.channel_reconnect_timeout() * 1000), _LONGEST)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+        start_thread(self._send, "monarch-graph")
+        return True
+
+    # --- sending
+
+    def ring(self) -> None:
+        taken, left = False, True
+        try:
+            (taken,) = map(self._lock.acquire, _AT_ONCE)
+            if taken:
+                self._flush(socket.MSG_DONTWAIT)
+                left = False
+        except OSError:  # there is no room, or it broke: its thread waits, or tells
+            pass
+        except BaseException:  # of a handler of signals: nobody knows what was sent
+            self._gate.lost(self.host, "it was interrupted while it sent a value")
+            raise
+        finally:
+            if taken:
+                self._lock.release()
+        if left:
+            self.bell.ring()
+
+    def _flush(self, flags: int) -> None:
+        sock, sender = self._sock, self._sender
+        if sock is None or self._over:
+            return
+        while buffers := sender.buffers():
+            sender.sent(sock.sendmsg(buffers, (), flags))
+
+    def _send(self) -> None:
+        gate, told, next_word, quiet = self._gate, -1, 0.0, not self._tells
+        try:
+            while not self._over:
+                with self._lock:
+                    self._flush(0)
+                if self._tells:
+                    quiet, now = False, monotonic()
+                    if now >= next_word:
+                        told, next_word = gate.newest, now + _TICK
+                        with self._lock:
+                            quiet = self._sender.mark(self._tells, told)
+                            self._flush(0)
+                self._dozes = quiet
+                if gate.newest != told and self._tells:
+                    self._dozes = quiet = False
+                self.bell.sleep(None if quiet else _TICK)
+        except OSError as exc:
+            gate.lost(self.host, _why(exc))
+        except ValueError:  # the memory is gone, and the graph with it
+            pass
+        finally:
+            self._sent.set()
+
+    def wake(self) -> None:
+        """Has the client told of what is only heard of, soon."""
+        if self._dozes:
+            self.bell.ring()
+
+    # --- receiving
+
+    def receive(self) -> None:
+        """Runs until the stream ends, and then waits for the thread that sends."""
+        try:
+            self._gate.lost(self.host, *self._read())
+        finally:
+            self._sent.wait(_PATIENCE)
+            if self._own and self._sock is not None:
+                self._sock.close()
+            self._received.set()
+
+    def _read(self) -> tuple[str, bool]:
+        """Returns why it ended, and whether the other host has said so."""
+        sock, receiver, gate = self._sock, self._receiver, self._gate
+        assert sock is not None
+        try:
+            while True:
+                count = sock.recvmsg_into(receiver.into())[0]
+                if not count:
+                    return "the connection was closed", False
+                if self._over:  # what is left is not wanted, but would have the kernel reset the connection
+                    continue
+                for one in receiver.received(count):
+                    if isinstance(one, Crossed):
+                        gate.arrived(one)
+                    elif isinstance(one, Heard):
+                        gate.heard[one.ring] = one.number
+                    else:
+                        return one.reason, True
+        except OSError as exc:
+            return _why(exc), False
+        except CrossingError as exc:
+            return f"it carried {exc}", False
+        except ValueError:  # the memory is gone, and the graph with it
+            return "", True
+
+    # --- the end
+
+    def finish(self, reason: str) -> None:
+        """Says why, if that is possible at once, and ends both threads."""
+        self._over = True
+        sock = self._sock
+        if sock is not None:
+            if self._lock.acquire(timeout=_LAST_WORD):
+                try:
+                    self._sender.end(reason)
+                    while buffers := self._sender.buffers():
+                        self._sender.sent(sock.sendmsg(buffers, (), socket.MSG_DONTWAIT))
+                except OSError:
+                    pass
+                finally:
+                    self._lock.release()
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self.bell.ring()
+
+    def close(self) -> None:
+        """Returns once both threads have ended."""
+        self.finish("")
+        if self._sock is not None:
+            self._sent.wait(_PATIENCE)
+            self._received.wait(_PATIENCE)
+        self._sender.close()
+        self._receiver.close()
+        self.bell.close()
+
+
+class GraphGate:
+    """The gate of one graph in this process. `ended` hears once why the graph cannot go on, on any thread; "": it was ended
+    in order elsewhere."""
+
+    def __init__(self, name: str, spec: GateSpec, ended: Callable[[str], None]) -> None:
+        self.name = name
+        self.spec = spec
+        self.newest = -1  # execution of which a value has come
+        self.heard: dict[int, int] = {}  # the newest execution of rings that are not read here
+        self._ended = ended
+        self._lock = Lock()
+        self._over = False
+        self._closed = False
+        self._readers: Mapping[int, list[Any]] = {}  # the bells of a ring's readers
+        fd = make_file(control_size(spec.rings, spec.depth) + spec.rings * spec.depth * spec.slot_size)
+        try:
+            self.memory = GateMemory(fd, spec.rings, spec.depth, spec.slot_size)
+            self.at = DescriptorAt(os.getpid(), fd)
+            self.streams = {host: GateStream(self, host) for host in spec.sends}
+        except BaseException:
+            os.close(fd)
+            raise
+        _gates[name] = self
+        serve_streams(PURPOSE, _serve)
+
+    @property
+    def bells(self) -> dict[int, DescriptorAt]:
+        """The bells that writers of other processes ring, by the streams' numbers as readers."""
+        return {stream_reader(host): stream.bell.at for host, stream in self.streams.items()}
+
+    def connect(self, dials: Mapping[int, str], readers: Mapping[int, list[Any]]) -> str:
+        """Connects to the gates of those processes, by host; `readers` are the bells of each ring's. Returns why not, or
+        ""."""
+        self._readers = readers
+        for host, address in dials.items():
+            try:
+                self.streams[host].dial(address)
+            except OSError as exc:  # NoStreamError and TimeoutError too
+                return f"{self.spec.names[self.spec.host]} cannot connect to {self.spec.names[host]}: {_why(exc)}"
+        return ""
+
+    def arrived(self, one: Crossed) -> None:
+        self.memory.tell(*one)
+        for bell in self._readers.get(one.ring, ()):
+            bell.ring()
+        if one.number > self.newest:
+            self.newest = one.number
+            client = self.streams.get(CLIENT_HOST)
+            if client is not None:
+                client.wake()
+
+    def lost(self, host: int, reason: str, said: bool = False) -> None:
+        """A stream has ended. `said`: those are the other host's words."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        names = self.spec.names
+        words = reason if said else f"the connection between {names[self.spec.host]} and {names[host]} broke ({reason})"
+        self._end(words)
+        self._ended(words)
+
+    def _end(self, words: str) -> None:
+        try:
+            self.memory.end()
+        except ValueError:  # it is gone
+            pass
+        for bell in {id(bell): bell for bell in _flat(self._readers.values())}.values():
+            bell.ring()
+        for stream in self.streams.values():
+            stream.finish(words)
+
+    def end(self, words: str = "") -> None:
+        """Ends the streams, and has the processes of this host leave. Returns soon."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._end(words)
+
+    def close(self) -> None:
+        """Ends it, and leaves nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _gates.pop(self.name, None)
+        self.end()
+        for stream in self.streams.values():
+            stream.close()
+        for bell in _flat(self._readers.values()):
+            bell.close()
+        self.memory.close()
+        os.close(self.at.fd)
+
+
+def _flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return [one for several in lists for one in several]
+
+
+def _why(exc: OSError) -> str:
+    return exc.strerror or str(exc) or type(exc).__name__
+
+
+def _serve(sock: socket.socket) -> None:
+    """Serves a stream that another gate has opened."""
+    deadline = monotonic() + OPEN
+    host, length = _GREETING.unpack(read_exactly(sock, _GREETING.size, deadline))
+    name = read_exactly(sock, length, deadline).decode(errors="replace")
+    gate = _gates.get(name)
+    stream = None if gate is None else gate.streams.get(host)
+    if stream is not None and stream.welcome(sock):
+        stream.receive()
