@@ -12,11 +12,22 @@ from typing import Any
 import pytest
 
 from monarch import graph
-from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, ValueMesh, current_rank, endpoint
+from monarch.actor import (
+    Actor,
+    ActorError,
+    HostMesh,
+    SupervisionError,
+    ValueMesh,
+    attach_to_workers,
+    current_rank,
+    endpoint,
+)
 from monarch.graph import InputNode, MultiOutput
 from monarch.graph.gate import _gates
+from monarch.graph.hosts import CLIENT_HOST
 from monarch.testing.leaks import check_leaks
-from tests.support.hosts import Hosts, hosts_in
+from monarch.tools.certs import make_certificates
+from tests.support.hosts import LOOP, Hosts, hosts_in
 from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
 from tests.support.tiers import full
@@ -54,14 +65,11 @@ class Far(Actor):
         return x
 
     @endpoint
-    def break_streams(self) -> int:
-        broken = 0
+    def break_stream(self) -> None:
+        """The one to the other host of two."""
         for gate in list(_gates.values()):
-            for stream in gate.streams.values():
-                if stream._sock is not None:
-                    stream._sock.shutdown(socket.SHUT_RDWR)
-                    broken += 1
-        return broken
+            (sock,) = (stream._sock for host, stream in gate.streams.items() if host != CLIENT_HOST)
+            sock.shutdown(socket.SHUT_RDWR)
 
     @endpoint
     def pid(self, x: Any = None) -> int:
@@ -216,8 +224,31 @@ def test_a_stream_that_breaks_where_everybody_lives_ends_the_graph_with_its_word
         last = at(far, 1).add.bind(at(far, 0).add.bind(x))
     with graph.compile(last) as compiled:
         assert compiled.execute(1).get(TIMEOUT) == 3
-        assert at(far, 1).break_streams.call_one().get(TIMEOUT) == 2
-        with pytest.raises(ConnectionError, match=r"the graph has ended: the connection between .* broke .*: compile it anew"):
+        at(far, 1).break_stream.call_one().get(TIMEOUT)
+        said = r"the graph has ended: the connection between tcp\S* and tcp\S* broke .*: compile it anew"
+        with pytest.raises(ConnectionError, match=said):
             compiled.execute(1).get(TIMEOUT)
     with graph.compile(last) as compiled:
         assert compiled.execute(1).get(TIMEOUT) == 3
+
+
+def test_a_job_with_tls_is_refused_when_the_graph_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    made = make_certificates(tmp_path / "certs")
+    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
+    monkeypatch.delenv("MONARCH_SECRET", raising=False)
+    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
+    source = LOOP.replace(', ca="trust_all_connections"', "").replace(
+        "sys.argv[1]", "sys.argv[1].replace('tcp:', 'tls:')"
+    )
+    with hosts_in(tmp_path) as hosts:
+        worker = hosts.start_tcp(source, {name: str(file) for name, file in env.items()})
+        address = worker.address.replace("tcp:", "tls:")
+        mesh = attach_to_workers(
+            workers=[address], ca=made.ca, certificate=made.certificate, private_key=made.private_key
+        )  # fmt: skip
+        far = mesh.spawn_procs().spawn("far", Far)
+        with pytest.raises(ValueError, match=r"cannot connect to .*TLS cannot be handed.* Use ordinary calls"):
+            graph.compile(far.add.bind(InputNode()))
+        assert far.add.call_one(1).get(TIMEOUT) == 2
+        mesh.shutdown().get(TIMEOUT)

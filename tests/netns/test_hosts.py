@@ -163,7 +163,9 @@ def test_a_mesh_over_eight_hosts() -> None:
         logs = [host.log.read_text().splitlines() for host in lab.hosts]
         assert logs[0] == []
         for log in logs[1:]:
-            assert re.fullmatch(r"monarch worker: serving as host tcp://\S+:26600 until it is shut down", "\n".join(log))
+            assert re.fullmatch(
+                r"monarch worker: serving as host tcp://\S+:26600 until it is shut down", "\n".join(log)
+            )
 
 
 @pytest.mark.slow
@@ -366,7 +368,58 @@ def test_a_host_that_only_the_client_has_lost_is_replaced_and_not_believed_any_m
         assert workers[1].wait(SECONDS) == workers[2].wait(SECONDS) == 0
 
 
+@full
+@pytest.mark.parametrize("apart", [(0, 1), (1, 2)])
+def test_a_graph_over_hosts_waits_for_a_short_cut_and_ends_with_a_long_one(
+    lab: Lab, trio: Any, apart: tuple[int, int]
+) -> None:
+    """Cuts the client from a host, and two hosts that the client both reaches from each other."""
+    client, _ = trio(SOON_DEAD | {"HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "3s"})
+    client.ask("execute", 0, 1, 0)
+    client.ask("more_executions", 100)
+    lab.separate(*apart)
+    lab.rejoin(*apart)
+    client.ask("more_executions", 100)
+    began = time.monotonic()
+    lab.separate(*apart)
+    done = client.ask("end_of_graph")
+    assert time.monotonic() - began < 30
+    assert done["wrong"] == []
+    if 0 in apart:
+        assert "SupervisionError" in done["failure"]
+        assert url(lab.hosts[1].address) in done["failure"]
+    else:
+        addresses = [url(host.address) for host in lab.hosts[1:]]
+        assert done["failure"].startswith("ConnectionError: the graph has ended: the connection between ")
+        assert all(address in done["failure"] for address in addresses)
+        lab.rejoin(*apart)
+        client.ask("execute", 0, 1, 0)
+        client.ask("more_executions", 100)
+
+
 # --- hosts die under load
+
+
+@full
+@pytest.mark.parametrize("what", ["agent", "host"])
+def test_a_graph_over_a_host_that_is_killed_ends_and_is_compiled_anew_on_the_other(
+    lab: Lab, trio: Any, what: str
+) -> None:
+    client, _ = trio(QUICK)
+    net, _, agent = client.ask("where")[0]
+    assert net == network(lab.hosts[1])
+    client.ask("execute", 1, 0, 1)
+    client.ask("more_executions", 100)
+    if what == "agent":
+        os.kill(agent, signal.SIGKILL)
+    else:
+        lab.hosts[1].kill()
+    done = client.ask("end_of_graph")
+    assert done["wrong"] == []
+    assert "SupervisionError" in done["failure"]
+    assert url(lab.hosts[1].address) in done["failure"]
+    client.ask("execute", 1)
+    client.ask("more_executions", 100)
 
 
 @pytest.mark.parametrize("what", ["agent", pytest.param("host", marks=pytest.mark.slow)])

@@ -13,10 +13,13 @@ import os
 import queue
 import sys
 import threading
+from collections import deque
 from typing import Any
 
 import monarch.actor
+import monarch.graph
 from monarch.actor import Actor, ActorMesh, HostMesh, attach_to_workers, current_rank, endpoint
+from monarch.graph import InputNode
 
 SECONDS = 60.0
 
@@ -174,6 +177,50 @@ class Casts:
         return self.sent
 
 
+class GraphLoad:
+    """Executions of a compiled graph, eight at a time, until one fails."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._changed = threading.Condition()
+        self.done = 0
+        self.wrong: list[Any] = []
+        self.failure = ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number, futures = 0, deque[Any]()
+        try:
+            while True:
+                while len(futures) < 8:
+                    futures.append(self._compiled.execute(number + len(futures)))
+                if (result := futures.popleft().get(SECONDS)) != number:
+                    self.wrong.append([number, result])
+                number += 1
+                with self._changed:
+                    self.done = number
+                    self._changed.notify_all()
+        except Exception as error:
+            with self._changed:
+                self.failure = f"{type(error).__name__}: {error}"
+                self._changed.notify_all()
+
+    def more(self, count: int) -> int:
+        """Waits for so many more, or a failure."""
+        with self._changed:
+            wanted = self.done + count
+            assert self._changed.wait_for(lambda: self.done >= wanted or self.failure, SECONDS), "no more results come"
+            return self.done
+
+    def end_when_it_fails(self) -> dict[str, Any]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failure, SECONDS), "it does not fail"
+        self._thread.join(SECONDS)
+        self._compiled.close()
+        return {"done": self.done, "wrong": self.wrong, "failure": self.failure}
+
+
 class Client:
     """`hosts`, `residents` and `load` are those of the last attach, spawn and begin."""
 
@@ -183,6 +230,7 @@ class Client:
         self.residents: Any
         self.load: Load
         self.casts: Casts
+        self.graph: GraphLoad
         self.faults: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def go_through(self, worker: str) -> None:
@@ -270,6 +318,19 @@ class Client:
     def more_casts(self, count: int) -> None:
         """Waits for so many more."""
         self.casts.more(count)
+
+    def execute(self, *hosts: int) -> None:
+        """Begins to execute a graph, a chain over these hosts."""
+        last: Any = InputNode()
+        for host in hosts:
+            last = self.residents.slice(hosts=host, gpus=0).call.bind(last)
+        self.graph = GraphLoad(monarch.graph.compile(last))
+
+    def more_executions(self, count: int) -> int:
+        return self.graph.more(count)
+
+    def end_of_graph(self) -> dict[str, Any]:
+        return self.graph.end_when_it_fails()
 
     def fault(self) -> str:
         """Waits for a failure to reach the root."""
