@@ -24,11 +24,16 @@ class NvidiaMeasure:
 
     def __call__(self) -> list[Row]:
         nvml = self._nvml
-        return [self._device(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [
+            self._device(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
+        ]
 
-    def _device(self, index: int) -> Row:
+    def at(self, address: str) -> Row:
+        """Returns the row of the device at that place of the PCI bus."""
+        return self._device(0, self._nvml.nvmlDeviceGetHandleByPciBusId(address.encode()))
+
+    def _device(self, index: int, handle: Any) -> Row:
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         power = self._maybe(nvml.nvmlDeviceGetPowerUsage, handle)
         rates = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -66,6 +71,13 @@ class SysfsMeasure:
 
     def __call__(self) -> list[Row]:
         return [self._device(index, place) for index, place in enumerate(self._devices)]
+
+    def at(self, address: str) -> Row:
+        """Returns the row of the device at that place of the PCI bus. LookupError where there is none."""
+        for index, place in enumerate(self._devices):
+            if os.path.basename(os.path.realpath(place)) == address:
+                return self._device(index, place)
+        raise LookupError(address)
 
     def _device(self, index: int, place: str) -> Row:
         busy, power = _number(place, "gpu_busy_percent"), _sensor(place, "power1_average")
@@ -110,7 +122,7 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def measure_devices() -> Callable[[], list[Row]] | None:
+def measure_devices() -> NvidiaMeasure | SysfsMeasure | None:
     """Returns what measures this host's accelerators; None when it has none that can be measured."""
     for measure in (NvidiaMeasure, SysfsMeasure):
         try:
@@ -118,3 +130,9 @@ def measure_devices() -> Callable[[], list[Row]] | None:
         except Exception:  # the package, the driver or a device is not there
             continue
     return None
+
+
+def measure_of(address: str) -> Callable[[], Row] | None:
+    """Returns what measures the accelerator at that place of the PCI bus (0000:17:00.0); None when nothing can."""
+    measure = measure_devices()
+    return None if measure is None else lambda: measure.at(address)

@@ -166,6 +166,11 @@ def enter() -> None:
         _own.enter()
 
 
+def index() -> int:
+    """Returns the number of this process's device; 0 for one that nobody has assigned one."""
+    return 0 if _own is None else _own.index
+
+
 def start() -> None:
     """The calling thread is about to use devices: torch initialises them, if there are any, and this process's is in use.
     Libraries that choose a device by themselves, until one is in use, find it. Imports torch."""

@@ -31,6 +31,7 @@ OUTER: dict[str, tuple[str, str]] = {
     "observer.at": ("dashboard.process.launcher", "observer_at"),
     "observer.config": ("dashboard.process.observer_config", "ObserverConfig"),
     "observer.start": ("dashboard.process.launcher", "start"),
+    "observer.telemetry": ("dashboard.process.launcher", "telemetry_at"),
     "references.fetching": ("references.fetched", "fetching"),
     "references.keep": ("references.keep", "keep"),
     "references.kept": ("references.keep", "KeptEndpoint"),

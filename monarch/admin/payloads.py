@@ -9,6 +9,8 @@ import datetime
 
 import msgspec
 
+from monarch.telemetry.curves import Curve
+
 
 class MemoryUse(msgspec.Struct, gc=False):
     process_rss_bytes: int | None
@@ -50,6 +52,16 @@ class Debug(msgspec.Struct, gc=False):
     last_nonzero_queue_depth_age_ms: int | None
 
 
+class DeviceUse(msgspec.Struct, gc=False):
+    """A process's GPU: `number` as the process calls it; load in percent, null where its driver does not tell; the memory of
+    the whole device."""
+
+    number: int
+    load_percent: float | None
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
 class ProcProperties(msgspec.Struct, gc=False):
     proc_name: str
     num_actors: int
@@ -67,6 +79,7 @@ class ProcProperties(msgspec.Struct, gc=False):
     state: str
     started_at: str
     processor_seconds: float = 0.0  # of processor time so far
+    device: DeviceUse | None = None  # null: it uses none, or none that can be measured
 
 
 class OrderingSession(msgspec.Struct, gc=False):
@@ -189,6 +202,19 @@ class Nodes(msgspec.Struct, gc=False):
     """The whole tree in one answer."""
 
     nodes: list[NodePayload]
+
+
+NO_CURVES = (
+    "this program keeps no curves: it calls monarch.metrics.keep(), or monarch.telemetry.start(), and then "
+    "monarch.metrics.log(step=..., loss=...) in any rank"
+)
+
+
+class CurvesFound(msgspec.Struct):
+    """The curves of what a program has logged of itself. `left_out`: values of curves that were too many."""
+
+    curves: list[Curve]
+    left_out: int = 0
 
 
 class ConfigEntry(msgspec.Struct, gc=False):

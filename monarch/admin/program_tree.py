@@ -21,6 +21,7 @@ from monarch.admin.payloads import (
     ActiveHandler,
     ActorProperties,
     Debug,
+    DeviceUse,
     ErrorProperties,
     Execution,
     FailureInfo,
@@ -229,6 +230,7 @@ class _Assembly:
             facts.poisoned or (row.state if row is not None else "running"),
             iso(facts.started),
             round(facts.processors, 3),
+            None if facts.device is None else DeviceUse(*facts.device),
         )
         self._add(identity, Properties(Proc=proc), [actor.id for actor in order], parent, facts.now)
         for actor in order:

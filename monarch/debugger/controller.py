@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import socket
@@ -30,6 +31,7 @@ _logger = logging.getLogger("monarch")
 
 _Infos = list[DebugSessionInfo]  # one of the endpoints is called `list`
 _Names = list[tuple[str, int]]
+_Stopped = list[dict[str, Any]]
 
 _here: DebugController | None = None  # of this process
 
@@ -165,6 +167,10 @@ class DebugController(Actor):
     def infos(self) -> _Infos:
         """Returns the endpoints that stand at a breakpoint."""
         return [session.info for session in self._sessions.all()]
+
+    def stopped(self) -> _Stopped:
+        """Returns the same for other processes, each with the address of its process."""
+        return [{**dataclasses.asdict(each.info), "address": each.address} for each in self._sessions.all()]
 
     def names(self) -> _Names:
         """Returns names and ranks for completion."""

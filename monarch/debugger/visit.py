@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import json
 import select
 import socket
@@ -19,12 +18,10 @@ import msgspec
 
 from monarch._mesh.inspection import survey
 from monarch._runtime.context import home
+from monarch.admin.debugging import CHECK, CONTINUE, EDITOR, EXCEPTIONS, LIST, NAMES, TALK, Visit
 from monarch.debugger.controller import DebugController, here_in_client
 from monarch.debugger.editor_rank import EditorAttached, EditorInput, EditorOutput
 
-STREAM = "debug"
-TALK, LIST, NAMES, CONTINUE, EXCEPTIONS = "talk", "list", "names", "continue", "exceptions"
-CHECK, EDITOR = "check", "editor"
 _ANSWER = 30.0  # seconds that a short question may take
 _CHECK_QUESTION, _BEGIN_QUESTION = "debugger.editor.check", "debugger.editor.begin"
 _EXCHANGE_QUESTION, _END_QUESTION = "debugger.editor.exchange", "debugger.editor.end"
@@ -35,15 +32,6 @@ _SOON, _IDLE = 0.001, 0.05
 _SLOW = 600.0  # seconds that an editor may take none of what is there for it, before it is left
 _READ = 1 << 16
 _NAMED = 20
-
-
-class Visit(msgspec.Struct, frozen=True):
-    """`mesh`, `rank`: of CHECK and EDITOR; `on`: of EXCEPTIONS."""
-
-    what: str = TALK
-    mesh: str | None = None
-    rank: int = 0
-    on: bool = True
 
 
 def serve(sock: socket.socket, argument: bytes) -> None:
@@ -109,8 +97,7 @@ def _answer(visit: Visit) -> dict[str, Any]:
 
     async def ask() -> dict[str, Any]:
         if visit.what == LIST:
-            stopped = [dataclasses.asdict(info) for info in controller.infos()]
-            return {"text": f"{await controller.page()}\n", "stopped": stopped}
+            return {"text": f"{await controller.page()}\n", "stopped": controller.stopped()}
         if visit.what == NAMES:
             return {"names": controller.names()}
         if visit.what == CONTINUE:

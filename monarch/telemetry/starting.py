@@ -320,3 +320,12 @@ def run_folder(what: str = "telemetry") -> str:
     if client is None:
         raise RuntimeError(f"{what} is started by the program, and this is a process of one of its meshes")
     return str(client.directory)
+
+
+def recorded_by(folder: str) -> QueryEngineClient | None:
+    """Returns a client for what the program of that run folder records; None when it does not. Any process of this user."""
+    path = os.path.join(folder, FOLDER)
+    if not os.path.exists(os.path.join(path, "socket")):
+        return None
+    url = plugins.outer("observer.telemetry")(path)
+    return None if url is None else QueryEngineClient(url)

@@ -140,6 +140,9 @@ def test_measures_need_no_amdsmi(tmp_path: Path) -> None:
     (place / "mem_info_vram_used").write_text("296587264\n")
     (row,) = measures.SysfsMeasure(str(tmp_path))()
     assert row["memory_total_bytes"] == 206141652992
+    assert measures.SysfsMeasure(str(tmp_path)).at("device")["memory_used_bytes"] == 296587264
+    with pytest.raises(LookupError, match="0000:17:00"):
+        measures.SysfsMeasure(str(tmp_path)).at("0000:17:00.0")
     with pytest.raises(FileNotFoundError):
         measures.SysfsMeasure(str(tmp_path / "card0"))
 

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from monarch.admin.references import encoded
 from monarch.dashboard.routes.admin_routes import routes
+from monarch.telemetry.curves import MetricCurves
 from monarch.telemetry.query_process import End
 from monarch.telemetry.result import QueryError, QueryRefused, QueryTimeout
 from tests.support import trees
@@ -329,3 +330,12 @@ def test_readers_who_come_together_cost_the_program_one_question() -> None:
 
     assert asyncio.run(many()) == [200] * 64
     assert asked.asked == [("tree", None)]
+
+
+def test_the_curves_of_what_the_program_logs() -> None:
+    status, code, said = Server(program()).get("/v1/metrics").error
+    assert (status, code) == (404, "not_found") and "it calls monarch.metrics.keep()" in said
+    curves = MetricCurves()
+    curves.add("trainers", "loss", 3, 0.5, 1, 0.0)
+    (told,) = Server(program(), SimpleNamespace(curves=curves, runs="")).get("/v1/metrics").json["curves"]
+    assert (told["mesh"], told["name"], told["steps"], told["mean"]) == ("trainers", "loss", [3], [0.5])

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from monarch.admin.debugging import STREAM, Visit
 from monarch.admin.programs import Program, choose
 from monarch.config import configured
-from monarch.debugger.visit import STREAM, Visit
 from tests.support.hosts import Hosts
 from tests.support.patience import TIMEOUT
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from monarch.debugger.visit import STREAM, Visit
+from monarch.admin.debugging import STREAM, Visit
 from tests.debugger.program import FIRST_STOP, STOPS_AT_THE_CALL
 from tests.support.patience import TIMEOUT
 from tests.support.tiers import full

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from monarch._mesh.output.kept import OutputPage, OutputRequest
-from monarch.debugger.visit import EDITOR, STREAM, Visit
+from monarch.admin.debugging import EDITOR, STREAM, Visit
 from tests.debugger.program import FIRST_STOP
 from tests.support.patience import TIMEOUT
 from tests.support.tiers import full

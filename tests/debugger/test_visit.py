@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch.admin.debugging import EDITOR, Visit
 from monarch.debugger import visit
 from monarch.debugger.editor_rank import EditorAttached, EditorInput, EditorOutput
-from monarch.debugger.visit import EDITOR, Visit
 
 EDIT = msgspec.msgpack.encode(Visit(EDITOR, mesh="mesh", rank=0))
 

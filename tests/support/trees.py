@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -159,6 +160,7 @@ class FakeProgram:
 
     def __init__(self, *told: ProcessFacts | HostFacts, silent: dict[str, str] | None = None) -> None:
         self.pid = 100
+        self.folder = ""
         self.command = "python program.py"
         self.told = list(told)
         self.silent = silent or {}
@@ -168,6 +170,9 @@ class FakeProgram:
         self.bodies: dict[str, bytes] = {}  # question -> answer of the process that is asked
         self.before: Callable[[], Any] = lambda: None
         self._lock = threading.Lock()
+
+    def stream(self, name: str, argument: bytes = b"") -> socket.socket:
+        raise ValueError(f"it knows no {name}")
 
     def ask(
         self, question: str, argument: bytes = b"", *, timeout: float = 5.0, only: Any = None, agents: bool = False

@@ -97,6 +97,7 @@ def test_an_nvidia_device_is_measured_by_nvml(monkeypatch: pytest.MonkeyPatch) -
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: f"handle{index}",
+        nvmlDeviceGetHandleByPciBusId=lambda place: f"handle of {place.decode()}",
         nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=5, total=10),
         nvmlDeviceGetPowerUsage=power,
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=70),
@@ -109,6 +110,7 @@ def test_an_nvidia_device_is_measured_by_nvml(monkeypatch: pytest.MonkeyPatch) -
     assert first.keys() == columns("gpu_metrics")
     assert (first["gpu_uuid"], first["utilization_percent"], first["power_watts"]) == ("GPU-1", 70.0, None)
     assert second["gpu_index"] == 1
+    assert NvidiaMeasure().at("0000:17:00.0")["gpu_uuid"] == "GPU-1"
 
 
 @pytest.mark.device

@@ -10,10 +10,10 @@ from urllib.error import URLError
 import msgspec
 import pytest
 
+from monarch.metrics.metric_plot import PlottedLine, comparison, number, page, plot, sentence
 from monarch.telemetry.curves import MetricCurves
 from monarch.telemetry.runs import KeptRun, RunWriter
 from monarch.tools import cli
-from monarch.tools.metric_plot import PlottedLine, comparison, number, page, plot, sentence
 from monarch.tools.verbs import metrics_verb
 
 NAN = float("nan")

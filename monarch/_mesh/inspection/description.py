@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._devices.own_figures import OWN, DeviceFigures
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of, lines_of_job
 from monarch._mesh.inspection import identities
@@ -130,6 +131,7 @@ class ProcessFacts(Facts):
     retention: int
     events: list[Event]  # of the process itself, only when asked for
     processors: float = 0.0  # seconds of processor time so far
+    device: DeviceFigures | None = None  # of the device that it uses, as last measured
 
 
 class TreeRequest(msgspec.Struct):
@@ -199,6 +201,7 @@ def describe(proc: Proc, ask: TreeRequest) -> ProcessFacts:
         proc.departed.maxlen or 0,
         proc.events.events("") if ask.actor == "*" else [],
         usage.ru_utime + usage.ru_stime,
+        OWN.last(),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text as RichText
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
@@ -30,16 +30,13 @@ from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._text import one_line, visible
 from monarch.admin.payloads import NodePayload
 from monarch.admin.references import ROOT
-from monarch.admin.screen import details, diagnostics, header, labels, pages, themes
-from monarch.admin.screen.diagnostics import Check, CheckReport
+from monarch.admin.screen import details, header
 from monarch.admin.screen.header import Options
-from monarch.admin.screen.overlay import Overlay
-from monarch.admin.screen.ranks import ORDERS, RanksState
+from monarch.admin.screen.page_keys import PageKeys
+from monarch.admin.screen.ranks import ORDERS
 from monarch.admin.screen.ranks_view import RanksView
 from monarch.admin.screen.sources import NoAnswer, ScreenSource
-from monarch.admin.screen.tree_state import TreeState
 from monarch.admin.screen.tree_view import TreeView, fitted
-from monarch.admin.screen.words import Words
 
 _NARROW, _LOW = 40, 8  # columns and rows below which nothing is shown
 _BESIDE = 100  # columns from which the details are beside the tree; below it they are under it
@@ -49,7 +46,7 @@ _PARTS = "#ranks, #head, #error, #splash, #main, #tree, #side, #details, #filter
 _SPINS = 0.1  # seconds
 
 
-class MeshAdmin(App[None]):
+class MeshAdmin(PageKeys):
     TITLE = "mesh-admin"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -87,6 +84,8 @@ class MeshAdmin(App[None]):
         *(Binding(key, f"sort('{key}')") for key in ORDERS),
         Binding("C", "config"),
         Binding("v", "services"),
+        Binding("m", "metrics"),
+        Binding("b", "debugger"),
         Binding("question_mark", "glossary"),
         Binding("left_square_bracket", "details(-5)"),
         Binding("right_square_bracket", "details(5)"),
@@ -110,22 +109,8 @@ class MeshAdmin(App[None]):
             super().__init__()
             self.node = node
 
-    class Done(Message):
-        """A message that a thread has found something, which `show` puts on the screen."""
-
-        def __init__(self, show: Callable[[], Any]) -> None:
-            super().__init__()
-            self.show = show
-
     def __init__(self, source: ScreenSource, options: Options, now: Callable[[], float] = time.time) -> None:
-        super().__init__()
-        self.source = source
-        self.options = options
-        self.say = Words(options.language)
-        self.palette = themes.THEMES[options.theme]
-        self.state = TreeState()
-        self.ranks = RanksState()
-        self.in_tree = options.tree
+        super().__init__(source, options)
         self.error = ""
         self.found: Diagnosis | None = None  # the doctor's last look; None: there was none yet, or it does not answer
         self._now = now
@@ -133,10 +118,7 @@ class MeshAdmin(App[None]):
         self._loaded = False
         self._spin = 0
         self._rest = threading.Event()  # the doctor's, between two looks
-        self._wake = threading.Event()  # something is to be asked before it is time
         self._whole = True  # and that is the tree
-        self._ended = False
-        self._covered = False  # by an overlay: nothing is asked meanwhile
         self._use_palette()
 
     def _use_palette(self) -> None:
@@ -161,11 +143,6 @@ class MeshAdmin(App[None]):
     @property
     def findings(self) -> Sequence[Finding]:
         return () if self.found is None else self.found.findings
-
-    @property
-    def chosen(self) -> TreeState | RanksState:
-        """Returns the state of what is shown, whose rows the keys move among."""
-        return self.state if self.in_tree else self.ranks
 
     def compose(self) -> ComposeResult:
         yield RanksView(self.palette, id="ranks")
@@ -235,15 +212,6 @@ class MeshAdmin(App[None]):
         except Exception:  # the tree says what is wrong, or will
             return
 
-    def _send(self, message: Message) -> None:
-        """Any thread. What comes when the screen has ended is dropped."""
-        try:
-            if not self._ended:
-                self.post_message(message)
-        except RuntimeError:  # the event loop has closed just now
-            if not self._ended:
-                raise
-
     # --- what came
 
     def on_mesh_admin_came(self, message: Came) -> None:
@@ -263,7 +231,7 @@ class MeshAdmin(App[None]):
         if message.node.identity == self.state.selected and self._stands():
             self._draw_details()
 
-    def on_mesh_admin_done(self, message: Done) -> None:
+    def on_page_keys_done(self, message: PageKeys.Done) -> None:
         if self._stands():
             message.show()
 
@@ -489,98 +457,6 @@ class MeshAdmin(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self._close_filter()
-
-    # --- overlays
-
-    def action_glossary(self) -> None:
-        title = self.say("Glossary")
-        lines = pages.help_page(self.options.language)
-        self._open("help", title, lambda overlay: overlay.show(title, lines))
-
-    def action_stacks(self) -> None:
-        reference = self.chosen.selected
-        title = f"{self.say('Stacks')}: {self._process_name(reference)}"
-
-        def find() -> list[pages.PageText]:
-            return pages.stacks(self.source.stacks(reference), time.strftime("%H:%M:%S"))
-
-        self._open("stacks", title, lambda overlay: self._find(overlay, title, find), "p")
-
-    def action_logs(self) -> None:
-        reference = self._process(self.chosen.selected)
-        title = f"{self.say('Output')}: {self._process_name(reference)}"
-
-        def find() -> list[pages.PageText]:
-            return pages.output(self.source.output(reference))
-
-        self._open("logs", title, lambda overlay: self._find(overlay, title, find, True), "l")
-
-    def action_config(self) -> None:
-        reference = self.chosen.selected
-        title = f"{self.say('Settings')}: {self._process_name(reference)}"
-
-        def find() -> list[pages.PageText]:
-            return pages.config(self.source.config(reference), self.size.width * 94 // 100 - 6)
-
-        self._open("config", title, lambda overlay: self._find(overlay, title, find), "C")
-
-    def action_services(self) -> None:
-        title = self.say("Services")
-        self._open("services", title, lambda overlay: self._find(overlay, title, self._tables), "v")
-
-    def _tables(self) -> list[pages.PageText]:
-        return pages.tables(self.source.tables())
-
-    def action_diagnostics(self) -> None:
-        self._open("diagnostics", self.say("Diagnostics"), self._diagnose, "r d")
-
-    def _process(self, reference: str) -> str:
-        """Returns, of an actor, the process that it lives in."""
-        node = self.state.nodes.get(reference)
-        return node.parent if node is not None and node.properties.Actor is not None and node.parent else reference
-
-    def _process_name(self, reference: str) -> str:
-        process = self._process(reference)
-        row = next((row for row in self.ranks.all if row.reference == process), None)
-        return row.name if row is not None else labels.short(process)
-
-    def _open(self, kind: str, title: str, run: Callable[[Overlay], Any], again: str = "") -> None:
-        self._covered = True
-        self.push_screen(Overlay(kind, title, self.palette, self.say, run, again), lambda _: self._uncovered())
-
-    def _uncovered(self) -> None:
-        self._covered = False
-        self._wake.set()
-
-    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.PageText]], end: bool = False) -> None:
-        """`end`: its last lines come into sight."""
-
-        def look() -> None:
-            try:
-                lines = find()
-            except NoAnswer as exc:
-                lines = [pages.PageText(line, "error") for line in str(exc).splitlines()]
-            except Exception as exc:
-                lines = [pages.PageText(f"{type(exc).__name__}: {exc}", "error")]
-            self._send(self.Done(lambda: overlay.show(title, lines, end)))
-
-        threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
-
-    def _diagnose(self, overlay: Overlay) -> None:
-        checks: list[Check] = []
-
-        def show(report: CheckReport, done: bool) -> None:
-            self._send(self.Done(lambda: overlay.show(*pages.diagnostics(report, done, self.say))))
-
-        def told(check: Check) -> None:
-            checks.append(check)
-            if len(checks) % 10 == 1:
-                show(CheckReport(list(checks)), False)
-
-        def look() -> None:
-            show(diagnostics.run(self.source, time.monotonic, told), True)
-
-        threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
 
 
 def _with_events(node: NodePayload, full: NodePayload) -> NodePayload:

@@ -94,6 +94,8 @@ def keys(say: Words) -> list[tuple[str, str]]:
         ("l", say("logs")),
         ("C", say("settings")),
         ("d", say("diagnostics")),
+        ("m", say("metrics")),
+        ("b", say("debug")),
         ("s", say("system")),
         ("h", say("stopped")),
     ]

@@ -21,7 +21,8 @@ _PAGE = 10  # rows
 
 
 class Overlay(ModalScreen[None]):
-    """`again`: the keys that do it again, with `run`, which gets this overlay and shows what comes with `show`."""
+    """`again`: the keys that do it again, with `run`, which gets this overlay and shows what comes with `show`. `every`:
+    seconds after which that is done by itself; 0.0: never."""
 
     DEFAULT_CSS = """
     Overlay { align: center middle; }
@@ -38,11 +39,18 @@ class Overlay(ModalScreen[None]):
         Binding("pageup,ctrl+u", f"by(-{_PAGE})"),
         Binding("g,home", "by(-1000000)"),
         Binding("G,end", "by(1000000)"),
-        Binding("r,d,p,C,l,v", "again"),
+        Binding("r,d,p,C,l,v,b", "again"),
     ]
 
     def __init__(
-        self, kind: str, title: str, palette: Palette, say: Words, run: Callable[[Overlay], Any], again: str = ""
+        self,
+        kind: str,
+        title: str,
+        palette: Palette,
+        say: Words,
+        run: Callable[[Overlay], Any],
+        again: str = "",
+        every: float = 0.0,
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -51,6 +59,7 @@ class Overlay(ModalScreen[None]):
         self._say = say
         self._run = run
         self._again = again
+        self._every = every
         self._lines: Sequence[PageText] = [PageText(f"{say('waiting for an answer')} ...", "dim")]
 
     def compose(self) -> ComposeResult:
@@ -63,6 +72,8 @@ class Overlay(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self._run(self)
+        if self._every:
+            self.set_interval(self._every, lambda: self._run(self))
 
     def show(self, title: str, lines: Sequence[PageText], end: bool = False) -> None:
         """Shows these lines. On the app's thread. `end`: the last of them come into sight."""

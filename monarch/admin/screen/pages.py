@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 from monarch._mesh.inspection.diagnosis import Finding
 from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.output.kept import OutputPage
-from monarch.admin.payloads import ConfigEntry
+from monarch.admin.payloads import ConfigEntry, CurvesFound
 from monarch.admin.screen import glossary
 from monarch.admin.screen.diagnostics import ADMIN, MESH, Check, CheckReport
 from monarch.admin.screen.words import Words
+from monarch.metrics import metric_plot
 
 _VALUE, _SOURCE = 32, 14  # columns
 _STDERR = 2
+_CURVE, _ROWS = 40, 6  # columns of a curve at least, and its rows
 
 
 class PageText(NamedTuple):
@@ -119,6 +121,20 @@ def tables(found: Sequence[StatusTable]) -> list[PageText]:
         ]
         lines.append(PageText(""))
     return lines or [PageText("no service runs in this program", "dim")]
+
+
+def metrics(found: CurvesFound, width: int) -> list[PageText]:
+    """Returns the curves of what the program logs, as `monarch metrics` draws them."""
+    if not found.curves:
+        return [PageText(metric_plot.nothing_logged(), "dim")]
+    lines = []
+    for curve in found.curves:
+        lines.append(PageText(f"{curve.mesh} · {curve.name}  {metric_plot.sentence(curve)}", "accent"))
+        drawn = metric_plot.plot([metric_plot.PlottedLine(curve.steps, curve.mean)], max(_CURVE, width), _ROWS)
+        lines += [*map(PageText, drawn), PageText("")]
+    if found.left_out:
+        lines.append(PageText(f"{found.left_out:,} values are of further curves, which are too many", "dim"))
+    return lines
 
 
 def config(entries: Sequence[ConfigEntry], width: int) -> list[PageText]:

@@ -10,7 +10,7 @@ from monarch._mesh.inspection.diagnosis import Finding
 from monarch._text import first_line
 from monarch._wire.address import UNNAMED, name_of, split_proc_name
 from monarch.admin import payloads
-from monarch.admin.payloads import ActorProperties, ErrorProperties, NodePayload, ProcProperties
+from monarch.admin.payloads import ActorProperties, DeviceUse, ErrorProperties, NodePayload, ProcProperties
 from monarch.admin.rank_states import ABSENT, LETTERS, STATES, worse
 from monarch.admin.references import natural
 from monarch.admin.screen import labels
@@ -23,8 +23,9 @@ _NAMED = 2  # actors that name a mesh of processes without a name of its own
 class RankRow(NamedTuple):
     """One process. `mesh`: the name that the program gave. `state`: of `rank_states.LETTERS`, the worst of its actors'.
     `does`: the endpoint that has been running longest and whom it waits for; why it cannot, of one that has failed.
-    `seconds`: for how long. `place`: FILE:LINE. `processor`: processors that it uses, 1.0 is one. `known_as`: (mesh, rank) by
-    which reports name it and its actors. `blamed`: the doctor names it. What is not known is None or ""."""
+    `seconds`: for how long. `place`: FILE:LINE. `processor`: processors that it uses, 1.0 is one. `device`: the GPU that it
+    uses. `known_as`: (mesh, rank) by which reports name it and its actors. `blamed`: the doctor names it. What is unknown is
+    None or ""."""
 
     reference: str
     group: str
@@ -39,6 +40,7 @@ class RankRow(NamedTuple):
     memory: int | None
     known_as: tuple[tuple[str, int], ...] = ()
     blamed: bool = False
+    device: DeviceUse | None = None
 
     @property
     def name(self) -> str:
@@ -51,13 +53,18 @@ class RankRow(NamedTuple):
         return f"{self.name} {state} {self.does} {self.place} {self.host}".casefold()
 
 
-ORDERS: dict[str, tuple[str, Callable[[RankRow], Any]]] = {  # by their keys, as htop has them
-    "N": ("name", lambda row: (bool(row.group), natural(row.mesh), row.group, row.rank)),
-    "T": ("time", lambda row: -row.seconds),
-    "P": ("processor", lambda row: -(row.processor or 0.0)),
-    "M": ("memory", lambda row: -(row.memory or 0)),
-    "S": ("state", lambda row: (not row.blamed, list(LETTERS).index(row.state), -row.seconds)),
+ORDERS: dict[str, tuple[str, Callable[[RankRow], Any]]] = {  # by their keys, as htop has them: column, order
+    "N": ("RANK", lambda row: (bool(row.group), natural(row.mesh), row.group, row.rank)),
+    "T": ("TIME", lambda row: -row.seconds),
+    "P": ("CPU", lambda row: -(row.processor or 0.0)),
+    "M": ("MEM", lambda row: -(row.memory or 0)),
+    "U": ("GPU", lambda row: (-_load(row.device), -(row.device.memory_used_bytes if row.device is not None else 0))),
+    "S": ("STATE", lambda row: (not row.blamed, list(LETTERS).index(row.state), -row.seconds)),
 }
+
+
+def _load(device: DeviceUse | None) -> float:
+    return -1.0 if device is None or device.load_percent is None else device.load_percent
 
 
 class RanksState:
@@ -263,6 +270,7 @@ def _living(
         processor,
         proc.debug.memory.process_rss_bytes or None,
         tuple(dict.fromkeys(known_as)),
+        device=proc.device,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from monarch._text import age, aligned, columns, fitting, one_line, size
+from monarch.admin.payloads import DeviceUse
 from monarch.admin.rank_states import LETTERS, worse
 from monarch.admin.screen.ranks import ORDERS, RankRow, RanksState
 
@@ -38,9 +39,11 @@ KEYS = (
     ("Enter", "stacks"),
     ("l", "logs"),
     ("d", "doctor"),
+    ("m", "metrics"),
+    ("b", "debug"),
     ("t", "tree"),
-    ("".join(ORDERS), ""),  # and by what they are sorted
     ("?", "help"),
+    ("".join(ORDERS), "sort"),
     ("q", "quit"),
 )
 
@@ -193,13 +196,14 @@ def _counted(rows: Sequence[RankRow]) -> str:
 # --- rows
 
 
-_HEADS = ("RANK", "STATE", "ENDPOINT", "TIME", "LINE", "HOST", "CPU", "MEM")
-_RIGHT = {"TIME", "CPU", "MEM"}
+_HEADS = ("RANK", "STATE", "ENDPOINT", "TIME", "LINE", "HOST", "CPU", "MEM", "GPU")
+_RIGHT = {"TIME", "CPU", "MEM", "GPU"}
 _FEWEST = {"RANK": 12, "ENDPOINT": 6, "LINE": 8, "HOST": 4}  # columns that those keep which may be cut
-_DROPPED = ("HOST", "MEM", "CPU", "LINE", "STATE")  # in this order, where there is no room
+_DROPPED = ("HOST", "MEM", "GPU", "CPU", "LINE", "STATE")  # in this order, where there is no room
 
 
 def _fields(row: RankRow) -> tuple[str, ...]:
+    """Returns the texts of its columns; "" of a GPU where there is none."""
     return (
         row.name,
         row.state,
@@ -208,8 +212,19 @@ def _fields(row: RankRow) -> tuple[str, ...]:
         row.place,
         row.host,
         "" if row.processor is None else f"{row.processor:.0%}",
-        "" if row.memory is None else size(row.memory).replace("iB", "").replace(" ", ""),
+        "" if row.memory is None else _short(row.memory),
+        "" if row.device is None else _device(row.device),
     )
+
+
+def _device(device: DeviceUse) -> str:
+    load = "" if device.load_percent is None else f"{device.load_percent:.0f}% "
+    return f"{load}{_short(device.memory_used_bytes)}/{_short(device.memory_total_bytes)}"
+
+
+def _short(count: int) -> str:
+    """Returns a number of bytes as a column has it: 29M."""
+    return size(count).replace("iB", "").replace(" ", "")
 
 
 def _table(state: RanksState, width: int, lines: int | None) -> list[PageLine]:
@@ -220,8 +235,10 @@ def _table(state: RanksState, width: int, lines: int | None) -> list[PageLine]:
     top = max(0, min(state.position - count // 2, len(state.rows) - count))
     shown = state.rows[top : top + count]
     fields = [tuple(map(one_line, _fields(row))) for row in shown]
-    widths = _widths([_HEADS, *fields], width - 2)
-    head = TonedText("  " + _joined(_HEADS, widths), "accent")
+    arrow = "↑" if state.reversed else "↓"
+    heads = tuple(head + arrow if head == ORDERS[state.order][0] else head for head in _HEADS)
+    widths = _widths([heads, *fields], width - 2)
+    head = TonedText("  " + _joined(heads, widths), "accent")
     found: list[PageLine] = [[head]]
     for row, texts in zip(shown, fields, strict=True):
         selected = lines is not None and row.reference == state.selected
@@ -236,6 +253,8 @@ def _widths(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     """Returns as much as every column needs; where that is too much the widest of those that may be cut give way, then some
     are left out (0)."""
     widths = [max(columns(row[at]) for row in rows) for at in range(len(_HEADS))]
+    if not any(row[-1] for row in rows[1:]):  # no rank uses a GPU
+        widths[-1] = 0
     dropped = list(_DROPPED)
     while sum(room + 2 for room in widths if room) - 2 > width:
         may = [at for at, head in enumerate(_HEADS) if head in _FEWEST and widths[at] > _FEWEST[head]]
@@ -260,12 +279,10 @@ def _joined(texts: Sequence[str], widths: Sequence[int]) -> str:
 def _bottom(state: RanksState, width: int) -> PageLine:
     """Returns the line of keys: those that have room, the most used first."""
     line: PageLine = []
-    order = f"{'↑' if state.reversed else '↓'}{ORDERS[state.order][0]}"
     filtered = f"filter: {state.filter}  " if state.filter else ""
     if filtered:
         line.append(TonedText(_cut(filtered, width // 2), "warning"))
-    for key, what in KEYS:
-        said = what or order
+    for key, said in KEYS:
         if _wide(line) + columns(f"{key} {said}") <= width:
             line += [TonedText(key, "accent"), TonedText(f" {said}  ", "dim")]
     if line:

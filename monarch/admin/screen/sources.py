@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -15,11 +16,15 @@ from monarch._mesh.inspection import doctor
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.output.kept import OutputPage
-from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
+from monarch.admin import debugging
+from monarch.admin.debugging import Visit
+from monarch.admin.payloads import NO_CURVES, ApiErrorEnvelope, ConfigEntry, CurvesFound, NodePayload, Nodes
 from monarch.admin.program_tree import ProgramTree
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import encoded
+from monarch.admin.screen.attaching import StoppedEndpoint
 from monarch.admin.screen.connection import AdminServer
+from monarch.telemetry.starting import recorded_by
 
 NODE, CONFIG, STACKS, WHOLE = 5.0, 8.0, 20.0, 10.0  # seconds that each may take
 
@@ -29,9 +34,10 @@ class NoAnswer(Exception):
 
 
 class ScreenSource(Protocol):
-    """`name`: what is looked into, for the header."""
+    """`name`: what is looked into, for the header. `pid`: of the program, where it runs on this machine."""
 
     name: str
+    pid: int | None
 
     def nodes(self) -> list[NodePayload]:
         """The whole tree."""
@@ -57,12 +63,30 @@ class ScreenSource(Protocol):
         """Returns what parts of it tell of themselves, such as its services."""
         ...
 
+    def metrics(self) -> CurvesFound:
+        """Returns the curves of what it logs of itself."""
+        ...
+
+    def stopped(self) -> list[StoppedEndpoint]:
+        """Returns its endpoints that stand at breakpoints."""
+        ...
+
+
+class LocalProgram(Queryable, Protocol):
+    """A program on this machine: `programs.Program`, or one that stands for it."""
+
+    folder: str
+
+    def stream(self, name: str, argument: bytes = b"") -> socket.socket: ...
+
 
 class SocketSource:
     """A program of this user on this machine, through its admin socket."""
 
-    def __init__(self, program: Queryable, apart: float = doctor.APART) -> None:
+    def __init__(self, program: LocalProgram, apart: float = doctor.APART) -> None:
         self.name = f"pid {program.pid}"
+        self.pid: int | None = program.pid
+        self._program = program
         self._apart = apart  # seconds between the doctor's looks
         self._queries = ProgramQueries(program)
         self._tree: ProgramTree | None = None
@@ -111,6 +135,23 @@ class SocketSource:
         except ProgramQueryFailed as exc:
             raise NoAnswer(str(exc)) from None
 
+    def metrics(self) -> CurvesFound:
+        client = recorded_by(self._program.folder)
+        if client is None:
+            raise NoAnswer(NO_CURVES)
+        try:
+            return msgspec.convert(client.metrics(), CurvesFound)
+        except (OSError, RuntimeError, msgspec.MsgspecError) as exc:
+            raise NoAnswer(f"its telemetry at {client.url} does not answer: {exc}") from None
+
+    def stopped(self) -> list[StoppedEndpoint]:
+        try:
+            return msgspec.convert(
+                debugging.ask(self._program, Visit(debugging.LIST))["stopped"], list[StoppedEndpoint]
+            )
+        except (OSError, ValueError) as exc:
+            raise NoAnswer(str(exc)) from None
+
     def _new(self) -> ProgramTree:
         try:
             tree = self._queries.tree()
@@ -134,6 +175,7 @@ class HttpSource:
 
     def __init__(self, connection: AdminServer) -> None:
         self.name = connection.url
+        self.pid: int | None = None
         self._connection = connection
         # Proxies are for other sites.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -164,6 +206,15 @@ class HttpSource:
 
     def tables(self) -> list[StatusTable]:
         return self._get("/v1/tables", list[StatusTable], NODE)  # type: ignore[no-any-return]
+
+    def metrics(self) -> CurvesFound:
+        return self._get("/v1/metrics", CurvesFound, NODE)  # type: ignore[no-any-return]
+
+    def stopped(self) -> list[StoppedEndpoint]:
+        raise NoAnswer(
+            "the debugger is reached on the machine where the program runs: there, `monarch debug` lists what stands at "
+            "breakpoints, and `monarch tui` without --addr attaches with b"
+        )
 
     def _get(self, path: str, type: Any, timeout: float) -> Any:
         request = urllib.request.Request(self._connection.url + path)

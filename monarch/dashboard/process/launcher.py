@@ -119,6 +119,14 @@ def observer_at(folder: str) -> Observer:
         return _observers.setdefault(folder, Observer(folder))
 
 
+def telemetry_at(folder: str) -> str | None:
+    """Returns where the telemetry is that the observer of that folder serves, whoever started it; None when there is none."""
+    try:
+        return Observer(folder, lambda: None).look().telemetry_url
+    except ObserverFailed:
+        return None
+
+
 def start(folder: str, config: ObserverConfig | None = None, program: str = "", **wanted: Any) -> Addresses:
     """Starts the observer at `folder` unless it runs, and has it serve what is wanted: a config, or its fields."""
     return observer_at(folder).serve(config or ObserverConfig(**wanted), program)

@@ -17,11 +17,12 @@ import msgspec
 from monarch._http.answering import AGAIN_LATER, BadRequest, answer, body_of, decoded, on_thread
 from monarch._mesh.inspection import doctor
 from monarch.admin import references
-from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
+from monarch.admin.payloads import NO_CURVES, AdminInfo, ApiError, ApiErrorEnvelope, Nodes
 from monarch.admin.program_tree import ProgramTree
 from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed, Queryable
 from monarch.admin.references import BadReference
+from monarch.dashboard.pages.metrics_data import MetricsData
 from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
 from monarch.dashboard.routes.query_answers import streamed
 from monarch.dashboard.shared_answers import SharedAnswers
@@ -43,6 +44,7 @@ class _Api:
         self._queries = ProgramQueries(program)
         self._store = store
         self._answers = SharedAnswers(FRESH)
+        self._curves = MetricsData(store, SharedAnswers(FRESH))
         self._looks = SharedAnswers(doctor.FRESH)
         self._profiles = 0
 
@@ -62,6 +64,7 @@ class _Api:
             get("/v1/nodes", self._nodes),
             get("/v1/doctor", self._doctor),
             get("/v1/tables", self._tables),
+            get("/v1/metrics", self._metrics),
             get("/v1/schema", self._schema),
             get("/v1/schema/{name}", self._schema),
             get("/v1/openapi.json", self._openapi),
@@ -114,6 +117,11 @@ class _Api:
 
     async def _tables(self, request: Any) -> Any:
         return answer(await self._answers.ask("tables", self._queries.tables))
+
+    async def _metrics(self, request: Any) -> Any:
+        if self._store is None:
+            raise ProgramQueryFailed(404, "not_found", NO_CURVES)
+        return answer(await on_thread(self._curves.told))
 
     async def _doctor(self, request: Any) -> Any:
         return answer(await self._looks.ask("doctor", self._queries.doctor))

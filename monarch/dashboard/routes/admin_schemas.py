@@ -37,6 +37,7 @@ _PATHS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/tree", "The tree as text, with a URL for each node", _TEXT, ""),
     ("get", "/v1/doctor", "What is wrong with the program, ten seconds old at most", _JSON, ""),
     ("get", "/v1/tables", "What parts of the program tell of themselves, such as its services", _JSON, ""),
+    ("get", "/v1/metrics", "The curves of what the program logs of itself", _JSON, ""),
     ("get", "/v1/admin", "Which server this is", _JSON, "AdminInfo"),
     ("get", "/v1/schema", "JSON Schema of a node", _JSON, ""),
     ("get", "/v1/schema/admin", "JSON Schema of /v1/admin", _JSON, ""),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,6 @@ examples:
 """
 TOKEN = "MONARCH_DEBUG_TOKEN"
 _DAP_PORT = 5678
-_ANSWERS_WITHIN = 120.0  # seconds; an editor's rank has to import debugpy
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         return _serve_editor(options)
     if options.host or options.port:
         return _by_network(options)
+    from monarch.admin.debugging import Visit, ask, stream
     from monarch.admin.programs import choose
 
     program = choose(options.pid)
@@ -82,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         text = _set_on_exception(program, options.on_exception)
         terminal.note(text)
     if options.action in ("list", "continue"):
-        return _shown(options, **_ask(program, what=options.action))
+        return _shown(options, **ask(program, Visit(options.action)))
     if options.json:
         return _shown(options, f"{text}\n")
     if options.on_exception is False and not attach:
@@ -90,52 +89,18 @@ def run(options: argparse.Namespace) -> int:
     from monarch.debugger.prompt import Prompt
 
     def names() -> Any:
-        return [(name, rank) for name, rank in _ask(program, what="names")["names"]]
+        return [(name, rank) for name, rank in ask(program, Visit("names"))["names"]]
 
-    with _stream(program, what="talk")[0] as sock:
+    with stream(program, Visit())[0] as sock:
         return Prompt(sock, names, "the program has ended, or another connection has taken over").run(
             f"attach {options.actor} {options.rank}" if attach else ""
         )
 
 
-def _stream(program: Program, **visit: Any) -> tuple[socket.socket, dict[str, Any]]:
-    """A stream to the program's debugger, and its first line. ValueError when it cannot be had."""
-    import msgspec
-
-    from monarch.debugger.visit import STREAM, Visit
-
-    sock = program.stream(STREAM, msgspec.msgpack.encode(Visit(**visit)))
-    try:
-        sock.settimeout(_ANSWERS_WITHIN)
-        line = b""
-        while not line.endswith(b"\n"):
-            data = sock.recv(1)  # no more than the line: what follows is the conversation's
-            if not data:
-                raise ConnectionError(f"the program (pid {program.pid}) has closed the connection")
-            line += data
-        sock.settimeout(None)
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ValueError(answer["error"])
-    except TimeoutError:
-        sock.close()
-        raise TimeoutError(
-            f"the debugger of the program (pid {program.pid}) did not answer within {_ANSWERS_WITHIN:g} s"
-        ) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock, answer
-
-
-def _ask(program: Program, **visit: Any) -> dict[str, Any]:
-    sock, answer = _stream(program, **visit)
-    sock.close()
-    return answer
-
-
 def _set_on_exception(program: Program, on: bool) -> str:
-    answer = _ask(program, what="exceptions", on=on)
+    from monarch.admin.debugging import Visit, ask
+
+    answer = ask(program, Visit("exceptions", on=on))
     lines = [f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes"]
     return "\n".join([*lines, *(one_line(f"  {address}: {why}") for address, why in answer["silent"].items())])
 
@@ -182,12 +147,13 @@ def _by_network(options: argparse.Namespace) -> int:
 
 
 def _serve_editor(options: argparse.Namespace) -> int:
+    from monarch.admin.debugging import Visit, ask, stream
     from monarch.admin.programs import choose
     from monarch.debugger import editor_port
 
     program = choose(options.pid)
-    visit = {"mesh": options.mesh, "rank": options.dap}
-    facts = _ask(program, what="check", **visit)
+    mesh, rank = options.mesh, options.dap
+    facts = ask(program, Visit("check", mesh, rank))
     wanted = options.port if options.port is not None else _DAP_PORT
     with editor_port.listen(wanted) as listening:
         port = listening.getsockname()[1]
@@ -206,7 +172,7 @@ def _serve_editor(options: argparse.Namespace) -> int:
             terminal.show(text)
         editor_port.serve(
             listening,
-            lambda: _stream(program, what="editor", **visit)[0],
+            lambda: stream(program, Visit("editor", mesh, rank))[0],
             lambda text: terminal.note(f"monarch debug: {text}"),
         )
     return _shown(options, "")

@@ -89,13 +89,10 @@ def _asked(client: QueryEngineClient, options: argparse.Namespace) -> tuple[list
 
 def live_page(curves: list[Curve], size: os.terminal_size, left_out: int, match: str) -> str:
     """Returns what has room in a window of that size; of no lines: all of it."""
-    from monarch.tools.metric_plot import page
+    from monarch.metrics.metric_plot import nothing_logged, page
 
     if not curves:
-        what = (
-            f"under a name with {match!r} in it" if match else "yet: it calls monarch.metrics.log(step=..., loss=...)"
-        )
-        return f"the program has logged nothing {what}"
+        return nothing_logged(match)
     around = 4  # lines of a curve besides its rows
     fit = max(1, (size.lines - 1) // (_LEAST_ROWS + around)) if size.lines else _SHOWN
     shown = curves[: min(fit, _SHOWN)]
@@ -109,8 +106,8 @@ def live_page(curves: list[Curve], size: os.terminal_size, left_out: int, match:
 
 
 def _kept(options: argparse.Namespace) -> int:
+    from monarch.metrics.metric_plot import comparison
     from monarch.telemetry.runs import FOLDER, chosen_runs, found_runs
-    from monarch.tools.metric_plot import comparison
 
     try:
         runs = chosen_runs(options.runs)

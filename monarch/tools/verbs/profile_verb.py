@@ -108,7 +108,7 @@ def _trace(options: argparse.Namespace) -> Path:
 def _recorded_at(url: str, pid: int | None) -> Program | None:
     """The program whose telemetry that is; of a job it may not run here any more."""
     from monarch.admin.programs import choose, running_programs
-    from monarch.tools.verbs.query_verb import recorded_by
+    from monarch.telemetry.starting import recorded_by
 
     if pid is not None:
         return choose(pid)

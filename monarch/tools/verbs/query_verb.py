@@ -111,6 +111,7 @@ def client_of(pid: int | None) -> QueryEngineClient:
         else:
             return job.telemetry_query_client()
     from monarch.admin.programs import choose, listed, running_programs
+    from monarch.telemetry.starting import recorded_by
 
     if pid is not None or "MONARCH_PROGRAM" in os.environ:
         program = choose(pid)
@@ -131,19 +132,3 @@ def client_of(pid: int | None) -> QueryEngineClient:
         some = [program for program in programs if program.pid in found]
         raise ValueError(f"{len(found)} programs record; say which with --pid:\n{listed(some)}")
     return next(iter(found.values()))
-
-
-def recorded_by(folder: str) -> QueryEngineClient | None:
-    """Returns a client for what the program of that run folder records; None when it does not."""
-    from monarch.dashboard.process.launcher import Observer, ObserverFailed
-    from monarch.telemetry import QueryEngineClient
-    from monarch.telemetry.starting import FOLDER
-
-    path = os.path.join(folder, FOLDER)
-    if not os.path.exists(os.path.join(path, "socket")):
-        return None
-    try:
-        url = Observer(path, lambda: None).look().telemetry_url
-    except ObserverFailed:
-        return None
-    return None if url is None else QueryEngineClient(url)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from monarch._devices.own_figures import DeviceFigures
 from monarch._mesh.inspection.diagnosis import Finding
 from monarch._mesh.inspection.host_description import HostFacts
 from monarch._text import columns
 from monarch.admin.payloads import NodePayload
-from monarch.admin.screen import once, ranks_page
+from monarch.admin.screen import attaching, once, ranks_page
+from monarch.admin.screen.attaching import StoppedEndpoint
 from monarch.admin.screen.ranks import RankRow, RanksState
 from monarch.admin.screen.ranks_page import ScreenAbout
 from tests.support import trees
@@ -162,10 +164,11 @@ def test_the_first_sight() -> None:
     assert " ".join(lines[1:3]) == f"! {SENTENCE} (and 1 more: d)"
     assert lines[3] == "mesh  ###!  4: 4 processing"
     assert lines[4] == "! named by the doctor  # processing"
-    assert lines[5].split() == ["RANK", "STATE", "ENDPOINT", "TIME", "LINE", "HOST", "CPU", "MEM"]
+    assert lines[5].split() == ["RANK↓", "STATE", "ENDPOINT", "TIME", "LINE", "HOST", "CPU", "MEM"]
     assert lines[6].split() == ["mesh[0]", "processing", "step", "1h00m", "t.py:3", "one", "4M"]
     assert lines[9].startswith("> mesh[3]")
-    assert lines[-1] == "/ filter  Enter stacks  l logs  d doctor  t tree  NTPMS ↓name  ? help  q quit"
+    assert lines[-1] == "/ filter  Enter stacks  l logs  d doctor  m metrics  b debug  t tree  ? help"
+    assert shown(state, 120)[-1].endswith("  ? help  NTPMUS sort  q quit")
     assert len(lines) == 24
 
 
@@ -227,3 +230,41 @@ def test_what_a_program_calls_itself_is_written_out() -> None:
     assert fit("".join(shown(state, 200, 50, ScreenAbout(NAME, NAME, error=NAME))))
     nodes = list(trees.tree(*told).nodes.values())
     assert fit(once.ranks(NAME, nodes, nodes, None, trees.NOW, 120))
+
+
+def test_gpus_have_a_column_where_there_are_some_and_order_the_ranks() -> None:
+    gib = 1 << 30
+    figures = {0: DeviceFigures(0, 12.0, 3 * gib, 80 * gib), 1: DeviceFigures(1, 97.0, 71 * gib, 80 * gib)}
+    names = ["uid.0", "uid.1", "uid.2"]
+    state = state_of(
+        trees.agent(names),
+        *(trees.process(name, [trees.actor("w", rank)], device=figures.get(rank)) for rank, name in enumerate(names)),
+    )
+    assert "GPU" not in "\n".join(shown(ranks(2)))
+    lines = shown(state, 120)
+    head = next(line for line in lines if "RANK" in line)
+    assert head.split()[-1] == "GPU" and any(line.endswith("  12% 3.0G/80.0G") for line in lines)
+    state.sort("U")
+    assert [row.rank for row in state.rows] == [1, 0, 2]
+    assert "GPU↓" in "\n".join(shown(state, 120))
+    state.sort("U")
+    assert [row.rank for row in state.rows] == [2, 0, 1]
+
+
+# --- the debugger
+
+
+def test_which_rank_stands_at_a_breakpoint_and_how_another_is_attached_to() -> None:
+    state = ranks(2)
+    state.update(
+        [
+            *nodes_of(2),
+            *trees.tree(trees.process("client", [trees.actor("root", status="client", cls="")])).nodes.values(),
+        ]
+    )
+    at = StoppedEndpoint("trainer", 1, "__main__.train", 18, "host/uid.0")
+    assert attaching.stopped_in("host/uid.1", [at]) is None and attaching.stopped_in("host/uid.0", [at]) == at
+    assert attaching.command(7, at) == ["-m", "monarch", "debug", "attach", "trainer", "1", "--pid", "7"]
+    said = attaching.how(row_of(state, "mesh[0]"), 7)
+    assert "mesh[0] stands at no breakpoint" in said and "`monarch debug --pid 7 --dap 0 --mesh mesh`" in said
+    assert "its own terminal debugs" in attaching.how(row_of(state, "client"), 7)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
+from textual.color import Color
 from textual.pilot import Pilot
 from textual.widgets import Static
 
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.output.kept import Line, OutputPage
-from monarch.admin.payloads import ConfigEntry, NodePayload
+from monarch.admin.payloads import ConfigEntry, CurvesFound, NodePayload
 from monarch.admin.screen import once
 from monarch.admin.screen.app import MeshAdmin
+from monarch.admin.screen.attaching import StoppedEndpoint
 from monarch.admin.screen.header import Options
 from monarch.admin.screen.overlay import Overlay
 from monarch.admin.screen.pages import PageText
 from monarch.admin.screen.sources import NoAnswer, SocketSource
 from monarch.admin.screen.tree_view import TreeView
+from monarch.telemetry.curves import MetricCurves
 from tests.support import trees
 from tests.support.hostile import NAME, fit
 from tests.support.tiers import first_of, full
@@ -56,6 +61,7 @@ class Slow:
     """A source that gives nothing until it is let."""
 
     name = "http://slow"
+    pid: int | None = None
 
     def __init__(self, source: SocketSource) -> None:
         self._source = source
@@ -82,6 +88,25 @@ class Slow:
 
     def tables(self) -> list[StatusTable]:
         raise NoAnswer("no tables")
+
+    def metrics(self) -> CurvesFound:
+        raise NoAnswer("no curves")
+
+    def stopped(self) -> list[StoppedEndpoint]:
+        raise NoAnswer("no debugger")
+
+
+class Training(SocketSource):
+    """A program that logs its loss, of which one rank stands at a breakpoint."""
+
+    def metrics(self) -> CurvesFound:
+        curves = MetricCurves()
+        for step in range(5):
+            curves.add("trainers", "loss", step, 1 / (step + 1), 0, NOW)
+        return CurvesFound(curves.told(), 7)
+
+    def stopped(self) -> list[StoppedEndpoint]:
+        return [StoppedEndpoint("w", 0, "__main__.step", 3, f"{HOST}/uid.0")]
 
 
 class Hung(SocketSource):
@@ -442,7 +467,7 @@ def test_the_ranks_come_first_and_keys_lead_from_them_to_everything_else() -> No
         assert [row.name for row in screen.app.ranks.rows] == ["client"]
         await screen.press("escape", "T", "T", "g", "j", "k")
         assert screen.app.ranks.order == "T" and screen.app.ranks.reversed
-        assert "↑time" in screen.text("ranks")
+        assert "TIME↑" in screen.text("ranks")
         screen.app.ranks.select(PROC)
         await screen.press("t")
         assert screen.app.query_one("#main").display and screen.selected == PROC
@@ -452,3 +477,61 @@ def test_the_ranks_come_first_and_keys_lead_from_them_to_everything_else() -> No
         await screen.until(lambda: len(screen.text("ranks").splitlines()) == 12)
 
     run(test, source=Hung(asked, apart=0), tree=False)
+
+
+def test_the_programs_own_curves() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("m")
+        await screen.until(lambda: "7 values are of further curves" in screen.overlay.shown)
+        assert screen.overlay.shown.startswith("Metrics\ntrainers · loss  0.2 at step 4\n        1 ┤")
+
+    run(test, source=Training(program(), apart=0))
+
+    async def without(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("m")
+        await screen.until(lambda: "it calls monarch.metrics.keep()" in screen.overlay.shown)
+
+    run(without)
+
+
+def test_the_debugger_has_the_terminal_where_a_rank_stands_at_a_breakpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_there: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: run_there.append(command))
+    monkeypatch.setattr(MeshAdmin, "suspend", contextlib.nullcontext)
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        screen.app.ranks.select(f"mesh-1<uid>@{HOST}")
+        await screen.press("b")
+        await screen.until(lambda: "mesh[1] stands at no breakpoint" in screen.overlay.shown)
+        await screen.press("escape")
+        screen.app.ranks.select(PROC)
+        await screen.press("b")
+        await screen.until(lambda: bool(run_there) and not isinstance(screen.app.screen, Overlay))
+        assert run_there[0][-4:] == ["w", "0", "--pid", "100"]
+
+    run(test, source=Training(program(), apart=0), tree=False)
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
+def test_no_color_leaves_none_and_an_empty_one_does_not_count(
+    value: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        for key in ("t", "m"):
+            await screen.press(key)
+            strips = screen.app.screen._compositor.render_strips()
+            for each in screen.app.get_line_filters():
+                strips = [strip.apply_filter(each, Color(0, 0, 0)) for strip in strips]
+            styles = []
+            for strip in strips:
+                styles += [segment.style for segment in strip if segment.style is not None]
+            assert any(style.color or style.bgcolor for style in styles) == coloured
+            assert any(style.bold or style.reverse for style in styles)
+
+    run(test)

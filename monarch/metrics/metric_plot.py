@@ -134,6 +134,12 @@ def page(curves: Sequence[Curve], width: int, height: int) -> str:
     return "\n\n".join(blocks)
 
 
+def nothing_logged(match: str = "") -> str:
+    """Returns what is said where there is no curve."""
+    what = f"under a name with {match!r} in it" if match else "yet: it calls monarch.metrics.log(step=..., loss=...)"
+    return f"the program has logged nothing {what}"
+
+
 def _title(text: str, width: int) -> list[str]:
     """Returns it in one line, or in two."""
     text = one_line(text)
