@@ -566,36 +566,6 @@ def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
     source.on_ready(act)
 
 
-class Promise(Generic[T]):
-    """A Future that code of this package fulfils: `future` is given away, then one call of `set` or `fail`, on any thread.
-
-    For optional packages. Observers of `future` wait until then; a second call does nothing. `fail` takes the exception that
-    every observation raises.
-    """
-
-    __slots__ = ("_slot", "future")
-
-    def __init__(self, of: str = "") -> None:
-        """`of`: what it is the result of, for people."""
-        self._slot = Slot(of)
-        self.future: Future[T] = Future(_MADE, self._slot)
-
-    def set(self, result: T) -> None:
-        """Fulfils it. Nothing when it is done already."""
-        self._slot.set(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Every observation of `future` raises `error` from here on. Nothing when it is done already."""
-        self._slot.fail(error)
-
-    def settle(self, error: BaseException | None) -> None:
-        """Calls `fail(error)`, or `set(None)` without one."""
-        if error is None:
-            self._slot.set()
-        else:
-            self._slot.fail(error)
-
-
 def no_value(_value: Any) -> None:
     """Makes nothing of the value of a source: for `Then`."""
 

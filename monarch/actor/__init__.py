@@ -55,7 +55,7 @@ from monarch._mesh.process.context import (
     current_size,
 )
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
-from monarch._runtime.future import Future, Promise
+from monarch._runtime.future import Future
 from monarch._runtime.leader import WouldBlockRuntime
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._shape.extent import Extent, Point
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     )
     from monarch._runtime.completions import as_completed
     from monarch._runtime.instrument import get_meter, span, traced
+    from monarch._runtime.promise import Promise
     from monarch._runtime.returns_future import returns_future
     from monarch.actor.lowlevel import Receivers as Receivers
     from monarch.actor.lowlevel import Sealed as Sealed
@@ -197,6 +198,7 @@ __all__ = [
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
     "Diagnosis": "monarch._mesh.inspection.diagnosis",
+    "Promise": "monarch._runtime.promise",
     "Stacks": "monarch._mesh.inspection.stacks_of_program",
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
     "diagnose": "monarch._mesh.inspection.doctor",

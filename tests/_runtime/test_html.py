@@ -10,7 +10,8 @@ import pytest
 from monarch import _html
 from monarch._errors import ActorError, DeadlockError, SupervisionError, UnhandledFaultError
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._runtime.future import Promise, done_future
+from monarch._runtime.future import done_future
+from monarch._runtime.promise import Promise
 from monarch._shape.extent import Extent
 from monarch._shape.value_mesh import dense
 from monarch._short_reprs import SECONDS, texts_of

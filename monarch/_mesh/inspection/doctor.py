@@ -19,7 +19,7 @@ from monarch._mesh.inspection.status_tables import StatusTable
 from monarch._mesh.inspection.survey import SurveyAnswers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, ask_graph, combined
 from monarch._runtime.future import Future, check_timeout
-from monarch._runtime.thread_task import in_thread
+from monarch._runtime.promise import in_thread
 from monarch._wire.address import AGENT, agent_of, name_of
 
 logger = logging.getLogger("monarch")

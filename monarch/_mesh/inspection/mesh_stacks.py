@@ -9,7 +9,7 @@ from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
 from monarch._mesh.inspection.survey import SurveyAnswers
 from monarch._runtime.future import Future, check_timeout
-from monarch._runtime.thread_task import in_thread
+from monarch._runtime.promise import in_thread
 from monarch._wire.address import host_of
 
 _GRACE = 5.0  # seconds that a survey may be late

@@ -10,7 +10,7 @@ import pytest
 from monarch._errors import SupervisionError
 from monarch._mesh.meshes.attach import Workers
 from monarch._mesh.meshes.host_mesh import HostMesh
-from monarch._runtime.future import Promise
+from monarch._runtime.promise import Promise
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch.actor import Actor, current_rank, endpoint, this_host
