@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -106,12 +106,27 @@ def pair(name: str) -> tuple[Ran, Ran | None]:
     return ours, checked(run(command(peer, name), ours=False)) if peer else None
 
 
+def pairs(name: str, rounds: int) -> tuple[Ran, Ran | None]:
+    """Runs the pair so many times, in turn. Returns the middle one of each side by its time, or its first that failed."""
+    both = [pair(name) for _ in range(rounds)]
+    return _middle([ours for ours, _ in both]), _middle([theirs for _, theirs in both if theirs is not None])
+
+
+def _middle(ran: Sequence[Ran]) -> Any:
+    failed = [one for one in ran if one.problem]
+    return next(iter(failed or sorted(ran)[len(ran) // 2 :]), None)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.programs", description="Runs programs as libraries are written."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the name of a file, or a part of it (default: all)")
-    words = parser.parse_args(arguments).names
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N", help="run each so often, in turn; medians (default: 1)"
+    )
+    asked = parser.parse_args(arguments)
+    words = asked.names
     names = [name for name in (*PROGRAMS, *SCRIPTS) if not words or any(word in name for word in words)]
     if not names:
         parser.error(f"no program has one of these in its name: {', '.join(words)}")
@@ -122,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if needed and importlib.util.find_spec(needed) is None:
             print(f"{name:28} not run: it needs {needed}", flush=True)
             continue
-        ours, theirs = pair(name)
+        ours, theirs = pairs(name, max(1, asked.rounds))
         beside = "-" if theirs is None else str(theirs)
         if theirs is not None and not (ours.problem or theirs.problem):
             beside += f"   {theirs.seconds / ours.seconds:.1f} x"

@@ -46,3 +46,14 @@ def test_a_name_that_fits_none_is_an_error(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         runner.main(["nothing-like-it"])
     assert "no program has one of these in its name: nothing-like-it" in capsys.readouterr().err
+
+
+def test_of_several_rounds_the_middle_one_counts_and_a_failure_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = [
+        (runner.Ran(ours, "", ""), runner.Ran(1.0, "", theirs))
+        for ours, theirs in [(3.0, ""), (1.0, "broken"), (2.0, "")]
+    ]
+    rounds = iter(ran)
+    monkeypatch.setattr(runner, "pair", lambda name: next(rounds))
+    ours, theirs = runner.pairs("any", 3)
+    assert ours.seconds == 2.0 and theirs is not None and theirs.problem == "broken"
