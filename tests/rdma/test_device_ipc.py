@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from time import monotonic
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from tests.rdma.cards import (
     counts_of,
     two_processes,
 )
+from tests.support.patience import until
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -48,13 +48,6 @@ def doomed(side: type[Side]) -> Iterator[Any]:
     procs.stop().get(timeout=TIMEOUT)
     for name in counts_of(pid):  # of a test that failed
         os.unlink(f"/dev/shm/{name}")
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Waits for what follows from a death a moment later; each look is a message to a process that answers."""
-    deadline = monotonic() + TIMEOUT
-    while not is_so():
-        assert monotonic() < deadline
 
 
 @full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from tests.rdma.cards import (
     pattern,
     two_processes,
 )
+from tests.support.patience import until
 from tests.support.processes import kill
 
 pytestmark = [
@@ -169,7 +169,7 @@ def test_a_storage_is_closed_when_its_last_buffer_is_dropped(owner: Any, reader:
         call(owner.forget, buffer)
         assert call(reader.again)[0] == "BufferDroppedError"
         if side is Side:
-            assert call(reader.open_storages) == 0
+            until(lambda: call(reader.open_storages) == 0)
     call(reader.allocated)  # collects what it had open
     assert call(owner.allocated) == before
 
@@ -179,9 +179,7 @@ def test_it_is_closed_though_the_reader_does_not_look_again(owner: Any, reader: 
     buffer = call(owner.make, "cuda", b"abc")
     call(reader.hold, buffer)
     call(reader.drop, buffer)
-    deadline = monotonic() + TIMEOUT
-    while call(reader.open_storages):
-        assert monotonic() < deadline
+    until(lambda: call(reader.open_storages) == 0)
 
 
 def test_it_stays_open_for_the_next_handle_of_the_same_storage(owner: Any, reader: Any) -> None:
@@ -235,7 +233,7 @@ def test_the_owner_has_ended(procs: ProcMesh, reader: Any, side: type[Side]) -> 
     assert call(reader.again)[0] == "OwnerEndedError"
     assert call(reader.read, fresh, "cuda", 3, {})[0] == "OwnerEndedError"
     if side is Side:
-        assert call(reader.open_storages) == 0
+        until(lambda: call(reader.open_storages) == 0)
     alone.stop().get(timeout=TIMEOUT)
 
 

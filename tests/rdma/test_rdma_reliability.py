@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ from tests.rdma.buffers import Owner as PlainOwner
 from tests.rdma.buffers import Reader as PlainReader
 from tests.rdma.buffers import call
 from tests.support.pairs import pairs
-from tests.support.patience import TIMEOUT
+from tests.support.patience import TIMEOUT, until
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
 from tests.support.tiers import first_of, full
@@ -51,14 +50,6 @@ BOTH = pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
 ALL = pytest.mark.parametrize("path", PATHS)
 
 Step = Callable[[int], None]  # is told how many steps were before, on any thread, and may raise or never return
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """For what threads that nobody can join do next."""
-    give_up = monotonic() + TIMEOUT
-    while not holds():
-        assert monotonic() < give_up
-        os.sched_yield()
 
 
 def take_only(path: str) -> None:

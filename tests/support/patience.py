@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from unittest.mock import patch
@@ -18,3 +19,10 @@ def a_second_a_look(module: ModuleType) -> Iterator[None]:
     seconds = itertools.count()
     with patch.object(module, "monotonic", lambda: float(next(seconds))):
         yield
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Asks again and again, for what nobody tells of."""
+    deadline = time.monotonic() + TIMEOUT
+    while not is_so():
+        assert time.monotonic() < deadline
