@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch._wire.message import ActorEnded, Bounced, Failure, ProcEnded, Suspected
 
 if TYPE_CHECKING:
+    from monarch._errors import NotSendableError
     from monarch._runtime.instance import Instance
     from monarch._runtime.remote_errors import Raw
     from monarch._runtime.replies import Entry
@@ -67,6 +68,11 @@ class Hooks:
     def cast_to(self, sender: str) -> Sequence[str]:
         """Any thread: the processes to which casts of that actor were sent, through agents."""
         return ()
+
+    def encode_for(self, address: str, value: Any, error: NotSendableError) -> tuple[bytes, Sequence[memoryview]]:
+        """Any thread: encodes a value for the process at an address, which could not be encoded for any. Raises `error` when
+        that changes nothing."""
+        raise error
 
     def addresses_on(self, host: str) -> Sequence[str]:
         """The processes of a host that this layer knows of."""

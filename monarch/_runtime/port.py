@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
+from monarch._errors import NotSendableError
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
 from monarch._runtime.queue import Arrival, Queue
@@ -52,7 +53,10 @@ class Port(Generic[T_contra]):
         """Sends `obj`. Raises RuntimeError on a once port that was used, and whatever pickling raises."""
         self._check()
         try:
-            body, buffers = codec.encode_value(obj)
+            try:
+                body, buffers = codec.encode_value(obj)
+            except NotSendableError as exc:
+                body, buffers = self._proc.hooks.encode_for(self._address, obj, exc)
         except Exception as exc:
             culprit.explain(exc, "a message for a Port", {"obj": obj})
             raise

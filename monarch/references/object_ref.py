@@ -29,7 +29,7 @@ class RefFacts(NamedTuple):
 
 class ObjectRef(Generic[T_co]):
     """A reference to a value that stays in the process where it was made, or where it will be. It is small and can be sent
-    anywhere: as an argument, in what an endpoint returns, within values that are put.
+    anywhere: as an argument, in what an endpoint returns, through a Port, within values that are put.
 
         ref = actor.make.keep.call_one(x)   # at once
         other.use.call_one(ref).get()       # there: await ref, or ref.get()

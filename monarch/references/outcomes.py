@@ -11,7 +11,6 @@ from monarch._errors import format_remote
 from monarch.actor import ActorError, SupervisionError
 from monarch.actor.lowlevel import Sealed
 from monarch.config import settings
-from monarch.references.counting import Ticket
 from monarch.references.errors import ReferenceLimitError, ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts
 from monarch.references.stored_value import MemoryPlace, StoredValue
@@ -32,25 +31,18 @@ class KeptError(NamedTuple):
 
 
 class FetchedValue(NamedTuple):
-    """The answer of an owner: where the value is, or its pickle and buffers; and the references within it, with tickets."""
+    """The answer of an owner: where the value is, or its pickle and buffers; and the references within it."""
 
     place: MemoryPlace | None
     lengths: Sequence[int]
     pieces: Sequence[Any]
-    refs: Sequence[FetchedElsewhere]
+    refs: Sequence[ObjectRef[Any]]
 
 
 class KeptElsewhere(NamedTuple):
     """A value that another process has made in place of this one, which named it."""
 
     ref: ObjectRef[Any]
-
-
-class FetchedElsewhere(NamedTuple):
-    """A reference that one process tells another of, which claims it with the ticket."""
-
-    facts: RefFacts
-    ticket: Ticket
 
 
 class LocalValue(NamedTuple):

@@ -13,7 +13,6 @@ from monarch.references.counting import RefId
 from monarch.references.errors import ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts
 from monarch.references.outcomes import (
-    FetchedElsewhere,
     FetchedValue,
     Kept,
     KeptElsewhere,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from monarch.references.store import ReferenceStore
 
 T = TypeVar("T")
-Answer = FetchedValue | FetchedElsewhere | KeptError
+Answer = FetchedValue | KeptElsewhere | KeptError
 
 
 class Unmapped(NamedTuple):
@@ -56,7 +55,7 @@ class ValueReader:
         if facts.owner == store.process[0]:
             return follow_as(facts, self._made_here(facts), lambda kept: _value(self._opened(kept, facts), ref))
         asked = follow(
-            store.ask(facts.owner, "fetch", facts.ref, store.process, False),
+            store.ask(facts.owner, "fetch", facts.ref, False),
             lambda answer: answer,
             lambda exc: lost_with(facts, exc),
         )
@@ -80,10 +79,10 @@ class ValueReader:
                 return await self.fetch_later(kept.ref)
             return _value(self._opened(kept, facts), ref)
         try:
-            answer = await store.ask(facts.owner, "fetch", facts.ref, store.process, False)
+            answer = await store.ask(facts.owner, "fetch", facts.ref, False)
         except SupervisionError as exc:
             raise lost_with(facts, exc) from exc
-        here = None if isinstance(answer, FetchedElsewhere) else self._took(answer, facts)
+        here = None if isinstance(answer, KeptElsewhere) else self._took(answer, facts)
         if here is None:
             here = await in_thread(lambda: self._came(answer, facts), "monarch-fetching")
         return _value(here, ref)
@@ -106,7 +105,7 @@ class ValueReader:
         if facts.owner == store.process[0]:
             return self._opened(self._made_here(facts).get(), facts)
         try:
-            return self._came(store.ask(facts.owner, "fetch", facts.ref, store.process, False).get(), facts)
+            return self._came(store.ask(facts.owner, "fetch", facts.ref, False).get(), facts)
         except SupervisionError as exc:
             raise lost_with(facts, exc) from exc
 
@@ -134,22 +133,21 @@ class ValueReader:
         return LocalValue(kept.stored.pieces(), kept.refs)
 
     def _came(self, answer: Answer, facts: RefFacts) -> LocalValue:
-        if isinstance(answer, FetchedElsewhere):
-            return self._hold(facts, self.local(self._store.arrived(*answer)))
+        if isinstance(answer, KeptElsewhere):
+            return self._hold(facts, self.local(answer.ref))
         return self._took(answer, facts) or self._copied(facts)
 
     def _took(self, answer: FetchedValue | KeptError, facts: RefFacts) -> LocalValue | None:
         """Returns the value; None if it is in memory that cannot be mapped here."""
         if isinstance(answer, KeptError):
             raise error_of(answer, facts)
-        refs = [self._store.arrived(*one) for one in answer.refs]
         pieces: Sequence[Any] | None = answer.pieces
         if answer.place is not None:
             pieces = self._mapped(answer.place, answer.lengths, facts)
             if pieces is None:
                 return None
         assert pieces is not None
-        return self._hold(facts, LocalValue([memoryview(piece).toreadonly() for piece in pieces], refs))
+        return self._hold(facts, LocalValue([memoryview(piece).toreadonly() for piece in pieces], answer.refs))
 
     def _mapped(self, place: MemoryPlace, lengths: Sequence[int], facts: RefFacts) -> Sequence[Any] | None:
         """The owner is told that the reference is dropped when the mapping is gone as well: it uses the memory again."""
@@ -174,7 +172,7 @@ class ValueReader:
             if (known := self.fetched.get(facts.ref)) is not None:
                 return known
             try:
-                here = self._took(store.ask(facts.owner, "fetch", facts.ref, store.process, True).get(), facts)
+                here = self._took(store.ask(facts.owner, "fetch", facts.ref, True).get(), facts)
             except SupervisionError as exc:
                 raise lost_with(facts, exc) from exc
             else:

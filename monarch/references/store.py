@@ -34,7 +34,6 @@ from monarch.references.counting import HolderTable, LocalHandles, Process, RefI
 from monarch.references.errors import ReferenceLost
 from monarch.references.object_ref import ObjectRef, RefFacts, handle
 from monarch.references.outcomes import (
-    FetchedElsewhere,
     FetchedValue,
     Kept,
     KeptElsewhere,
@@ -370,12 +369,12 @@ class ReferenceStore:
         self.reader.made(ref).get(timeout)
         asked = [self._ask_for_copy(target, ref) for target in targets if target != self.process[0]]
         made = [self.copied(ref)] if self.process[0] in targets else []
-        made += [self.arrived(*future.get(timeout)) for future in asked]
+        made += [future.get(timeout) for future in asked]
         return handle(ref._facts, self, (*had, *made))
 
-    def _ask_for_copy(self, target: str, ref: ObjectRef[Any]) -> Future[FetchedElsewhere]:
+    def _ask_for_copy(self, target: str, ref: ObjectRef[Any]) -> Future[ObjectRef[Any]]:
         """Sends the reference as an argument, which takes `_sending` itself."""
-        return self._in_context(lambda: self._service(target).copy.call_one(ref, self.process))
+        return self._in_context(lambda: self._service(target).copy.call_one(ref))
 
     # --- values, for readers
 
@@ -390,12 +389,10 @@ class ReferenceStore:
             kept = failed_with(ReferenceLost("its value is not in the process that made it any more"))
         answer(kept)
 
-    def show(self, kept: Kept, reader: Process, whole: bool) -> FetchedValue | FetchedElsewhere | KeptError:
+    def show(self, kept: Kept, whole: bool) -> FetchedValue | KeptElsewhere | KeptError:
         """Returns what a reader is told of a value; `whole`: it cannot map its memory."""
-        if isinstance(kept, KeptError):
+        if not isinstance(kept, KeptValue):
             return kept
-        if isinstance(kept, KeptElsewhere):
-            return self.elsewhere(kept.ref, reader)
         stored = kept.stored
         place = None if whole else stored.place
         if place is None:
@@ -404,14 +401,7 @@ class ReferenceStore:
             pieces = [pickle.PickleBuffer(piece) for piece in stored.pieces()]
         else:
             pieces = []
-        refs = [self.elsewhere(one, reader) for one in kept.refs]
-        return FetchedValue(place, stored.lengths, pieces, refs)
-
-    def elsewhere(self, ref: ObjectRef[Any], reader: Process) -> FetchedElsewhere:
-        """Lends a reference to a process that is told of it next."""
-        ticket = self.new_ticket()
-        self.lend(ref._facts, ticket, (reader[0],))
-        return FetchedElsewhere(ref._facts, ticket)
+        return FetchedValue(place, stored.lengths, pieces, kept.refs)
 
     # --- the thread
 
@@ -498,12 +488,12 @@ class ReferenceService(Actor):
         self._store.hear(process, batch)
 
     @endpoint(explicit_response_port=True, instrument=False)
-    def fetch(self, port: Port[Any], ref: RefId, reader: Process, whole: bool) -> None:
+    def fetch(self, port: Port[Any], ref: RefId, whole: bool) -> None:
         """Answers with the value, or where it is, once it was made."""
         store = self._store
 
         def answer(kept: Kept) -> None:
-            port.send(store.show(kept, reader, whole))
+            port.send(store.show(kept, whole))
 
         store.when_made(ref, answer)
 
@@ -513,13 +503,12 @@ class ReferenceService(Actor):
         self._store.when_made(ref, lambda kept: port.send(None))
 
     @endpoint(explicit_response_port=True, instrument=False)
-    def copy(self, port: Port[Any], ref: ObjectRef[Any], reader: Process) -> None:
+    def copy(self, port: Port[Any], ref: ObjectRef[Any]) -> None:
         """Answers with a reference to a copy of a value, which this process has then."""
 
         def run() -> None:
             try:
-                copy = self._store.copied(ref)
-                port.send(self._store.elsewhere(copy, reader))
+                port.send(self._store.copied(ref))
             except Exception as exc:  # for who wants the copy
                 port.exception(exc)
 
@@ -574,7 +563,7 @@ def _arrived_pinned(*copies: ObjectRef[Any]) -> ObjectRef[Any]:
 reduce_for(
     ObjectRef,
     _reduce,
-    "a reference is counted for who gets it. It goes as an argument of an endpoint, also of a service's, in what an endpoint "
-    "of an actor returns (not in the answer of a service: keep it at the replica), and within a value that is put",
+    "a reference is counted for who gets it. It goes as an argument of an endpoint, in what an endpoint returns, in a "
+    "message for a Port, and within a value that is put",
     results=True,
 )

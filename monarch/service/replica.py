@@ -223,7 +223,7 @@ async def _with_values_later(replica: Any, name: str, args: tuple[Any, ...], kwa
 
 def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:
     if not batch:
-        return Sealed(result)
+        return Sealed(result, carried=True)
     if not isinstance(result, (list, tuple)) or len(result) != batch:
         got = f"{len(result)} items" if isinstance(result, (list, tuple)) else f"a {type(result).__name__}"
         raise TypeError(
@@ -233,7 +233,7 @@ def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:
     return [
         (False, Sealed((ActorError(item, f"{name}() returned an exception for this request of its batch."), None)))
         if isinstance(item, Exception)
-        else (True, Sealed(item))
+        else (True, Sealed(item, carried=True))
         for item in result
     ]
 

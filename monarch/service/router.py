@@ -284,6 +284,7 @@ class ServiceRouter(Actor):
             effects, dispatcher.effects = dispatcher.effects, []
             for effect in effects:
                 self._do(effect)
+        self._answers = []  # they may hold references
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

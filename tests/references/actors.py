@@ -21,6 +21,10 @@ class Maker(Actor):
         return [index * index for index in range(number)]
 
     @endpoint
+    def tell(self, port: Port[Any], value: Any) -> None:
+        port.send({"a": value if isinstance(value, ObjectRef) else put(value)})
+
+    @endpoint
     def zeros(self, size: int) -> bytearray:
         return bytearray(size)
 

@@ -109,15 +109,15 @@ def test_what_cannot_be_mapped_comes_once_a_process(
     procs: ProcMesh, Class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    show = stores.ReferenceStore.show
+    ask = stores.ReferenceStore.ask
 
-    def counted(self: Any, kept: Any, reader: Any, whole: bool) -> Any:
-        if whole:
-            sent.append(reader[0])
-        return show(self, kept, reader, whole)
+    def counted(self: Any, owner: str, endpoint: str, *facts: Any) -> Any:
+        if endpoint == "fetch" and facts[-1]:
+            sent.append(self.process[0])
+        return ask(self, owner, endpoint, *facts)
 
     monkeypatch.setattr(reader, "mapped", lambda *place: None)
-    monkeypatch.setattr(stores.ReferenceStore, "show", counted)
+    monkeypatch.setattr(stores.ReferenceStore, "ask", counted)
     first, second = procs.spawn("first", Class), procs.spawn("second", Class)
     ref = put([bytearray(100_000)])
     procs.spawn("holders", Maker).keep_it.call(ref).get()  # with the last handle of a process the bytes go

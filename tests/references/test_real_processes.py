@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.actor import ActorError, MeshFailure, ProcMesh, this_host
-from monarch.references import ReferenceLost, put
+from monarch.actor import Actor, ActorError, Channel, MeshFailure, ProcMesh, endpoint, this_host
+from monarch.references import ObjectRef, ReferenceLost, put
 from monarch.references import store as stores
+from monarch.service import serve
 from tests.references.actors import Maker
 from tests.references.settling import until
 from tests.support.tiers import full
@@ -52,5 +53,39 @@ def test_kill_9(monkeypatch: pytest.MonkeyPatch) -> None:
             makers.slice(gpus=1).total.call_one(theirs).get()
         assert isinstance(caught.value.exception, ReferenceLost)
         until(lambda: told)
+    finally:
+        procs.stop().get()
+
+
+class Giver(Actor):
+    """Gives references away, as a replica."""
+
+    @endpoint
+    def give(self, size: int) -> ObjectRef[bytes]:
+        return put(bytes(size))
+
+    @endpoint
+    def left(self) -> int:
+        return stores.store().number
+
+
+def test_references_come_through_ports_and_from_services() -> None:
+    procs: ProcMesh = this_host().spawn_procs({"gpus": 2})
+    makers = procs.spawn("makers", Maker)
+    port, receiver = Channel[dict[str, ObjectRef[bytes]]].open()
+    try:
+        mine = put(b"x" * (1 << 20))
+        makers.tell.call(port, mine).get()
+        assert [len(receiver.recv().get(60)["a"].get(60)) for _ in range(2)] == [1 << 20] * 2
+        makers.tell.call(port, b"y" * (1 << 20)).get()
+        assert [receiver.recv().get(60)["a"].get(60)[:1] for _ in range(2)] == [b"y"] * 2
+        with serve(this_host(), Giver, replicas=2) as service:
+            assert [len(one.get(60)) for one in [service.give.route(1 << 20).get(60) for _ in range(6)]] == [
+                1 << 20
+            ] * 6
+            until(lambda: service.left.fanout().get() == [0, 0])
+        del mine
+        until(lambda: stores.store().is_clean)
+        until(lambda: makers.left.call().get().values() == [0] * 2)
     finally:
         procs.stop().get()

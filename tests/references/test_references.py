@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch.actor import Actor, ActorError, NotSendableError, ProcMesh, ValueMesh, endpoint, this_host
+from monarch.actor import Actor, ActorError, Channel, ProcMesh, ValueMesh, endpoint, this_host
 from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, values
 from monarch.references import store as stores
@@ -226,13 +226,21 @@ def test_pickling_elsewhere_says_where_it_goes(makers: Maker) -> None:
     ref = put(1)
     with pytest.raises(TypeError, match="an ObjectRef is counted, and can be pickled in messages to actors only"):
         pickle.dumps(ref)
-    from monarch.actor import Channel
-
-    port, _ = Channel[ObjectRef[int]].open()
-    with pytest.raises(NotSendableError, match="counted for who gets it"):
-        port.send(ref)
     with pytest.raises(TypeError, match="made by put"):
         ObjectRef()
+
+
+def test_references_go_through_ports(makers: Maker) -> None:
+    port, receiver = Channel[dict[str, ObjectRef[int]]].open()
+    mine = put(1)
+    port.send({"a": mine, "b": mine})
+    assert [ref.get(60) for ref in receiver.recv().get(60).values()] == [1, 1]
+    one(makers, 0).tell.call_one(port, 3).get(60)
+    one(makers, 1).tell.call_one(port, mine).get(60)
+    first, second = receiver.recv().get(60), receiver.recv().get(60)
+    assert first["a"].get(60) == 3 and second["a"] == mine
+    with pytest.raises(TypeError, match="cannot pickle"):
+        port.send({"a": mine, "b": threading.Lock()})
 
 
 def test_two_handles_of_one_reference_go_in_one_message(makers: Maker) -> None:

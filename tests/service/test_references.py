@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, concurrent_endpoint, endpoint, this_host
+from monarch.actor import Actor, concurrent_endpoint, endpoint, this_host
 from monarch.references import Fetched, ObjectRef, put
 from monarch.references import store as stores
 from monarch.service import batched, serve
@@ -62,6 +62,16 @@ class Summer(Actor):
     def gives(self) -> ObjectRef[int]:
         return put(3)
 
+    @endpoint
+    @batched(max_batch=4)
+    def each(self, numbers: list[int]) -> list[ObjectRef[int]]:
+        return [put(number) for number in numbers]
+
+    @endpoint
+    def made(self, count: int) -> Iterator[ObjectRef[int]]:
+        for number in range(count):
+            yield put(number)
+
 
 def _freed(until: Callable[[], bool]) -> None:
     """Waits until everything is freed; each round is an answer of the service, or of the thread that frees."""
@@ -103,9 +113,31 @@ def test_an_update_holds_its_references_for_later_replicas(cluster: InProcessClu
         assert service.held.fanout().get(60) == [7, 7]
 
 
-def test_a_reference_is_no_answer_of_a_service(cluster: InProcessCluster) -> None:
-    with serve(this_host(), Summer) as service, pytest.raises(ActorError, match="not in the answer of a service"):
-        service.gives.route().get(60)
+@pytest.mark.parametrize("group", [None, {"gpus": 2}])
+def test_a_reference_is_an_answer_of_a_service(cluster: InProcessCluster, group: dict[str, int] | None) -> None:
+    with serve(this_host(), Summer, replicas=2, per_replica=group) as service:
+        until_up(service, 2)
+        got: Any = service.gives.route().get(60)
+        refs = [got] if group is None else got.values()
+        assert [ref.get(60) for ref in refs] == [3] * len(refs)
+        got = service.each.route(4).get(60)
+        refs += [got] if group is None else got.values()
+        assert [ref.get(60) for ref in refs[len(refs) // 2 :]] == [4] * (len(refs) // 2)
+        owners = [kept for kept in stores._stores.values() if kept.process[0] in {ref.owner for ref in refs}]
+        assert sum(kept.number for kept in owners) == len(refs)
+        assert len(service.gives.fanout().get(60)) == 2
+        del refs, got
+        _freed(lambda: not any(kept.number for kept in owners))
+
+
+def test_references_come_in_a_stream(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Summer) as service:
+        refs = list(service.made.stream(3))
+        assert [ref.get(60) for ref in refs] == [0, 1, 2]
+        (owner,) = [kept for kept in stores._stores.values() if kept.process[0] == refs[0].owner]
+        assert owner.number == 3
+        del refs
+        _freed(lambda: not owner.number)
 
 
 def test_what_cannot_be_sent_is_named(cluster: InProcessCluster) -> None:

@@ -40,7 +40,7 @@ class Receivers:
 
 
 class OneReceiver(Receivers):
-    """The one process that a result goes to."""
+    """The one process that a result, or a message for a Port, goes to."""
 
     __slots__ = ()
 
@@ -57,8 +57,8 @@ _now = _Now()
 
 def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str, results: bool = False) -> None:
     """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments
-    of endpoints and constructors, with `results` in what endpoints return, and in what is `Sealed` to be carried on, too.
-    Anywhere else (port messages) NotSendableError says `why` not. For optional packages."""
+    of endpoints and constructors, with `results` in what endpoints return, in messages for Ports, and in what is `Sealed` to
+    be carried on, too. Anywhere else NotSendableError says `why` not. For optional packages."""
 
     from monarch._wire.sealed import set_apart  # packages that call this have loaded it
 

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._errors import SpawnError
+from monarch._errors import NotSendableError, SpawnError
+from monarch._mesh.actors.receivers import OneReceiver, ReceiversUnknown, encode_for
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.sender import Casting
 from monarch._mesh.failures import ledger
@@ -102,6 +103,12 @@ class MeshLayer(Hooks):
     def host_of(self, address: str, executable: str) -> HostMesh:
         """The host of the process at `address`."""
         return host_mesh_of(host_of(address), executable)
+
+    def encode_for(self, address: str, value: Any, error: NotSendableError) -> tuple[bytes, Sequence[memoryview]]:
+        """Encodes what is counted for who gets it."""
+        if not isinstance(error, ReceiversUnknown):
+            raise error
+        return encode_for(OneReceiver(address), value)
 
     def remember(self, mesh: ProcMesh) -> None:
         self._meshes.add(mesh)
