@@ -6,13 +6,15 @@ import html
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from monarch._linux import terminal
-from monarch._text import clip, duration, one_line
+from monarch._linux.locks import Lock
+from monarch._text import clip, duration, one_line, size
 from monarch.config import settings
 
 T = TypeVar("T")
@@ -25,13 +27,15 @@ _TITLE = 200  # characters
 class ProgressMeter:
     """The work that is done, its rate, and when there is something to show. Pure: times are arguments, seconds of one clock.
 
-    `total`: None where it is not known. `every`: seconds between two times that something is shown.
+    `total`: None where it is not known. `every`: seconds between two times that something is shown. `of_bytes`: both are
+    bytes, and shown so.
     """
 
-    def __init__(self, title: str, total: int | None, every: float, now: float) -> None:
+    def __init__(self, title: str, total: int | None, every: float, now: float, of_bytes: bool = False) -> None:
         self.title = clip(one_line(title), _TITLE)
         self.total = total
         self.done = 0
+        self._of_bytes = of_bytes
         self._every = every
         self._begun = now
         self._due = now + _SHORT
@@ -52,10 +56,11 @@ class ProgressMeter:
         """Returns how far it is: `train: 120 of 1,000 (12 %), 45.2 a second, 19.5 s left`."""
         seconds = now - self._begun
         rate = self.done / seconds if seconds > 0 else 0.0
-        done = f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,} ({self.part:.0%})"
+        done = self._said(self.done)
+        done += "" if self.total is None else f" of {self._said(self.total)} ({self.part:.0%})"
         parts = [done.replace("%", " %")]
         if rate:
-            parts.append(_per_time(rate))
+            parts.append(self._rate(rate))
         if rate and self.total is not None and self.done < self.total:
             parts.append(f"{duration((self.total - self.done) / rate)} left")
         return f"{self.title}: {', '.join(parts)}" if self.title else ", ".join(parts)
@@ -65,14 +70,21 @@ class ProgressMeter:
         seconds = now - self._begun
         if seconds < _SHORT:
             return ""
-        done = f"{self.done:,}" if self.total in (None, self.done) else f"{self.done:,} of {self.total:,}"
-        text = f"{done} in {duration(seconds)}" + (f", {_per_time(self.done / seconds)}" if self.done else "")
+        done = self._said(self.done)
+        done += "" if self.total is None or self.total == self.done else f" of {self._said(self.total)}"
+        text = f"{done} in {duration(seconds)}" + (f", {self._rate(self.done / seconds)}" if self.done else "")
         return f"{self.title}: {text}" if self.title else text
 
     @property
     def part(self) -> float:
         """Returns the share that is done, 1.0 at most; 0.0 where the total is not known."""
         return min(1.0, self.done / self.total) if self.total else 0.0
+
+    def _said(self, count: int) -> str:
+        return size(count) if self._of_bytes else f"{count:,}"
+
+    def _rate(self, rate: float) -> str:
+        return f"{size(rate)} a second" if self._of_bytes else _per_time(rate)
 
 
 def _per_time(rate: float) -> str:
@@ -157,6 +169,68 @@ class AwaitedProgress:
             now = time.monotonic()
             self._meter.advance(done - self._meter.done, now)
             self._place.end(self._meter, self._meter.end(now))
+
+
+class WatchedProgress:
+    """The progress of work that others do, for a caller who waits: a thread asks `far` how far it is, which gives what is
+    done and how much there is (None: not known). Entered for each wait, by any threads; the line stands only during waits, as
+    that of `AwaitedProgress`. The rate is the mean since it was made. Nothing is started where nothing would be shown.
+
+    `far` may wait, and raise: then nothing more is shown. `of_bytes`: what is counted are bytes.
+    """
+
+    def __init__(
+        self, title: str, far: Callable[[], tuple[int, int | None]], of_bytes: bool = False, shown: bool | None = None
+    ) -> None:
+        self._place = _place(shown)
+        every = _LOGGED if self._place is None else self._place.every
+        self._meter = ProgressMeter(title, None, every, time.monotonic(), of_bytes)
+        self._far = far
+        self._lock = Lock()
+        self._waits = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        if self._place is not None:
+            with self._lock:
+                self._waits += 1
+                if self._waits == 1:
+                    self._over = threading.Event()
+                    threading.Thread(
+                        target=self._watch, args=(self._place, self._over), name="monarch-progress", daemon=True
+                    ).start()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._place is not None:
+            with self._lock:
+                self._waits -= 1
+                if not self._waits:
+                    self._over.set()
+                    with suppress(OSError, ValueError):
+                        self._close(self._place, raised[:1] == (None,))
+
+    def _close(self, place: _Place, whole: bool) -> None:
+        """`whole`: the work has been done; a bar that stands says so."""
+        if isinstance(place, _NotebookBar) and place.stands and whole:
+            now = time.monotonic()
+            self._meter.advance((self._meter.total or self._meter.done) - self._meter.done, now)
+            place.end(self._meter, self._meter.end(now))
+        else:
+            place.hide()
+
+    def _watch(self, place: _Place, over: threading.Event) -> None:
+        with suppress(Exception):  # of `far`, which asks others, and of a stderr that nobody reads: the work goes on
+            while not over.wait(max(self._meter.due_in(time.monotonic()), _LIVE)):
+                self.look(place, over)
+
+    def look(self, place: _Place, over: threading.Event) -> None:
+        """Shows what is due, unless the wait is over."""
+        done, total = self._far()
+        with self._lock:
+            now = time.monotonic()
+            self._meter.total = total
+            if self._meter.advance(done - self._meter.done, now) and not over.is_set():
+                place.show(self._meter, self._meter.line(now))
 
 
 def _count(items: Iterable[Any]) -> int | None:

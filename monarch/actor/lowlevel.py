@@ -14,7 +14,9 @@ from monarch._runtime.dropped_future import read_if_dropped
 from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
+from monarch._runtime.progress import WatchedProgress
 from monarch._runtime.promise import in_thread
+from monarch._runtime.shown_waits import show_waits
 from monarch._shape.refusals import arithmetic, refuse
 from monarch._wire.address import host_of
 from monarch._wire.auth import Acceptor, Dialler, Secret, load_secret
@@ -35,6 +37,7 @@ __all__ = [
     "Secret",
     "StatusTable",
     "Unpickler",
+    "WatchedProgress",
     "annotations_of",
     "argument_fetcher",
     "arithmetic",
@@ -58,6 +61,7 @@ __all__ = [
     "refuse",
     "serve_streams",
     "service_of",
+    "show_waits",
     "start_thread",
     "stream_encrypted",
     "stream_obstacle",

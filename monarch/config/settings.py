@@ -204,7 +204,8 @@ tail_log_lines = count(20, "HYPERACTOR_MESH_TAIL_LOG_LINES",
 prefix_with_rank = flag(True, "HYPERACTOR_PREFIX_WITH_RANK",
     "Whether streamed lines begin with [rank].")
 show_progress = flag(True, "MONARCH_SHOW_PROGRESS",
-    "Whether `map`, jobs that wait for their machines, cells of notebooks and `monarch.progress` say how far they are.")
+    "Whether `map`, jobs that wait for their machines, mounts, checkpoints, updates of services, cells of notebooks and "
+    "`monarch.progress` say how far they are, on stderr.")
 
 # Administration
 mesh_admin_addr = text("127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR",

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from monarch._linux import private_files
 from monarch._linux.maker import Maker
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, bind_context, endpoint, this_proc
+from monarch.actor.lowlevel import WatchedProgress
 from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_messages import FuseReply, FuseRequest, Message
 from monarch.remotemount.gather_host import GatherHost
@@ -173,9 +174,14 @@ class GatherMount:
             Pull(host, self.local_mount_point, name, answer_of, self._named) for name, host in self._trees.hosts.items()
         ]
         run = bind_context(lambda pull: pull.run())
-        for why in self._threads.map(run, pulls):
-            if why:
-                logger.warning("gather mount at %s: %s", self.local_mount_point, why)
+
+        def brought() -> tuple[int, int]:
+            return sum(pull.brought for pull in pulls), sum(pull.total for pull in pulls)
+
+        with WatchedProgress(f"gather mount at {self.local_mount_point}", brought, of_bytes=True):
+            for why in self._threads.map(run, pulls):
+                if why:
+                    logger.warning("gather mount at %s: %s", self.local_mount_point, why)
 
     def open(self, path: str) -> BinaryIO:
         """A file of a host, as in `hosts_0/train.log`, read there while it is read here. OSError as open has it."""

@@ -53,6 +53,7 @@ class Pull:
         self._name = name
         self._ask = ask
         self._named = set() if named is None else named
+        self.total = self.brought = 0  # bytes of the files that differ, and of those that have come so far
         self._changing: list[str] = []
         self._lost: dict[str, str] = {}  # paths that cannot be here, and why; "": what is above it cannot
 
@@ -136,6 +137,7 @@ class Pull:
 
     def _files(self, tree: ConfinedFolder, wanted: Manifest, found: Manifest, plan: SyncPlan) -> None:
         whole = [path for path in [*plan.send, *plan.doubtful] if not self._is_lost(path)]
+        self.total = sum(wanted[path].size for path in [*whole, *plan.patch])
         for batch in _batches([(path, wanted[path]) for path in whole if wanted[path].size <= LARGE]):
             contents = self._ask(self._host, "read_whole", [path for path, _ in batch])
             for (path, entry), read in zip(batch, contents, strict=True):
@@ -143,6 +145,7 @@ class Pull:
                     self._not_read(path, read.error)
                 else:
                     self._try(path, tree.write, path, read.data, entry.mode, read.mtime_ns)
+                self.brought += entry.size
         for path in whole:
             if wanted[path].size > LARGE:
                 self._try(path, self._large, tree, path, wanted[path], None)
@@ -178,6 +181,7 @@ class Pull:
         with tree.new_file(path, there) as file:
             if start:
                 file.append([(0, start)])
+                self.brought += start
             at, digests = start, _Digests(start)
             for data in self._pieces(path, start, before.size):
                 if isinstance(data, HostErrno) or not data:
@@ -185,6 +189,7 @@ class Pull:
                 file.append([data])
                 digests.update(data)
                 at += len(data)
+                self.brought += len(data)
             if at != before.size:
                 return False
             after, _ = self._ask(self._host, "stamp", path)

@@ -6,6 +6,7 @@ Nothing runs on the hosts between two refreshes. Each one starts a process a hos
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import Any
 
 from monarch.actor import HostMesh, Point
 from monarch.actor.file_sync import FolderSync, HostAnswers, Manifest, SourceFolder, local_manifest, lock_hosts
+from monarch.actor.lowlevel import WatchedProgress
 from monarch.remotemount import fuse_process
 from monarch.remotemount.mirror_host import MirrorHost
 from monarch.remotemount.mount_point import MOUNTED, TOKEN, MountPointState, point_of, refusal
@@ -43,7 +45,8 @@ async def sync(hosts: HostMesh, source: str, point: str) -> None:
             files = SourceFolder(source, manifest, skipping=True)
             paths = [*manifest]
             await mirrors.ask("note", paths, True, ranks=roots)
-            await FolderSync(mirrors.actors, roots, "", {}).sync(dict.fromkeys(roots, files))
+            with WatchedProgress(f"remote mount of {source}", functools.partial(_brought, files), of_bytes=True):
+                await FolderSync(mirrors.actors, roots, "", {}).sync(dict.fromkeys(roots, files))
             await mirrors.ask("note", paths, False, ranks=roots)
             if not files.changed:
                 return
@@ -56,6 +59,10 @@ async def sync(hosts: HostMesh, source: str, point: str) -> None:
                     len(files.changed),
                     some,
                 )
+
+
+def _brought(files: SourceFolder) -> tuple[int, int]:
+    return files.sent, files.total
 
 
 async def remove(hosts: HostMesh, source: str, point: str) -> None:

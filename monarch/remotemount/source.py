@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, endpoint
 from monarch.actor.file_sync import FILE, FOLDER, Manifest, ManifestEntry
+from monarch.actor.lowlevel import WatchedProgress
 from monarch.remotemount.file_tree import BLOCK, SMALL
 from monarch.remotemount.fuse_messages import TreeEntry
 from monarch.remotemount.fuse_process import machine
@@ -118,8 +119,12 @@ class MountSource(Actor):
         hosts = self._hosts
         assert hosts is not None
         new = self._versions.update(manifest_of(self._source), time.time_ns())
-        for batch in self._batches(self._versions.small(new)):
-            hosts.send("deliver", batch)
+        small = self._versions.small(new)
+        sent = 0
+        with WatchedProgress(f"files of the remote mount of {self._source}", lambda: (sent, len(small))):
+            for batch in self._batches(small):
+                hosts.send("deliver", batch)
+                sent += len(batch)
         if self._versions.changed:
             entries = list(self._versions.entries())
             for start in range(0, len(entries), _ENTRIES):

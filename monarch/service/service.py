@@ -21,11 +21,12 @@ from monarch.actor import (
     ProcMesh,
     Shape,
     ValueMesh,
+    bind_context,
     returns_future,
     send,
     this_host,
 )
-from monarch.actor.lowlevel import Sealed, explain_unsendable, follow_as, own_process
+from monarch.actor.lowlevel import Sealed, WatchedProgress, explain_unsendable, follow_as, own_process, show_waits
 from monarch.service.declared import Declared, blocks_of, declared
 from monarch.service.errors import ServiceUnavailableError
 from monarch.service.numbers import check_number
@@ -164,7 +165,8 @@ class Service(ShutdownBlock):
         """
         self._check_updates("update", method, args, kwargs)
         future = self._open_router.update.call_one(method, getattr(self, method)._sealed(args, kwargs))
-        return follow_as(f"update({method!r}) of service {self._name!r}", future, _version, _LOOK)
+        of = f"update({method!r}) of service {self._name!r}"
+        return self._shown_update(follow_as(of, future, _version, _LOOK))
 
     def update_in_place(self, prepare: str, *args: Any, then: str, **kwargs: Any) -> Future[int]:
         """Updates without a pause: every replica runs endpoint `prepare` with these arguments beside its requests, which
@@ -182,7 +184,18 @@ class Service(ShutdownBlock):
         self._check_updates("update_in_place", prepare, args, kwargs)
         self._check_updates("update_in_place", then, (None,), {})
         future = self._open_router.update.call_one(prepare, getattr(self, prepare)._sealed(args, kwargs), then)
-        return follow_as(f"update_in_place({prepare!r}) of service {self._name!r}", future, _version, _LOOK)
+        of = f"update_in_place({prepare!r}) of service {self._name!r}"
+        return self._shown_update(follow_as(of, future, _version, _LOOK))
+
+    def _shown_update(self, future: Future[int]) -> Future[int]:
+        """Shows who waits for an update how many replicas have it."""
+
+        def far() -> tuple[int, int]:
+            found = self.status().get(_STATUS)
+            done = sum(one.version == found.version and one.state != "updating" for one in found.replicas)
+            return done, len(found.replicas)
+
+        return show_waits(future, WatchedProgress(f"update of service {self._name!r}, replicas", bind_context(far)))
 
     def _check_updates(self, caller: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kinds = kinds_of(self._class)
@@ -273,6 +286,7 @@ class ServiceSession:
         self.__exit__()
 
 
+_STATUS = 10.0  # seconds for it to tell, where it is asked for progress
 _ADVERBS = ("call", "call_one", "choose", "broadcast", "rref")
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 import monarch
 from monarch._runtime import progress as module
-from monarch._runtime.progress import AwaitedProgress, ProgressMeter, progress
+from monarch._runtime.future import Promise
+from monarch._runtime.progress import AwaitedProgress, ProgressMeter, WatchedProgress, progress
+from monarch._runtime.shown_waits import show_waits
 from tests.support.hostile import NAME, fit
+from tests.support.patience import TIMEOUT
 
 
 def test_the_line_has_rate_and_time_left() -> None:
@@ -175,6 +179,87 @@ def test_the_setting_turns_off_what_shows_itself(monkeypatch: pytest.MonkeyPatch
     with monarch.configured(show_progress=False):
         assert awaited(monkeypatch, Stream(True), None)(4.0, 2) is None
         assert awaited(monkeypatch, Stream(True), True)(4.0, 2) == pytest.approx(0.2)
+
+
+class Waited:
+    """Work of others at which somebody waits: a place that notes what is shown, and a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, terminal: bool = True) -> None:
+        self.stream, self.now, self.far = Stream(terminal), 0.0, (0, None)
+        monkeypatch.setattr(sys, "stderr", self.stream)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setenv("TERM", "xterm")
+        self.progress = WatchedProgress("checkpoint /c", lambda: self.far, of_bytes=True, shown=True)
+
+    def look(self, now: float, done: int, total: int | None, over: bool = False) -> str:
+        """Returns what a look at that time shows."""
+        self.now, self.far = now, (done, total)
+        before, ended = len(self.stream.getvalue()), threading.Event()
+        if over:
+            ended.set()
+        assert self.progress._place is not None
+        self.progress.look(self.progress._place, ended)
+        return self.stream.getvalue()[before:]
+
+
+def test_work_of_others_is_shown_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    work = Waited(monkeypatch)
+    assert work.look(1.0, gib, 12 * gib) == ""
+    assert work.look(4.0, 2 * gib, 12 * gib).endswith("c: 2.0 GiB of 12.0 GiB (17 %), 512 MiB a second, 20.0 s left")
+    assert work.look(8.0, 3 * gib, 12 * gib, over=True) == "", "the wait is over"
+    assert work.look(8.3, 3 * gib, None).endswith("c: 3.0 GiB, 370 MiB a second")
+    log = Waited(monkeypatch, terminal=False)
+    assert log.look(4.0, gib, None) == "checkpoint /c: 1.0 GiB, 256 MiB a second\n"
+    assert log.look(30.0, gib, None) == "" != log.look(40.0, gib, None)
+
+
+def test_the_line_stands_only_during_waits_and_the_thread_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, looked = Stream(True), threading.Event()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "_SHORT", 0.0)
+    monkeypatch.setattr(module, "_LIVE", 0.001)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def far() -> tuple[int, int]:
+        if "t: 3" in stream.getvalue():
+            looked.set()
+        return 3, 4
+
+    progress = WatchedProgress("t", far, shown=True)
+    promise: Promise[int] = Promise()
+    future = show_waits(promise.future, progress)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            future.get(0.001)
+    with progress, progress:
+        assert looked.wait(TIMEOUT)
+        assert not stream.getvalue().endswith("\r\x1b[K")
+    assert stream.getvalue().endswith("\r\x1b[K")
+    promise.set(7)
+    assert future.get() == 7
+    for thread in threading.enumerate():
+        if thread.name == "monarch-progress":
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+
+def test_what_cannot_tell_how_far_it_is_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, asked = Stream(True), threading.Event()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "_LIVE", 0.0)
+    monkeypatch.setattr(module, "_SHORT", 0.0)
+
+    def far() -> tuple[int, int]:
+        asked.set()
+        raise OSError("no such folder")
+
+    with WatchedProgress("t", far, shown=True):
+        assert asked.wait(TIMEOUT)
+    assert stream.getvalue() == ""
+    silent = WatchedProgress("t", lambda: pytest.fail("nobody is shown it"), shown=False)
+    with silent:
+        assert silent._place is None
 
 
 def test_a_bar_ends_with_what_it_came_to(monkeypatch: pytest.MonkeyPatch, shown: list[str]) -> None:

@@ -20,6 +20,7 @@ from tests.support.hosts import Hosts
 from tests.support.mounts import contents, make_source
 from tests.support.resources import left_open, open_kinds
 from tests.support.tiers import full
+from tests.support.watched import record_watched
 
 pytestmark = pytest.mark.procs
 NO_FUSE = {"PATH": "/nonexistent"}  # of a worker: it finds no fusermount3
@@ -50,11 +51,16 @@ def handler(mesh: HostMesh, source: Path, tmp_path: Path, mode: str = "mirror") 
 
 
 def test_hosts_have_what_the_client_has_until_it_is_closed(
-    mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path]
+    mesh: HostMesh, source: Path, tmp_path: Path, copies: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watched = record_watched(monkeypatch, mirror)
     mount = handler(mesh, source, tmp_path)
     assert mount.mode is None
     mount.open()
+    ((title, far),) = watched
+    assert title == f"remote mount of {source}"
+    done, total = far()
+    assert done == total == sum(entry.size for entry in mirror.manifest_of(str(source)).values())
     assert (mount.mode, mount.sourcepath) == ("mirror", str(source))
     for copy in copies:
         assert contents(copy) == contents(source)

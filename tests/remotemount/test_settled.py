@@ -139,7 +139,9 @@ class LargeHost:
 
     def pull(self, folder: Path) -> tuple[bytes | None, str]:
         """Returns what is there of the file afterwards, and what was said."""
-        said = Pull(self, str(folder), "", self.ask).run()
+        pull = Pull(self, str(folder), "", self.ask)
+        said = pull.run()
+        assert said or pull.brought >= pull.total == SIZE, "of what was read again all counts"
         return (folder / "f").read_bytes() if (folder / "f").exists() else None, said
 
 

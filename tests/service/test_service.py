@@ -35,9 +35,11 @@ from monarch.service import (
     batched,
     serve,
 )
+from monarch.service import service as service_module
 from monarch.service.dispatcher import Dispatcher
 from monarch.testing import InProcessCluster, Local, VirtualClock
 from tests.service.model import Event, Model, new_event, until_outstanding, until_up
+from tests.support.watched import record_watched
 
 
 def test_a_request_goes_to_one_replica(cluster: InProcessCluster) -> None:
@@ -270,11 +272,14 @@ def test_a_session_in_async_code(cluster: InProcessCluster) -> None:
     assert asyncio.run(use()) == [0, 2, 4, 6, 8]
 
 
-def test_updates_roll_and_answers_say_the_version(cluster: InProcessCluster) -> None:
+def test_updates_roll_and_answers_say_the_version(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = record_watched(monkeypatch, service_module)
     with serve(this_host(), Model, 2, replicas=2, backoff=0) as service:
         until_up(service, 2)
         requests = [service.options(wait=True).times.answer(1) for _ in range(20)]
         assert service.update("load", 5).get() == 1
+        ((title, far),) = watched
+        assert (title, far()) == ("update of service 'model', replicas", (2, 2))
         requests += [service.times.answer(1) for _ in range(4)]
         answers = [request.get() for request in requests]
         assert {(answer.version, answer.value) for answer in answers} <= {(0, 2), (1, 5)}

@@ -41,6 +41,7 @@ class SourceFolder:
         self.manifest = manifest
         self.skipping = skipping
         self.changed: set[str] = set()
+        self.total = self.sent = 0  # bytes of the files that a sync brings, and of those that it has brought so far
 
     def read(self, path: str) -> bytes:
         """A small file. FileChanged when it is not what the manifest says."""
@@ -154,6 +155,7 @@ class Sender:
         await self._ask("make", plan.clear, plan.folders, plan.links)
         sizes = self._source.manifest
         changed = [*plan.send, *await self._differing(plan.doubtful)]
+        self._source.total += sum(sizes[path].size for path in [*changed, *plan.patch])
         changed.sort(key=lambda path: path.endswith(".pyc"))  # a new module removes what was compiled of the old one
         await self._send_small([path for path in changed if sizes[path].size <= LARGE])
         large = [(path, False) for path in changed if sizes[path].size > LARGE]
@@ -198,6 +200,7 @@ class Sender:
             files = await asyncio.to_thread(self._read, batch)
             size = sum(len(file.data) for file in files)
             await self._window.send(size, "write", files)
+            self._source.sent += size
             self.written += [file.path for file in files]
 
     def _batches(self, paths: Sequence[str]) -> Iterator[list[str]]:
@@ -236,6 +239,7 @@ class Sender:
             while data := await asyncio.to_thread(_read_piece, file):
                 await outgoing.append([data] if older is None else await asyncio.to_thread(older.feed, data))
                 offset += len(data)
+                self._source.sent += len(data)
             self._source.check(path, file, offset)
         if older is not None:
             await outgoing.append(await asyncio.to_thread(older.flush))

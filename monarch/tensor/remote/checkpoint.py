@@ -9,8 +9,10 @@ Each process writes parts, side by side. What is planned here (which process wri
 from __future__ import annotations
 
 import fnmatch
+import functools
 import io
 import itertools
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.actor import Future
-from monarch.actor.lowlevel import in_thread
+from monarch.actor.lowlevel import WatchedProgress, in_thread, show_waits
 from monarch.tensor.controller.distribute import replicate
 from monarch.tensor.controller.known_values import is_known
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
@@ -49,6 +51,11 @@ def save(
 ) -> None:
     """Writes a checkpoint into the folder `path` and waits until it is whole. See `save_async`."""
     save_async(state, path, placements, mesh, overwrite).get()
+
+
+def _written(where: str, total: int) -> tuple[int, int]:
+    """Returns the bytes of a checkpoint's files so far, and those of its tensors. OSError until there is a folder."""
+    return min(total, sum(entry.stat().st_size for entry in os.scandir(where))), total
 
 
 def save_async(
@@ -99,7 +106,9 @@ def save_async(
         except BaseException as exc:
             _tell(exc)
 
-    return in_thread(finish, "monarch-checkpoint", "a checkpoint of distributed tensors")
+    saving = in_thread(finish, "monarch-checkpoint", "a checkpoint of distributed tensors")
+    far = functools.partial(_written, where, layout.bytes)
+    return show_waits(saving, WatchedProgress(f"checkpoint {where}", far, of_bytes=True))
 
 
 def load(
@@ -218,6 +227,13 @@ class _Layout:
             whole_shape(tensor.shape, placement, sizes, name)
             for name, tensor, placement in zip(self.names, self.tensors, self.placements, strict=True)
         ]
+
+    @property
+    def bytes(self) -> int:
+        """Returns the size of the whole of them."""
+        return sum(
+            math.prod(whole) * tensor.element_size() for whole, tensor in zip(self.wholes, self.tensors, strict=True)
+        )
 
     def keep(self, known: Collection[str]) -> None:
         """Forgets the tensors that are not in `known`."""

@@ -20,10 +20,12 @@ import monarch.tensor as mt
 from monarch import checkpoint
 from monarch.actor import ProcMesh, this_host
 from monarch.tensor.failures import RemoteException
+from monarch.tensor.remote import checkpoint as checkpoint_module
 from monarch.tensor.remote.checkpoint import _tell
 from monarch.tensor.worker import checkpoint as worker
 from tests.support.patience import TIMEOUT
 from tests.support.users import STRANGER, as_stranger, needs_root
+from tests.support.watched import record_watched
 from tests.tensor.loopback import loopback
 
 WHOLE = torch.arange(48.0).reshape(6, 8)
@@ -122,11 +124,14 @@ def test_it_is_read_as_it_was(tmp_path: Path) -> None:
             checkpoint.read(path, {"*": {"tp": 0}})
 
 
-def test_each_part_is_written_once(tmp_path: Path) -> None:
+def test_each_part_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = record_watched(monkeypatch, checkpoint_module)
     path = saved(tmp_path)
     assert sorted(os.listdir(path)) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     with loopback(gpus=2):
         checkpoint.save({"t": [monarch.replicate(WHOLE) for _ in range(4)]}, tmp_path / "same")
+        title, far = watched[-1]
+        assert (title, far()) == (f"checkpoint {tmp_path / 'same'}", (4 * WHOLE.nbytes,) * 2)
     sizes = [os.path.getsize(tmp_path / "same" / f"__{rank}_0.distcp") for rank in range(2)]
     assert sizes[0] == sizes[1] > 2 * WHOLE.nbytes
 
