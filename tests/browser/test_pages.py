@@ -256,6 +256,20 @@ def test_the_straggler_is_marked(window: Any, served: Any) -> None:
     page.wait_for_function("() => document.querySelectorAll('.icicle button').length > 2")
 
 
+# Steps of the focus, all in one turn so that no poll is between: cells that were drawn, and ms up to the next frame.
+FRAMES = """async () => {
+  const box = [...document.querySelectorAll('.cells')].find(each => each === document.activeElement), found = [];
+  for (let step = 0; step < 15; step += 1) {
+    const began = performance.now();
+    box.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+    const cells = Number(box.querySelector('canvas').dataset.cells);
+    await new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
+    found.push([cells, performance.now() - began]);
+  }
+  return found;
+}"""
+
+
 def test_thousands_of_ranks_are_drawn_at_once(window: Any, serve: Any, capsys: Any) -> None:
     served = serve(4096, 60.0)
     opened = window()
@@ -265,8 +279,45 @@ def test_thousands_of_ranks_are_drawn_at_once(window: Any, serve: Any, capsys: A
     page.keyboard.press("f")
     page.get_by_text("rank 42  ·").wait_for()
     times = page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => Number(canvas.dataset.drawMs))")
+    frames = page.evaluate(FRAMES)
+    assert all(cells <= 2 for cells, _ in frames), "a step of the focus draws no other cells"
     with capsys.disabled():
-        print(f"\n4,096 ranks: canvases drawn in {max(times):.1f} ms at most")
+        typical = sorted(took for _, took in frames)[len(frames) // 2]
+        print(
+            f"\n4,096 ranks: canvases drawn in {max(times):.1f} ms at most; a step of the focus takes {typical:.0f} ms"
+        )
+    assert opened.problems == []
+
+
+def test_hosts_are_sorted_by_what_they_use_and_the_address_says_so(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(f"{served.url}/hardware")
+
+    def hosts() -> Any:
+        return page.evaluate("[...document.querySelectorAll('tr[data-host]')].map(row => row.dataset.host)")
+
+    def numbers(column: int) -> Any:
+        """In one turn of the page's: nothing is drawn anew between two rows."""
+        cells = f"[...document.querySelectorAll('tr[data-host] td:nth-child({column})')]"
+        return page.evaluate(f"{cells}.map(cell => parseFloat(cell.textContent))")
+
+    page.locator("th[aria-sort=descending] [data-sort=gpu]").wait_for()  # there are GPUs, so they count first
+    found = numbers(5)
+    assert len(found) == 8 and found == sorted(found, reverse=True)
+    page.locator("[data-sort=memory]").click()
+    page.wait_for_url("**/hardware?sort=memory")
+    found = numbers(4)
+    assert len(set(found)) > 1 and found == sorted(found, reverse=True)
+    page.locator("[data-sort=memory]").press("Enter")
+    page.wait_for_url("**/hardware?sort=memory&order=up")
+    found = numbers(4)
+    assert len(set(found)) > 1 and found == sorted(found)
+    assert page.evaluate("document.activeElement.dataset.sort") == "memory"
+
+    page = opened.open(f"{served.url}/hardware?sort=host&order=up&host=node2&seconds=120")  # one that was sent
+    page.locator("th[aria-sort=descending] [data-sort=host]").wait_for()
+    assert hosts() == ["node2"]
+    assert page.get_by_role("button", name="2 min").get_attribute("aria-pressed") == "true"
     assert opened.problems == []
 
 

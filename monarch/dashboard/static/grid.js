@@ -45,6 +45,30 @@ export function coordinates(labels, sizes, rank) {
   return found.join(" · ");
 }
 
+/** One cell in that state, to be copied. `long`: its endpoint has been running for long. */
+function cellOf(state, long, cell, ratio) {
+  const canvas = h("canvas", {width: Math.round(cell * ratio), height: Math.round(cell * ratio)});
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  context.fillStyle = colour(state);
+  context.beginPath();
+  context.roundRect(0, 0, cell, cell, cell >= 20 ? 4 : 2);
+  context.fill();
+  if (cell >= 14 && state !== "idle" && state !== "absent") {
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.font = `600 ${Math.round(cell * .5)}px ${getComputedStyle(document.body).fontFamily}`;
+    context.fillStyle = colour(STRONG.has(state) ? "on-strong" : "on-state");
+    context.fillText(STATES[state], cell / 2, cell / 2 + .5);
+  } else if (cell < 14 && state === "failed") {
+    context.strokeStyle = "#ffffff"; context.lineWidth = 1.4; context.beginPath();
+    context.moveTo(2.5, 2.5); context.lineTo(cell - 2.5, cell - 2.5);
+    context.moveTo(cell - 2.5, 2.5); context.lineTo(2.5, cell - 2.5); context.stroke();
+  }
+  if (long) { context.fillStyle = colour("long"); context.fillRect(3, cell - 5, cell - 6, 3); }
+  return canvas;
+}
+
 export class Grid {
   /** `choose(rank)`: a cell was clicked, or Enter pressed on it. */
   constructor(name, choose) {
@@ -62,7 +86,7 @@ export class Grid {
     this.canvas.addEventListener("click", event => { const rank = this.hit(event); if (rank >= 0) { this.focus = rank; this.draw(); this.choose(rank); } });
     this.resized = new ResizeObserver(() => { if (this.mesh && this.room() !== this.drawnWidth) this.draw(); });
     this.resized.observe(document.body);
-    this.coloured = () => this.draw();
+    this.coloured = () => { this.shown = null; this.draw(); };
     window.addEventListener("colours", this.coloured);
   }
 
@@ -90,52 +114,49 @@ export class Grid {
 
   state(rank) { return this.letters[this.mesh.cells[rank]] ?? "absent"; }
 
+  /** Draws the cells that look otherwise than they did, by copies of one of each look: a step of the focus is two of thousands. */
   draw() {
     if (!this.mesh || !this.box.isConnected) return;
     const began = performance.now();
     const {cells, sizes} = this.mesh;
     this.drawnWidth = this.room();
     const place = this.layout = layout(sizes, cells.length, Math.max(120, this.drawnWidth));
-    this.element.style.width = `${Math.min(this.drawnWidth, place.width)}px`;
     const ratio = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(place.width * ratio);
-    this.canvas.height = Math.round(place.height * ratio);
-    this.canvas.style.width = `${place.width}px`;
-    this.canvas.style.height = `${place.height}px`;
+    const form = `${sizes} ${cells.length} ${this.drawnWidth} ${ratio}`;
     const context = this.canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    const fills = Object.fromEntries([...Object.keys(STATES)].map(state => [state, colour(state)]));
-    const text = colour("on-state"), strong = colour("on-strong"), ring = colour("focus"), old = colour("long");
-    const glyphs = place.cell >= 14;
-    const corner = place.cell >= 20 ? 4 : 2;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.font = `600 ${Math.round(place.cell * .5)}px ${getComputedStyle(document.body).fontFamily}`;
-    for (let rank = 0; rank < cells.length; rank += 1) {
-      const [x, y] = place.at(rank);
-      const state = this.state(rank);
-      context.fillStyle = fills[state];
-      context.beginPath();
-      context.roundRect(x, y, place.cell, place.cell, corner);
-      context.fill();
-      if (glyphs && state !== "idle" && state !== "absent") {
-        context.fillStyle = STRONG.has(state) ? strong : text;
-        context.fillText(STATES[state], x + place.cell / 2, y + place.cell / 2 + .5);
-      } else if (!glyphs && state === "failed") {
-        context.strokeStyle = "#ffffff"; context.lineWidth = 1.4; context.beginPath();
-        context.moveTo(x + 2.5, y + 2.5); context.lineTo(x + place.cell - 2.5, y + place.cell - 2.5);
-        context.moveTo(x + place.cell - 2.5, y + 2.5); context.lineTo(x + 2.5, y + place.cell - 2.5); context.stroke();
-      }
-      const job = this.running.get(rank);
-      if (job && job.age > LONG && place.cell >= 14) { context.fillStyle = old; context.fillRect(x + 3, y + place.cell - 5, place.cell - 6, 3); }
+    if (!this.shown || form !== this.form) {
+      this.form = form;
+      this.shown = new Array(cells.length).fill("");
+      this.copies = new Map();
+      this.element.style.width = `${Math.min(this.drawnWidth, place.width)}px`;
+      this.canvas.width = Math.round(place.width * ratio);
+      this.canvas.height = Math.round(place.height * ratio);
+      this.canvas.style.width = `${place.width}px`;
+      this.canvas.style.height = `${place.height}px`;
+      context.scale(ratio, ratio);
     }
-    if (this.focused()) {
-      const [x, y] = place.at(this.focus);
-      context.strokeStyle = ring;
+    const focus = this.focused() ? this.focus : -1;
+    let count = 0;
+    for (let rank = 0; rank < cells.length; rank += 1) {
+      const long = place.cell >= 14 && this.running.get(rank)?.age > LONG;
+      const look = long ? `${cells[rank]}+` : cells[rank];
+      if ((rank === focus ? `${look}o` : look) === this.shown[rank]) continue;
+      const [x, y] = place.at(rank);
+      if (this.shown[rank]) context.clearRect(x - 2, y - 2, place.cell + 4, place.cell + 4); // with the ring around it
+      this.shown[rank] = rank === focus ? `${look}o` : look;
+      count += 1;
+      let copy = this.copies.get(look);
+      if (!copy) this.copies.set(look, copy = cellOf(this.state(rank), long, place.cell, ratio));
+      context.drawImage(copy, x, y, place.cell, place.cell);
+    }
+    if (count && focus >= 0) {
+      const [x, y] = place.at(focus);
+      context.strokeStyle = colour("focus");
       context.lineWidth = 2;
       context.strokeRect(x - 1, y - 1, place.cell + 2, place.cell + 2);
     }
     this.canvas.dataset.drawMs = (performance.now() - began).toFixed(1);
+    this.canvas.dataset.cells = count;
   }
 
   say(rank) {
