@@ -343,7 +343,9 @@ class CompiledGraph:
             left = None if end is None else end - monotonic()
             if left is not None and left <= 0:
                 return False
-            if not self._spin.until(self._due):
+            if self._gate is not None and not self._loops:
+                self._gate.sleep(self._bell, left, self._spin, self._due)
+            elif not self._spin.until(self._due):
                 self._bell.sleep(left)
             self._collect()
         return True

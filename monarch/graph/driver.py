@@ -261,7 +261,12 @@ class Driver:
         return bool(mailbox.control or mailbox.messages) or any(member.due() for member in self.members)
 
     def wait(self, mailbox: Any) -> None:
-        if not self._spin.until(self._due) and mailbox.arm(self.bell.ring):
+        gate = self.members[0].gate if len(self.members) == 1 else None
+        if gate is not None:
+            if mailbox.arm(self.bell.ring):
+                gate.sleep(self.bell, None, self._spin, self._due)
+                mailbox.disarm()
+        elif not self._spin.until(self._due) and mailbox.arm(self.bell.ring):
             self.bell.sleep()  # what came since it was looked for has rung
             mailbox.disarm()
 
@@ -335,9 +340,12 @@ def _connect(member: GraphMember, connect: Connect) -> str:
     """Returns why a stream cannot be had; "" when all can."""
     if member.gate is None:
         raise RuntimeError("the graph has ended meanwhile")
-    bells: dict[int, list[Any]] = {
-        ring: [OtherBell(connect.bells[reader]) for reader in readers] for ring, readers in connect.readers.items()
-    }
+    own = member.driver.bell
+
+    def bell_at(at: DescriptorAt) -> OwnBell | OtherBell:
+        return own if at == own.at else OtherBell(at)
+
+    bells = {ring: [bell_at(connect.bells[reader]) for reader in readers] for ring, readers in connect.readers.items()}
     return member.gate.connect(connect.dials, bells)
 
 

@@ -1,8 +1,11 @@
 """The gate of a graph on one host: it has the host's memory, and the streams over which values go to other hosts and come.
 
 A value is sent by the thread that wrote it where that is in the gate's process and the stream has room; else by the stream's
-own thread, which writers of other processes wake. Another thread receives, straight into the slots, and wakes readers. The
-streams are those of the runtime (`_runtime.streams`): of processes that may speak to each other, and never beside TLS.
+own thread, which writers of other processes wake. Another thread receives, straight into the slots, and wakes readers. Where
+there is only one reader, in the gate's process, and one stream that has something for it, that thread stands aside while the
+reader waits: it reads the stream itself (`sleep`). A thread less is to be woken then on each side.
+
+The streams are those of the runtime (`_runtime.streams`): of processes that may speak to each other, and never beside TLS.
 
 A stream that breaks ends the graph: its gate says why to all others, and the client to those that are not joined to it.
 """
@@ -10,11 +13,12 @@ A stream that breaks ends the graph: its gate says why to all others, and the cl
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from monarch._linux.local_socket import read_exactly
@@ -22,7 +26,7 @@ from monarch._linux.locks import Lock
 from monarch.actor._feeding import open_stream_to
 from monarch.actor.lowlevel import serve_streams, start_thread
 from monarch.config import settings
-from monarch.graph.bells import DescriptorAt, OwnBell
+from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin
 from monarch.graph.crossing import Crossed, CrossingError, EdgeReceiver, EdgeSender, Heard
 from monarch.graph.hosts import CLIENT_HOST, GateSpec, stream_reader
 from monarch.graph.memory import GateMemory, make_file
@@ -37,6 +41,8 @@ _LAST_WORD = 0.2  # seconds for saying why
 _PATIENCE = 5.0  # seconds for a thread whose socket is shut down
 _LONGEST = 2**31 - 1  # milliseconds that the kernel takes
 _AT_ONCE = (False,)
+_ASIDE = 3e-3  # seconds after a reader's visit in which the stream is left to its next one
+_LONG = 20e-3  # seconds of a visit after which the end of it is waited for
 
 _gates: dict[str, GraphGate] = {}  # of this process
 
@@ -59,6 +65,12 @@ class GateStream:
         self._dozes = False
         self._sent = threading.Event()
         self._received = threading.Event()
+        self._reading = Lock()  # of receiving
+        self._end: tuple[str, bool] | None = None  # why nothing more comes, and whether the other host has said so
+        self._visitor: OwnBell | None = None  # who sleeps here, or did
+        self._visit: select.poll | None = None
+        self._since = 0.0  # when the visitor came; 0: it is not here
+        self._until = 0.0  # when the stream is not left to it any more
 
     # --- beginning
 
@@ -151,7 +163,7 @@ class GateStream:
 
     def wake(self) -> None:
         """Has the client told of what is only heard of, soon."""
-        if self._dozes:
+        if self._dozes and self._tells:
             self.bell.ring()
 
     # --- receiving
@@ -168,28 +180,90 @@ class GateStream:
 
     def _read(self) -> tuple[str, bool]:
         """Returns why it ended, and whether the other host has said so."""
-        sock, receiver, gate = self._sock, self._receiver, self._gate
+        sock = self._sock
         assert sock is not None
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while self._end is None:
+            poll.poll()
+            if not self._stand_aside():
+                with self._reading:
+                    self._take_in(None)
+        return self._end
+
+    def _take_in(self, visitor: OwnBell | None) -> bool:
+        """Receives what is there, and returns whether something was. `visitor` needs not be woken."""
+        sock, receiver, gate = self._sock, self._receiver, self._gate
+        if sock is None or self._end is not None:
+            return True
         try:
-            while True:
-                count = sock.recvmsg_into(receiver.into())[0]
-                if not count:
-                    return "the connection was closed", False
-                if self._over:  # what is left is not wanted, but would have the kernel reset the connection
-                    continue
+            count = sock.recvmsg_into(receiver.into(), 0, socket.MSG_DONTWAIT)[0]
+            if not count:
+                self._end = "the connection was closed", False
+            elif not self._over:  # else: not wanted, but if it were left the kernel would reset the connection
                 for one in receiver.received(count):
                     if isinstance(one, Crossed):
-                        gate.arrived(one)
+                        gate.arrived(one, visitor)
                     elif isinstance(one, Heard):
                         gate.heard[one.ring] = one.number
                     else:
-                        return one.reason, True
+                        self._end = one.reason, True
+        except BlockingIOError:  # nothing, or somebody else has read it
+            return False
         except OSError as exc:
-            return _why(exc), False
+            self._end = _why(exc), False
         except CrossingError as exc:
-            return f"it carried {exc}", False
+            self._end = f"it carried {exc}", False
         except ValueError:  # the memory is gone, and the graph with it
-            return "", True
+            self._end = "", True
+        except BaseException:  # of a handler of signals: nobody knows what was read
+            self._end = "it was interrupted while it received a value", False
+            raise
+        return True
+
+    def _stand_aside(self) -> bool:
+        """Returns whether there was a visitor; it is gone then for a while."""
+        aside = False
+        while not self._over and self._end is None:
+            since, now = self._since, monotonic()
+            if since and now - since > _LONG:
+                with self._reading:
+                    pass
+            elif since or now < self._until:
+                sleep(_ASIDE)
+            else:
+                break
+            aside = True
+        return aside
+
+    def sleep(self, bell: OwnBell, timeout: float | None, spin: Spin, due: Callable[[], bool]) -> bool:
+        """Looks, and then sleeps as that bell does, also until something was received. False where the stream cannot be read
+        now."""
+        taken = False
+        try:
+            (taken,) = map(self._reading.acquire, _AT_ONCE)
+            if not taken or self._over or self._end is not None or self._sock is None:
+                return False
+            visit = self._visit
+            if visit is None or bell is not self._visitor:
+                visit = self._visit = select.poll()
+                visit.register(self._sock, select.POLLIN)
+                visit.register(bell.fileno(), select.POLLIN)
+                self._visitor = bell
+            self._since = monotonic()
+            if spin.until(lambda: due() or self._take_in(bell)):
+                return True
+            for fd, _ in visit.poll(None if timeout is None else max(0.0, timeout) * 1000):
+                if fd == bell.fileno():
+                    bell.forget()
+                else:
+                    self._take_in(bell)
+            return True
+        finally:
+            if taken:
+                self._until = monotonic() + _ASIDE
+                self._since = 0.0
+                self._reading.release()
 
     # --- the end
 
@@ -238,6 +312,7 @@ class GraphGate:
         self._over = False
         self._closed = False
         self._readers: Mapping[int, list[Any]] = {}  # the bells of a ring's readers
+        self._quick: GateStream | None = None  # from which all comes that is for the one reader
         fd = make_file(control_size(spec.rings, spec.depth) + spec.rings * spec.depth * spec.slot_size)
         try:
             self.memory = GateMemory(fd, spec.rings, spec.depth, spec.slot_size)
@@ -258,6 +333,10 @@ class GraphGate:
         """Connects to the gates of those processes, by host; `readers` are the bells of each ring's. Returns why not, or
         ""."""
         self._readers = readers
+        sources = [host for host, rings in self.spec.takes.items() if rings]
+        bells = {id(bell): bell for bell in _flat(readers.values())}
+        if len(sources) == len(bells) == 1 and all(isinstance(bell, OwnBell) for bell in bells.values()):
+            self._quick = self.streams[sources[0]]
         for host, address in dials.items():
             try:
                 self.streams[host].dial(address)
@@ -265,10 +344,19 @@ class GraphGate:
                 return f"{self.spec.names[self.spec.host]} cannot connect to {self.spec.names[host]}: {_why(exc)}"
         return ""
 
-    def arrived(self, one: Crossed) -> None:
+    def sleep(self, bell: OwnBell, timeout: float | None, spin: Spin, due: Callable[[], bool]) -> None:
+        """Looks whether `due()` and then sleeps as that bell does, a reader's of this process. Receives meanwhile where that
+        is quicker."""
+        quick = self._quick
+        if (quick is None or not quick.sleep(bell, timeout, spin, due)) and not spin.until(due):
+            bell.sleep(timeout)
+
+    def arrived(self, one: Crossed, awake: OwnBell | None) -> None:
+        """A value has come. Whose bell is `awake` needs not be woken."""
         self.memory.tell(*one)
         for bell in self._readers.get(one.ring, ()):
-            bell.ring()
+            if bell is not awake:
+                bell.ring()
         if one.number > self.newest:
             self.newest = one.number
             client = self.streams.get(CLIENT_HOST)
@@ -315,7 +403,8 @@ class GraphGate:
         for stream in self.streams.values():
             stream.close()
         for bell in _flat(self._readers.values()):
-            bell.close()
+            if isinstance(bell, OtherBell):
+                bell.close()
         self.memory.close()
         os.close(self.at.fd)
 

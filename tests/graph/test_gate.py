@@ -12,6 +12,7 @@ import pytest
 
 from monarch.actor.lowlevel import start_thread
 from monarch.graph import gate as gates
+from monarch.graph.bells import OwnBell, Spin
 from monarch.graph.gate import GraphGate
 from monarch.graph.hosts import GateSpec
 from monarch.graph.memory import VALUE, GraphMemory
@@ -41,7 +42,7 @@ class Pair:
         monkeypatch.setattr(gates, "serve_streams", lambda purpose, handler: None)
         monkeypatch.setattr(gates, "open_stream_to", self._open)
         self.ends: list[queue.Queue[str]] = [queue.Queue(), queue.Queue()]
-        self.bells = [Told(), Told()]
+        self.bells: list[Any] = [Told(), Told()]
         self.gates = [
             GraphGate(
                 "own", GateSpec(0, NAMES, 3, DEPTH, SLOT, SLOT, {1: [0]}, {1: [1]}, [], {1: [2]}, 0), self.ends[0].put
@@ -91,6 +92,8 @@ class Pair:
             memory.close()
         for gate in self.gates:
             gate.close()
+        for bell in self.bells:
+            bell.close()
 
 
 @pytest.fixture
@@ -172,3 +175,54 @@ def test_an_interrupt_in_the_middle_of_a_value_ends_the_graph(pair: Pair, monkey
 def test_who_names_no_graph_of_the_process_gets_nothing(pair: Pair) -> None:
     pair.gates[1].close()
     assert pair.connect() == "tcp://own cannot connect to tcp://there: the graph has ended there meanwhile"
+
+
+@pytest.fixture
+def visited(pair: Pair) -> tuple[Pair, OwnBell]:
+    """The client is the only reader of its gate, and sleeps at it."""
+    bell = OwnBell()
+    pair.bells[0] = bell
+    assert pair.connect() == ""
+    return pair, bell
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.mark.parametrize("spin", [0.0, TIMEOUT])
+def test_a_reader_that_waits_reads_the_stream_itself(visited: tuple[Pair, OwnBell], spin: float) -> None:
+    pair, bell = visited
+    gate, stream = pair.gates[0], pair.gates[0].streams[1]
+    written = pair.memories[0].written
+    visits: list[bool] = []
+    take_in = stream._take_in
+
+    def noted(visitor: OwnBell | None) -> bool:
+        taken = take_in(visitor)
+        if taken:
+            visits.append(visitor is bell)
+        return taken
+
+    stream._take_in = noted  # type: ignore[method-assign]
+    for number in range(20):
+        gate.sleep(bell, 0.0, Spin(0.0), never)  # a visit: the stream's own thread stands aside for a while
+        pair.write(1, 1, number, [b"x" * 100])
+        while not written(1, number):
+            gate.sleep(bell, TIMEOUT, Spin(spin), never)
+    assert sum(visits) >= 10  # the others came when that thread was about to read
+    pair.write(1, 1, 20, [])  # with nobody there
+    bell.sleep(TIMEOUT)
+    while not written(1, 20):
+        bell.sleep(TIMEOUT)
+
+
+def test_the_end_wakes_a_reader_that_waits(visited: tuple[Pair, OwnBell]) -> None:
+    pair, bell = visited
+    waiting = start_thread(lambda: [pair.gates[0].sleep(bell, None, Spin(0.0), never) for _ in range(2)], "reader")
+    pair.gates[1].close()
+    assert pair.ends[0].get(timeout=TIMEOUT) == ""
+    bell.ring()
+    bell.ring()
+    waiting.join(TIMEOUT)
+    assert not waiting.is_alive()
