@@ -8,6 +8,7 @@ import numpy
 from _graphs import DEPTH, measured
 from _workload import Params, Samples, main
 from monarch_actors import Echo
+from two_hosts import other_host
 
 from monarch import graph
 from monarch.actor import this_host
@@ -17,7 +18,20 @@ from monarch.graph import InputNode
 def run(params: Params) -> Samples:
     procs = this_host().spawn_procs({"gpus": 4})
     echo = procs.spawn("echo", Echo)
-    echoes = [echo.slice(gpus=rank) for rank in range(4)]
+    found = both(params, [echo.slice(gpus=rank) for rank in range(4)])
+    procs.stop().get()
+    return found
+
+
+def hosts(params: Params) -> Samples:
+    """Runs the same with two of the four on each of two hosts, workers on this machine; the client is on neither."""
+    with other_host() as one, other_host() as other:
+        echoes = [host.spawn_procs({"gpus": 2}).spawn("echo", Echo) for host in (one, other)]
+        return both(params, [echo.slice(gpus=rank) for echo in echoes for rank in range(2)])
+
+
+def both(params: Params, echoes: list[Any]) -> Samples:
+    """Calls, and then graphs."""
     value = numpy.ones(params["large"], dtype=numpy.uint8)
 
     def in_turn(given: Any) -> Any:
@@ -47,9 +61,8 @@ def run(params: Params) -> Samples:
             lambda given: large.execute(given).get(),
             value,
         )
-    procs.stop().get()
     return found
 
 
 if __name__ == "__main__":
-    main({"graph": run})
+    main({"graph": run, "hosts": hosts})

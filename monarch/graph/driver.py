@@ -261,7 +261,7 @@ class Driver:
         return bool(mailbox.control or mailbox.messages) or any(member.due() for member in self.members)
 
     def wait(self, mailbox: Any) -> None:
-        gate = self.members[0].gate if len(self.members) == 1 else None
+        gate = self.members[-1].gate if self.members else None  # of the graph that it has last run a step of
         if gate is not None:
             if mailbox.arm(self.bell.ring):
                 gate.sleep(self.bell, None, self._spin, self._due)
