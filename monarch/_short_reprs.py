@@ -8,10 +8,12 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from monarch._text import counted
+from monarch._text import clip, counted
 
 CHARACTERS = 200  # of the text of a value
 SECONDS = 0.5  # for the texts of many values
+LINES = 64  # values that have a line of their own in IPython
+LONGEST = 1_000  # characters of it
 _FEW = 8  # elements of an array that are shown
 
 
@@ -105,3 +107,14 @@ def texts_of(values: Sequence[object], clock: Callable[[], float]) -> tuple[list
         except Exception as exc:  # of the program, which may raise anything
             texts.append(f"<{type(value).__name__} whose repr() raised {type(exc).__name__}>")
     return texts, ""
+
+
+def listed(items: Sequence[tuple[object, object]]) -> str | None:
+    """Returns a line for each of the first LINES values and where it is, of LONGEST characters each, and how many values
+    there are more; None where nothing of them would be left out."""
+    texts = [repr(value) for _, value in items[:LINES]]
+    if len(texts) == len(items) and all(len(text) <= LONGEST for text in texts):
+        return None
+    lines = [f"  {place!r}: {clip(text, LONGEST)}" for (place, _), text in zip(items, texts, strict=False)]
+    more = [f"  and {counted(len(items) - LINES, 'value')} more; .values() has all of them"] if items[LINES:] else []
+    return "\n".join(lines + more)

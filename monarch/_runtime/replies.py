@@ -271,7 +271,7 @@ class Entry(Source):
     def awaited_ranks(self) -> list[int]:
         """Returns those ranks of the mesh called that have not answered."""
         target = self.target
-        return [target.ranks[rank] for rank in self.unanswered()] if target is not None and target.ranks else []
+        return list(self._in_mesh(self.unanswered())) if target is not None and target.ranks else []
 
     @property
     def issued(self) -> str:
@@ -304,7 +304,7 @@ class Entry(Source):
 
     def awaited(self) -> str:
         left = self.unanswered()
-        return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+        return f" from {self.of()}, rank(s) {self._called(left)}" if self.target is not None and left else ""
 
     def advice(self) -> str:
         if self.target is None or not self.target.key:
@@ -359,10 +359,15 @@ class Entry(Source):
         return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def missing(self) -> tuple[Sequence[int], int] | None:
+        return None if self.target is None else (self._in_mesh(self.unanswered()), len(self.target.addresses))
+
+    def _in_mesh(self, places: Sequence[int]) -> Sequence[int]:
+        """Returns the ranks by which people know these places of the addressed view: those of the mesh that was spawned."""
         target = self.target
-        if target is None:
-            return None
-        return [target.ranks[rank] if target.ranks else rank for rank in self.unanswered()], len(target.addresses)
+        return [target.ranks[place] for place in places] if target is not None and target.ranks else places
+
+    def _called(self, places: Sequence[int]) -> str:
+        return shown(self._in_mesh(places))
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         """Takes note that the connection broke and the process lives: what was under way to it or from it may be
@@ -412,7 +417,7 @@ class Entry(Source):
             label = self.target.label if self.target else "port"
             self.give_up(
                 TimeoutError(
-                    f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
+                    f"{label}() got no answer within {seconds:g} s from rank(s) {self._called(self.unanswered())}; "
                     f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
                     f"{self._waits_behind()}{self._cause()}{LOOK}"
                 )
@@ -439,9 +444,13 @@ class Entry(Source):
         hosts = [rank for rank in self.unanswered() if agent_of(addresses[rank]) in suspected]
         said = ""
         if processes:
-            said += f". The process of rank(s) {shown(processes)} is suspected: {suspected[addresses[processes[0]]]}"
+            said += (
+                f". The process of rank(s) {self._called(processes)} is suspected: {suspected[addresses[processes[0]]]}"
+            )
         if hosts:
-            said += f". The host of rank(s) {shown(hosts)} is suspected: {suspected[agent_of(addresses[hosts[0]])]}"
+            said += (
+                f". The host of rank(s) {self._called(hosts)} is suspected: {suspected[agent_of(addresses[hosts[0]])]}"
+            )
         return said
 
 

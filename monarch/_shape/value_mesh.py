@@ -119,6 +119,13 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
             lambda: _html.values(self.sizes, *texts_of(self._values, time.monotonic), _html.summary(self._values))
         )
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Prints it in IPython: as `repr` does, but of large values, and of many, only a part: a notebook keeps it."""
+        from monarch._short_reprs import listed
+
+        part = listed(list(self.items()))
+        printer.text(repr(self) if part is None else f"ValueMesh({self.extent}):\n{part}")
+
     def __reduce__(self) -> Any:
         return ValueMesh, (self._shape, self._values)
 

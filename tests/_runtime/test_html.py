@@ -148,6 +148,20 @@ def test_values_whose_texts_take_long_are_left_out() -> None:
     )
 
 
+def test_ipython_keeps_only_a_part_of_what_is_large() -> None:
+    def printed(of: list[Any]) -> str:
+        printer: Any = type("Printer", (), {"text": lambda self, text: setattr(self, "shown", text)})()
+        dense(Extent(["gpus"], [len(of)]), of)._repr_pretty_(printer, False)
+        return str(printer.shown)
+
+    small = dense(Extent(["gpus"], [2]), [list(range(100)), "b"])
+    assert printed(small.values()) == repr(small)
+    large = printed(["x" * 10_000_000, "b"])
+    assert len(large) < 2_000 and "characters left out" in large and large.endswith("{'gpus': 1/2}: 'b'")
+    many = printed(list(range(4096)))
+    assert many.count("\n") == 65 and many.endswith("and 4,032 values more; .values() has all of them")
+
+
 # --- futures and failures
 
 

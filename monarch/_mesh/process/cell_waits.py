@@ -59,8 +59,10 @@ def waits_of(entries: Iterable[Entry], began: float, now: float) -> Waits:
         if entry.ready or target is None or not target.key or missing is None:
             continue
         if any(began <= since <= now - PATIENCE for _, _, since, _, _ in entry.waiting()):
-            late = f"; not yet: rank(s) {ranges(missing[0], _RANKS)}" if missing[1] > 1 else ""
-            found.append((entry.of(), f"{entry.of()}: pending{entry.progress()}{late}{entry.hints()}"))
+            late, count = missing
+            some = f", {count - len(late)} of {count} rank(s) answered; not yet: rank(s) {ranges(late, _RANKS)}"
+            pending = f"pending for {now - entry.began:.1f} s{some if count > 1 else ''}"
+            found.append((entry.of(), f"{entry.of()}: {pending}{entry.hints()}"))
     return found
 
 

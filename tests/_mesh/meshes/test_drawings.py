@@ -151,6 +151,8 @@ def test_a_call_that_waits_names_who_has_not_answered(cluster: InProcessCluster,
     gates[0].set()
     part.slice(gpus=0).wait.call(Local(gates)).get(TIMEOUT)  # behind it
     assert "1 of 2 rank(s) answered" in text(future) and "no answer yet from rank(s) 3\n" in text(future)
+    with pytest.raises(TimeoutError, match=r"from waits.wait\(\), rank\(s\) 3;"):
+        future.get(0.01)
     gates[1].set()
     future.get(TIMEOUT)
     assert text(future).startswith("Future: done: ValueMesh\n")
