@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import monarch.metrics
 from monarch.actor import Actor, current_rank, endpoint, setup_torch_distributed
 from monarch.job import SlurmJob
 
@@ -31,6 +32,7 @@ class Trainer(Actor):
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.step = 0
         self.noise = torch.Generator().manual_seed(1000 + current_rank().rank)
         self.centres = 0.3 * torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
 
@@ -54,6 +56,8 @@ class Trainer(Actor):
             loss.backward()
             self.optimizer.step()
             losses.append(loss.item())
+            self.step += 1
+            monarch.metrics.log(step=self.step, loss=losses[-1])
         return fmean(losses[-10:])
 
     @endpoint
@@ -73,8 +77,11 @@ def main() -> None:
     parser.add_argument("--time", help="time limit, such as 01:00:00")
     parser.add_argument("--python", default=sys.executable, help="the interpreter on the nodes (default: this one)")
     parser.add_argument("--keep", action="store_true", help="keep the nodes for the next run; `monarch kill` ends them")
+    parser.add_argument("--curves", metavar="FOLDER", help="keep the losses there; `monarch metrics` draws them")
     args = parser.parse_args()
 
+    if args.curves:
+        print(f"losses are kept in {monarch.metrics.keep(args.curves)}")
     job = SlurmJob(
         {"trainers": args.nodes},
         python_exe=args.python,

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import monarch.metrics
 from monarch.actor import (
     Actor,
     ActorError,
@@ -155,6 +156,7 @@ class Worker(Actor):
             if not loss < 20:  # or it is nan
                 raise FloatingPointError(f"diverged: loss {loss:.3g} after {step} steps")
             curve.append((step, loss))
+            monarch.metrics.log(step=step, **{f"loss/trial {trial.number}": loss})
             reports.send(Report(rank, os.getpid(), trial.number, step, loss))
             await asyncio.sleep(0.001)  # a moment in which `give_up` can arrive
             if trial.number in self.unwanted:
@@ -317,12 +319,15 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the settings (default %(default)s)")
     parser.add_argument("--file", type=Path, default=Path("sweep.jsonl"), help="results (default %(default)s)")
     parser.add_argument("--kill", type=int, default=0, help="processes to kill on the way (default %(default)s)")
+    parser.add_argument("--curves", metavar="FOLDER", help="keep the curves there; `monarch metrics` draws them")
     parser.add_argument("--record", type=Path, help="write the curves there, for docs/training/curves/plot.py")
     args = parser.parse_args()
     if min(args.ranks, args.trials) < 1 or args.steps < REPORTS:
         parser.error(f"at least one rank, one trial, {REPORTS} steps")
 
     done = opened(args.file, {"seed": args.seed, "steps": args.steps})
+    if args.curves:
+        print(f"curves are kept in {monarch.metrics.keep(args.curves)}")
     known = {result.trial.number for result in done}
     if known:
         print(f"{len(known)} trials are in {args.file} already")

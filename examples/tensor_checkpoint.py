@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import monarch
+import monarch.metrics
 from monarch.actor import this_host
 
 STEPS, BATCH, WIDTH = 3, 12, 8
@@ -37,12 +38,17 @@ def rows(rank: int, size: int, first: int) -> Any:
         yield inputs[part], inputs.sum(1, keepdim=True)[part]
 
 
-def train(net: nn.Module, optimizer: Any, batches: Any, averaged: Any) -> None:
+def train(net: nn.Module, optimizer: Any, batches: Any, averaged: Any) -> list[Any]:
+    """The loss of each step, on the rows of a process."""
+    losses = []
     for inputs, wanted in batches:
         optimizer.zero_grad()
-        (net(inputs) - wanted).square().mean().backward()
+        loss = (net(inputs) - wanted).square().mean()
+        loss.backward()
         averaged([weight.grad for weight in net.parameters()])
         optimizer.step()
+        losses.append(loss.detach())
+    return losses
 
 
 def on_processes(count: int, before: Path | None, after: Path) -> dict[str, Any]:
@@ -59,10 +65,13 @@ def on_processes(count: int, before: Path | None, after: Path) -> dict[str, Any]
             optimizer.load_state_dict(state["optimizer"])
             step = state["step"]
         batches = monarch.DataLoaders(rows, step)
-        train(net, optimizer, batches, lambda grads: monarch.reduce_(grads, "dp", "avg"))
+        losses = train(net, optimizer, batches, lambda grads: monarch.reduce_(grads, "dp", "avg"))
+        monarch.reduce_(losses, "dp", "avg")
         state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + STEPS}
         monarch.checkpoint.save(state, after, overwrite=True)
         weights: dict[str, Any] = monarch.inspect(net.state_dict())
+        for number, loss in enumerate(monarch.inspect(losses)):
+            monarch.metrics.log(step=step + number, loss=loss)
     procs.stop().get()
     return weights
 

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import monarch
+import monarch.metrics
 from monarch.actor import this_host
 
 PARTS, BATCH, LENGTH, WIDTH, HEADS, STEPS = 2, 4, 16, 32, 4, 10
@@ -97,6 +98,8 @@ def main() -> None:
     with procs.activate() as mesh:
         parts = part_of(weights(), mesh.rank("tp"))
         losses = monarch.inspect(train(parts, HEADS // PARTS, Spread.apply, Gather.apply))
+    for step, loss in enumerate(losses):
+        monarch.metrics.log(step=step, loss=loss)
     procs.stop().get()
     alone = train(weights(), HEADS, lambda x: x, lambda x: x)
     for step in range(0, STEPS, 3):

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from monarch.telemetry.runs import read_run
 from tests.examples.running import EXAMPLES, run_program
 from tests.support.tiers import full
 
@@ -41,7 +42,11 @@ def results(file: Path) -> dict[int, str]:
 @pytest.mark.procs
 def test_a_sweep_survives_failing_trials_and_goes_on_from_its_file(tmp_path: Path) -> None:
     small = ["--ranks", "2", "--steps", "36"]
-    said = run_program(EXAMPLES / "sweep.py", *small, "--trials", "10", "--kill", "1", cwd=tmp_path).stdout
+    said = run_program(
+        EXAMPLES / "sweep.py", *small, "--trials", "10", "--kill", "1", "--curves", "runs", cwd=tmp_path
+    ).stdout
+    (kept,) = (tmp_path / "runs").glob("*.json")
+    assert {f"loss/trial {trial}" for trial in (0, 1, 2)} <= {curve.name for curve in read_run(str(kept)).curves}
     file = tmp_path / "sweep.jsonl"
     first = results(file)
     assert set(first) == set(range(10))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch.telemetry.runs import read_run
 from tests.lab.slurm import SlurmLab
 
 pytestmark = pytest.mark.lab
@@ -17,7 +18,7 @@ TIMEOUT = 300  # torch is imported in eight processes
 
 
 def test_ddp_trains_on_the_nodes(slurm_lab: SlurmLab, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLE), "--nodes", "4", "--procs", "1", "--steps", "100"]
+    command = [sys.executable, str(EXAMPLE), "--nodes", "4", "--procs", "1", "--steps", "100", "--curves", "runs"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=TIMEOUT, check=False)
     lines = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr
@@ -27,3 +28,6 @@ def test_ddp_trains_on_the_nodes(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     losses = [float(line.rpartition(" ")[2]) for line in lines if line.startswith("step")]
     assert len(losses) == 2 and losses[1] < losses[0]
     assert lines[-1] == "parameters equal on all ranks"
+    (kept,) = (tmp_path / "runs").glob("*.json")
+    (curve,) = read_run(str(kept)).curves
+    assert (curve.name, curve.steps[-1], curve.count[-1]) == ("loss", 100, 4), "a value of each rank"
