@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text as RichText
@@ -309,6 +310,8 @@ class MeshAdmin(PageKeys):
         if self.state.filter:
             keys.append(f"{self.say('filter')}: {one_line(self.state.filter)}   ", style=self.palette.warning)
         for key, what in header.keys(self.say):
+            if keys.cell_len + cell_len(f"{key} {what}") > width:
+                break
             keys.append(f"{key} ", style=f"bold {self.palette.accent}")
             keys.append(f"{what}  ", style=self.palette.dim)
         self.query_one("#keys", Static).update(keys)
