@@ -58,6 +58,7 @@ from monarch._wire.message import (
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
 from monarch._wire.transport.base import Connection
+from monarch._wire.unpickling import is_marked
 from monarch.config import settings
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Proc:
         self.departed: deque[Departed] = deque(maxlen=settings.terminated_snapshot_retention())
         self.receivers: dict[type, OnMessage] = {
             ActorEnded: lambda origin, msg, frame: self.hooks.actor_failed(msg),
-            message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
+            message.Answers: lambda origin, msg, frame: self._on_answers(msg, frame.body, frame.buffers),
             message.Barrier: lambda origin, msg, frame: self.directs().barrier(origin, msg),
             Bounced: lambda origin, msg, frame: self.hooks.bounced(msg),
             Bye: lambda origin, msg, frame: self.processes.said_bye(origin.remote, msg.reason),
@@ -480,6 +481,8 @@ class Proc:
             )
 
     def _on_answer(self, answer: Answer, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
+        if buffers and is_marked(buffers):
+            body = self._to_be_read(body, buffers)
         if not self.ports.receive(answer.port, (answer.rank, answer.kind, body, buffers)) and answer.sender:
             dest = f"port {answer.port} of {self.address}"
             if self.ports.belonged_to_ended_actor(answer.port):
@@ -487,6 +490,16 @@ class Proc:
             else:
                 bounced = Bounced(answer.sender, dest, dest, "its receiver is gone", True)
             self.tell(remote, bounced)
+
+    def _on_answers(self, answers: message.Answers, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        self.ports.receive_many(
+            answers, self._to_be_read(body, buffers) if buffers and is_marked(buffers) else body, buffers
+        )
+
+    def _to_be_read(self, body: Buffer, buffers: Sequence[Buffer]) -> Buffer:
+        from monarch._runtime.unread_messages import to_be_read  # few programs have such messages
+
+        return to_be_read(self, body, buffers)
 
     def _on_shared_payload(self, connection: Connection, shared: message.SharedPayload, frame: Frame) -> None:
         whole = self.payloads.open(shared, frame) if self.payloads is not None else None

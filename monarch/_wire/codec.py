@@ -26,7 +26,7 @@ from monarch._errors import NotSendableError
 from monarch._text import text_of
 from monarch._wire.copies import as_bytes
 from monarch._wire.frame import BUFFERS_LIMIT, Buffer
-from monarch._wire.unpickling import loads
+from monarch._wire.unpickling import UnreadBody, loads
 
 OUT_OF_BAND = 4096  # bytes; smaller buffers are cheaper inside the pickle
 _PROTOCOL = 5
@@ -138,6 +138,8 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     Raises whatever unpickling raises, as an Exception: nobody ends because of a value that raises SystemExit. A module
     missing here says so and what to do.
     """
+    if type(body) is UnreadBody:
+        body.was_read = True
     try:
         if "torch" in sys.modules:
             return _decode_without_modes(body, buffers)

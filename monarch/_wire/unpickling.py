@@ -1,4 +1,9 @@
-"""Unpickling on any thread, also while other threads import."""
+"""Unpickling on any thread, also while other threads import; and of messages that everybody has dropped.
+
+By reading some messages something is counted, so they are read even if nobody wants to know what they say. Their sender adds
+`MARK`, a buffer of one byte, as the last; those of objects are larger (`codec.OUT_OF_BAND`). Who has such a message keeps its
+body as an UnreadBody, which tells when it is dropped before `codec.decode` has read it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._wire.frame import Buffer
 
 _NAMES = b"\x93"  # the opcode STACK_GLOBAL: from protocol 4 on no class or function is named without it
+MARK = memoryview(b"\x01")
 
 
 def loads(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
@@ -49,3 +55,24 @@ def _subimport(name: str) -> Any:
     """Does as cloudpickle's, by which functions that are sent whole name modules."""
     import_packages(name)
     return importlib.import_module(name)
+
+
+def is_marked(buffers: Sequence[Buffer]) -> bool:
+    return len(buffers[-1]) == 1
+
+
+class UnreadBody(bytes):
+    """The body of a marked message. `left` gets it when it is dropped unread: on any thread, in the middle of anything."""
+
+    was_read: bool
+    buffers: Sequence[Buffer]
+    left: Callable[[UnreadBody], None]
+
+    def __new__(cls, body: Buffer, buffers: Sequence[Buffer], left: Callable[[UnreadBody], None]) -> UnreadBody:
+        made = super().__new__(cls, body)
+        made.was_read, made.buffers, made.left = False, buffers, left
+        return made
+
+    def __del__(self) -> None:
+        if not self.was_read:
+            self.left(self)

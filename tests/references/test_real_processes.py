@@ -53,6 +53,9 @@ def test_kill_9(monkeypatch: pytest.MonkeyPatch) -> None:
             makers.slice(gpus=1).total.call_one(theirs).get()
         assert isinstance(caught.value.exception, ReferenceLost)
         until(lambda: told)
+        del ref, again, theirs, caught  # after who made them
+        until(lambda: stores.store().is_clean)
+        until(lambda: makers.slice(gpus=1).left.call_one().get() == 0)
     finally:
         procs.stop().get()
 
@@ -84,7 +87,13 @@ def test_references_come_through_ports_and_from_services() -> None:
                 1 << 20
             ] * 6
             until(lambda: service.left.fanout().get() == [0, 0])
-        del mine
+            service.give.route(1 << 20)  # and nobody reads it
+            unread = service.give.route(1 << 20)
+            until(lambda: sum(service.left.fanout().get()) == 1)
+            del unread
+            until(lambda: service.left.fanout().get() == [0, 0])
+        makers.tell.call(port, b"z").get()
+        del receiver, mine
         until(lambda: stores.store().is_clean)
         until(lambda: makers.left.call().get().values() == [0] * 2)
     finally:

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -241,6 +242,27 @@ def test_references_go_through_ports(makers: Maker) -> None:
     assert first["a"].get(60) == 3 and second["a"] == mine
     with pytest.raises(TypeError, match="cannot pickle"):
         port.send({"a": mine, "b": threading.Lock()})
+
+
+def test_what_nobody_reads_is_freed(makers: Maker) -> None:
+    first, stored = one(makers, 0), stores._stores
+    first.put.call_one([1])  # dropped before it comes
+    makers.put.call([1])
+    came = [first.put.call_one([2])]
+    until(lambda: "ready" in repr(came))
+    assert sum(kept.number for kept in stored.values()) >= 1
+    came.clear()
+    port, receiver = Channel[Any].open()
+    first.tell.call_one(port, 1).get(60)
+    first.tell.call_one(port, 2).get(60)
+    assert receiver.recv().get(60)["a"].get(60) == 1
+    del receiver  # with one message
+    first.tell.call_one(port, 3).get(60)  # to nobody
+    large = first.put.call_one({"ref": put(4), "bytes": bytes(1 << 20)}).get(60)
+    with pytest.raises(TimeoutError):
+        large.get(timeout=0)
+    del large
+    until(lambda: not any(kept.number for kept in stored.values()))
 
 
 def test_two_handles_of_one_reference_go_in_one_message(makers: Maker) -> None:

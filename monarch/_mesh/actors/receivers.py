@@ -16,6 +16,7 @@ from monarch import _text
 from monarch._errors import NotSendableError
 from monarch._runtime.context import current, here
 from monarch._wire import codec, culprit
+from monarch._wire.unpickling import MARK
 
 
 class ReceiversUnknown(NotSendableError):
@@ -83,6 +84,8 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
     here().check_size(body, buffers)
     for act in receivers.before.values():
         act()
+    if receivers.before and isinstance(receivers, OneReceiver):
+        buffers.append(MARK)  # what was counted as under way is claimed, or given up, by who reads it
     return body, buffers
 
 
