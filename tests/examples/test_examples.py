@@ -79,6 +79,14 @@ def test_compiled_graph_counts_words_and_goes_on_after_an_error(tmp_path: Path) 
     ]
 
 
+@full
+def test_kept_rollouts_learn_which_arm_is_the_best(tmp_path: Path) -> None:
+    assert run("kept_rollouts.py", cwd=tmp_path) == [
+        "mean reward 0.40 at first, 0.82 after 12 steps of 2000 plays",
+        "arm 3 is the best",
+    ]
+
+
 @pytest.mark.parametrize("crawlers", first_of([1, 3]))
 def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None:
     *pages, total = run("crawler.py", "--crawlers", str(crawlers), cwd=tmp_path)
