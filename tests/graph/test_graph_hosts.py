@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -69,6 +70,7 @@ class Far(Actor):
         """The one to the other host of two."""
         for gate in list(_gates.values()):
             (sock,) = (stream._sock for host, stream in gate.streams.items() if host != CLIENT_HOST)
+            assert sock is not None
             sock.shutdown(socket.SHUT_RDWR)
 
     @endpoint
@@ -87,6 +89,28 @@ class Far(Actor):
 
     @endpoint
     def mapped(self) -> int:
+        with open("/proc/self/maps") as maps:
+            return maps.read().count("monarch-graph")
+
+
+class AsyncFar(Actor):
+    """Does the same on an event loop."""
+
+    @endpoint
+    async def add(self, x: int) -> int:
+        await asyncio.sleep(0)
+        return x + 1
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def threads(self) -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "monarch-graph"]
+
+    @endpoint
+    async def mapped(self) -> int:
         with open("/proc/self/maps") as maps:
             return maps.read().count("monarch-graph")
 
@@ -230,6 +254,45 @@ def test_a_stream_that_breaks_where_everybody_lives_ends_the_graph_with_its_word
             compiled.execute(1).get(TIMEOUT)
     with graph.compile(last) as compiled:
         assert compiled.execute(1).get(TIMEOUT) == 3
+
+
+@pytest.mark.parametrize("phase", ["compile", "execute", "close"])
+def test_whoever_is_killed_whenever_the_graph_gives_right_results_or_the_error_of_a_call(
+    two_hosts: Any, phase: str
+) -> None:
+    """Each rank in its turn; two graphs over the same actors, one of which waits in line."""
+    for victim in range(4):
+        procs = two_hosts[1].spawn_procs({"gpus": 2})
+        far = procs.spawn("far", AsyncFar if victim % 2 else Far)
+        pids = far.pid.call().get(TIMEOUT).values()
+        with InputNode() as x:
+            last: Any = x
+            for host, gpu in ((1, 0), (0, 1), (1, 1), (0, 0)):
+                last = at(far, host, gpu).add.bind(last)
+        killer = threading.Thread(target=kill, args=(pids[victim],))
+        compiled: list[Any] = []
+        with check_leaks():
+            try:
+                if phase == "compile":
+                    killer.start()
+                compiled += [graph.compile(last, depth=8), graph.compile(last, depth=1)]
+                for number in range(50 if phase == "close" else 100_000):
+                    several = [one.execute(number) for one in compiled for _ in range(one._plan.depth)]
+                    assert {future.get(TIMEOUT) for future in several} == {number + 4}
+                    if number == 5 and phase == "execute":
+                        killer.start()
+            except SupervisionError:
+                assert phase != "close"
+            else:
+                assert phase == "close"
+                killer.start()
+            for one in compiled:
+                one.close()
+            killer.join(TIMEOUT)
+        living = far.slice(hosts=1 - victim // 2)
+        assert living.mapped.call().get(TIMEOUT).values() == [0, 0]
+        assert living.threads.call().get(TIMEOUT).values() == [[], []]
+        procs.stop().get(TIMEOUT)
 
 
 def test_a_job_with_tls_is_refused_when_the_graph_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
