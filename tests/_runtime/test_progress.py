@@ -11,8 +11,8 @@ import pytest
 
 import monarch
 from monarch._runtime import progress as module
-from monarch._runtime.future import Promise
 from monarch._runtime.progress import AwaitedProgress, ProgressMeter, WatchedProgress, progress
+from monarch._runtime.promise import Promise
 from monarch._runtime.shown_waits import show_waits
 from tests.support.hostile import NAME, fit
 from tests.support.patience import TIMEOUT

@@ -15,7 +15,7 @@ from tests.support.tiers import full
 @pytest.mark.procs
 def test_the_service_loses_nothing(tmp_path: Path) -> None:
     done = run_program(EXAMPLES / "service.py", "--replicas", "2", "--requests", "100", cwd=tmp_path)
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if "failed: Killed(sig=9)" not in line] == []
     stream, answers, head, columns, *rows = done.stdout.splitlines()
     assert stream == "a stream: [1, 2, 3]"
     assert re.fullmatch(r"100 answers of 100 requests, of versions \[.*\]", answers)

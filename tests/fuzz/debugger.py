@@ -22,9 +22,9 @@ import time
 
 import msgspec
 
+from monarch.admin.debugging import STREAM, Visit
 from monarch.admin.programs import Program, program_at
 from monarch.debugger import visit
-from monarch.debugger.visit import STREAM, Visit
 from tests.fuzz.http import spoilt
 from tests.fuzz.targets import DESCRIPTORS, THREADS, FuzzedProgram, Held, Target, held
 from tests.support.hostile import NAME
