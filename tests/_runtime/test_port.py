@@ -14,6 +14,7 @@ import pytest
 from monarch._errors import ActorError, NotSendableError, SupervisionError
 from monarch._runtime import context
 from monarch._runtime.future import Future, Source, done_future, make_future
+from monarch._runtime.hooks import Hooks
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver, SinkPort
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.remote_errors import RemoteError, encode_error
@@ -49,6 +50,7 @@ class FakeProc:
     def __init__(self) -> None:
         self.ports = Ports()
         self.loop = Loop()
+        self.hooks = Hooks()
         self.sent: list[tuple[str, Answer, bytes]] = []
         self.suspected: dict[str, str] = {}
 
