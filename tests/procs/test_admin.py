@@ -156,7 +156,7 @@ def test_the_screen_in_a_terminal_while_the_program_ends(running: Running) -> No
     terminal = Terminal(command, running.env | {"TERM": "xterm-256color", "NO_COLOR": ""})
     try:
         terminal.until(r"trainers\[0\]")
-        terminal.until(r"quit")
+        terminal.until(r"help")
         terminal.type("G")
         terminal.until(r"trainers\[2\]")
         running.process.kill()
