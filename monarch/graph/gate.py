@@ -293,8 +293,11 @@ class GateStream:
         if self._sock is not None:
             self._sent.wait(_PATIENCE)
             self._received.wait(_PATIENCE)
-        self._sender.close()
-        self._receiver.close()
+        for lock, way in ((self._lock, self._sender), (self._reading, self._receiver)):
+            taken = lock.acquire(timeout=_PATIENCE)  # a writer may ring still, a reader look
+            way.close()
+            if taken:
+                lock.release()
         self.bell.close()
 
 
