@@ -304,8 +304,8 @@ def test_what_is_no_call_says_what_it_is_the_result_of() -> None:
         counters = procs.spawn("counters", Counter)
         futures = {
             "the start of mesh 'trainers'": procs.initialized,
-            "healthy() of mesh 'trainers'": procs.healthy(),
-            "counters.healthy()": counters.healthy(),
+            "healthy() of 'trainers'": procs.healthy(),
+            "healthy() of counters-": counters.healthy(),
             "counters.restart(), rank(s) 1": counters.restart(gpus=1),
             "restart() of mesh 'trainers', rank(s) 2": procs.restart(gpus=2),
             "counters.stop()": counters.stop(),

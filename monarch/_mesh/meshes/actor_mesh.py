@@ -183,7 +183,7 @@ class ActorMesh(MeshHandle, Generic[A]):
             raise NotImplementedError(
                 f"whether {self._mesh_name} is healthy is known to the process that spawned it, until it stops it: ask there"
             )
-        return make_future(Then(source, no_value, f"{self._spec.name}.healthy()"))
+        return make_future(source)
 
     def stacks(
         self,

@@ -192,7 +192,7 @@ class ProcMesh(MeshHandle):
             raise NotImplementedError(
                 f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
             )
-        return make_future(Then(source, no_value, f"healthy() of mesh {self._spec.name!r}"))
+        return make_future(source)
 
     def stacks(
         self,

@@ -192,7 +192,7 @@ class _Check(Slot):
         addresses: Sequence[str],
         look: Callable[[], HealthState],
     ) -> None:
-        super().__init__()
+        super().__init__(f"healthy() of {name}")
         self.name, self.key, self.ranks, self.addresses = name, key, ranks, addresses
         self._health = health
         self._look = look
