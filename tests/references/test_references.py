@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def test_what_nobody_reads_is_freed(makers: Maker) -> None:
     del receiver  # with one message
     first.tell.call_one(port, 3).get(60)  # to nobody
     large = first.put.call_one({"ref": put(4), "bytes": bytes(1 << 20)}).get(60)
-    with pytest.raises(TimeoutError):
+    with suppress(TimeoutError):  # its answer comes later, or is here already: threads of this process bring it
         large.get(timeout=0)
     del large
     until(lambda: not any(kept.number for kept in list(stores._stores.values()) if kept.process[0] in here))
