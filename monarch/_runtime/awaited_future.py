@@ -18,19 +18,13 @@ def follow_as(what: object, future: Future[S], convert: Callable[[S], T], advice
 
 
 class _Awaited(Then):
-    """Its timeouts, and what is printed of it, are told in other words."""
+    """Its timeouts end with advice of its own."""
 
-    __slots__ = ("_advice", "_what")
+    __slots__ = ("_advice",)
 
-    def __init__(self, first: Source, convert: Callable[[Any], Any], what: object, advice: str | None) -> None:
-        super().__init__(first, convert)
-        self._what, self._advice = what, advice
-
-    def awaited(self) -> str:
-        return f" from {self._what}"
-
-    def of(self) -> str:
-        return str(self._what)
+    def __init__(self, first: Source, convert: Callable[[Any], Any], of: object, advice: str | None) -> None:
+        super().__init__(first, convert, of)
+        self._advice = advice
 
     def advice(self) -> str:
         return super().advice() if self._advice is None else self._advice

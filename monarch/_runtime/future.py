@@ -258,7 +258,7 @@ class Slot(Source):
         self._error: BaseException | None = None
 
     def awaited(self) -> str:
-        return _from(self._of)
+        return f" from {self._of}" if self._of else ""
 
     def of(self) -> str:
         return self._of
@@ -280,12 +280,12 @@ class Slot(Source):
 
 
 class Then(Source):
-    """`convert` applied to the value of another source, in the observing thread. `of`: what it is the result of, in place of
-    what that says."""
+    """`convert` applied to the value of another source, in the observing thread. `str(of)`: what it is the result of, in
+    place of what that says."""
 
     __slots__ = ("_convert", "_first", "_of")
 
-    def __init__(self, first: Source, convert: Callable[[Any], Any], of: str = "") -> None:
+    def __init__(self, first: Source, convert: Callable[[Any], Any], of: object = None) -> None:
         super().__init__()
         self._first = first
         self._convert = convert
@@ -299,7 +299,7 @@ class Then(Source):
         self._first.start()
 
     def awaited(self) -> str:
-        return _from(self._of) or self._first.awaited()
+        return self._first.awaited() if self._of is None else f" from {self._of}"
 
     def looks(self) -> Callable[[], None] | None:
         return self._first.looks()
@@ -308,7 +308,7 @@ class Then(Source):
         return self._first.advice()
 
     def of(self) -> str:
-        return self._of or self._first.of()
+        return self._first.of() if self._of is None else str(self._of)
 
     def progress(self) -> str:
         return self._first.progress()
@@ -568,10 +568,6 @@ def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
 
 def no_value(_value: Any) -> None:
     """Makes nothing of the value of a source: for `Then`."""
-
-
-def _from(of: str) -> str:
-    return f" from {of}" if of else ""
 
 
 def check_timeout(timeout: float) -> float:
