@@ -28,6 +28,7 @@ from monarch.graph.gate import _gates
 from monarch.graph.hosts import CLIENT_HOST
 from monarch.testing.leaks import check_leaks
 from monarch.tools.certs import make_certificates
+from tests.support.faults import Faults
 from tests.support.hosts import LOOP, Hosts, hosts_in
 from tests.support.patience import TIMEOUT
 from tests.support.processes import kill
@@ -258,9 +259,10 @@ def test_a_stream_that_breaks_where_everybody_lives_ends_the_graph_with_its_word
 
 @pytest.mark.parametrize("phase", ["compile", "execute", "close"])
 def test_whoever_is_killed_whenever_the_graph_gives_right_results_or_the_error_of_a_call(
-    two_hosts: Any, phase: str
+    two_hosts: Any, phase: str, faults: Faults
 ) -> None:
-    """Each rank in its turn; two graphs over the same actors, one of which waits in line."""
+    """Each rank in its turn; two graphs over the same actors, one of which waits in line. Who dies as the graphs close
+    may be in no call any more: the client is told of it all the same."""
     for victim in range(4):
         procs = two_hosts[1].spawn_procs({"gpus": 2})
         far = procs.spawn("far", AsyncFar if victim % 2 else Far)
@@ -289,6 +291,8 @@ def test_whoever_is_killed_whenever_the_graph_gives_right_results_or_the_error_o
             for one in compiled:
                 one.close()
             killer.join(TIMEOUT)
+        told = faults.next(handled=None)
+        assert all(f"pid {pids[victim]} " in str(failure) for failure in [told, *faults.rest()])
         living = far.slice(hosts=1 - victim // 2)
         assert living.mapped.call().get(TIMEOUT).values() == [0, 0]
         assert living.threads.call().get(TIMEOUT).values() == [[], []]
