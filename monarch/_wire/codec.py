@@ -89,6 +89,8 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
     except Exception as exc:
         exc.__context__ = None if isinstance(plain, _NotPlain) or str(plain) == str(exc) else plain
         raise
+    finally:
+        del plain  # its traceback has this frame: a circle, which would keep the value until it is collected
     return file.getvalue(), buffers
 
 

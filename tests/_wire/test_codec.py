@@ -19,6 +19,7 @@ import textwrap
 import threading
 import types
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -691,3 +692,16 @@ def test_the_standard_streams_are_those_there() -> None:
         [sys.executable, "-c", STREAMS], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=True, text=True
     )
     assert done.stdout.startswith("written: an open file ('<stdin>') cannot be sent to another process")
+
+
+def test_what_only_cloudpickle_can_send_is_freed_without_the_collector() -> None:
+    value = Color
+    held = numpy.zeros(1 << 16, dtype=numpy.uint8)
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        codec.encode((lambda: value, held))
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()
