@@ -20,6 +20,7 @@ from typing import Any
 
 from monarch import _text
 from monarch._linux import memory_map
+from monarch._linux.locks import RLock
 from monarch.actor import MessageTooLargeError
 from monarch.graph.plan import Written, control_size
 
@@ -80,8 +81,9 @@ class _Mapping:
             error = memory_map.failed()
             memory_map.libc().munmap(fresh, self.size)
             raise error
-        weakref.finalize(user, memory_map.libc().munmap, self.address, self.size).atexit = False
-        self.address = 0
+        address, self.address = self.address, 0  # 0 already where a handler of signals has forked meanwhile
+        if address:
+            weakref.finalize(user, memory_map.libc().munmap, address, self.size).atexit = False
 
     def forget_writes(self) -> None:
         memory_map.libc().madvise(self.address, -(-self.used // 4096) * 4096, memory_map.DONT_NEED)
@@ -104,7 +106,8 @@ class Lent:
 
     @property
     def used(self) -> bool:
-        return self.user() is not None
+        """Whether the slot's own memory is."""
+        return bool(self.mapping.address) and self.user() is not None
 
 
 class Value:
@@ -132,10 +135,13 @@ class GraphMemory:
         self._type = ctypes.c_ubyte * slot_size
         self._reading: dict[tuple[int, int], _Mapping] = {}
         self._writing: dict[tuple[int, int], _Mapping] = {}
+        self._lends: set[Lent] = set()
+        self._taking = RLock()  # of what is lent: any thread may fork
         self._head = _Mapping(fd, 0, self._control, False, ctypes.c_ubyte * self._control)
         words = self._head.view.cast("Q")
         self._ended = words[:1]
         self.written = Written(words[1:], depth)
+        _live.add(self)
 
     @property
     def ended(self) -> bool:
@@ -205,19 +211,39 @@ class GraphMemory:
             buffers.append(whole[at : at + size])
             at += size
         mapping.used = at
-        return Value(kind, body, buffers, Lent(place, mapping, user))
+        lent = Lent(place, mapping, user)
+        self._lends.add(lent)
+        return Value(kind, body, buffers, lent)
 
     def give_back(self, lent: Lent) -> None:
         """Its writer may use the slot again: what is still used of it is taken out."""
+        with self._taking:
+            if self._take_out(lent) or lent not in self._lends:
+                return
+            self._lends.remove(lent)
+            if lent.mapping.private:
+                lent.mapping.forget_writes()
+
+    def before_fork(self) -> None:
+        """Takes out all that is used. A forked child would have the slots themselves: what is written there next, and here
+        what the child writes."""
+        with self._taking:
+            for lent in list(self._lends):
+                self._take_out(lent)
+
+    def _take_out(self, lent: Lent) -> bool:
+        """Returns whether it was used."""
         user = lent.user()
-        if user is not None:
-            lent.mapping.take_out(user)
-            self._reading.pop(lent.place, None)
-        elif lent.mapping.private:
-            lent.mapping.forget_writes()
+        if user is None or lent not in self._lends:
+            return False
+        lent.mapping.take_out(user)
+        self._lends.discard(lent)
+        self._reading.pop(lent.place, None)
+        return True
 
     def close(self) -> None:
         """Unmaps all. What is lent has to be given back before."""
+        _live.discard(self)
         for mapping in (*self._reading.values(), *self._writing.values()):
             mapping.close()
         self._reading.clear()
@@ -226,6 +252,17 @@ class GraphMemory:
         self.written.words.release()
         self._head.close()
         os.close(self._fd)
+
+
+_live: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for memory in list(_live):
+        memory.before_fork()
+
+
+os.register_at_fork(before=_before_fork)
 
 
 class GateMemory:

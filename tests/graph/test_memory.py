@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -78,6 +79,44 @@ def test_what_is_kept_stays_what_it_was(memories: tuple[GraphMemory, GraphMemory
     assert [bytes(view) == bytes([number]) * 8990 for number, view in enumerate(kept)] == [True] * 4
     kept[0][0] = 77  # its owner's own
     assert kept[1][0] == 1
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_a_forked_child_keeps_what_there_was_and_changes_nothing_here(
+    memories: tuple[GraphMemory, GraphMemory], ring: int
+) -> None:
+    writer, reader = memories
+    writer.write(ring, 0, 0, b"", [b"a" * 9000], "it")
+    writer.tell(ring, 0, 0)
+    value = reader.read(ring, 0)
+    written, overwritten, seen = os.pipe(), os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        value.buffers[0][:1] = b"c"
+        os.write(written[1], b".")
+        os.read(overwritten[0], 1)
+        os.write(seen[1], bytes(value.buffers[0][:4]))
+        os._exit(0)
+    try:
+        os.read(written[0], 1)
+        assert bytes(value.buffers[0]) == b"a" * 9000
+        lent, value.buffers = value.lent, ()
+        assert lent is not None and not lent.used
+        reader.give_back(lent)
+        writer.write(ring, 0, 0, b"", [b"b" * 9000], "it")
+        os.write(overwritten[1], b".")
+        assert os.read(seen[0], 4) == b"caaa"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for fd in (*written, *overwritten, *seen):
+            os.close(fd)
+    writer.tell(ring, 1, 0)
+    again = reader.read(ring, 1)
+    assert bytes(again.buffers[0]) == b"b" * 9000
+    lent, again.buffers = again.lent, ()
+    assert lent is not None
+    reader.give_back(lent)
 
 
 def test_of_several_readers_none_sees_what_another_writes(memories: tuple[GraphMemory, GraphMemory]) -> None:
