@@ -57,7 +57,7 @@ class HolderTable:
     def __init__(self) -> None:
         self.freed: list[RefId] = []
         self._held: dict[RefId, _Held] = {}
-        self._early: Counter[tuple[RefId, Ticket, str]] = Counter()  # claimed before they were lent
+        self._early: dict[tuple[RefId, Ticket, str], list[int]] = {}  # claimed before they were lent, by which incarnations
         self._unwanted: dict[RefId, str] = {}  # released before they were made, by the process at that address
         self._ended: OrderedDict[Process, None] = OrderedDict()
 
@@ -102,8 +102,10 @@ class HolderTable:
         held = self._held.get(ref)
         for receiver in receivers:
             early = (ref, ticket, receiver)
-            if self._early[early]:
-                _take(self._early, early)
+            if claimed := self._early.get(early):
+                claimed.pop()
+                if not claimed:
+                    del self._early[early]
             elif held is not None and ticket.sender not in self._ended:
                 held.tickets[ticket, receiver] += 1
 
@@ -119,8 +121,8 @@ class HolderTable:
             held.holders.add(holder)
         if held.tickets[ticket, holder[0]]:
             _take(held.tickets, (ticket, holder[0]))
-        elif ticket.sender not in self._ended:
-            self._early[ref, ticket, holder[0]] += 1
+        elif not lost and ticket.sender not in self._ended:
+            self._early.setdefault((ref, ticket, holder[0]), []).append(holder[1])
         self._look(ref, held)
         return True
 
@@ -136,8 +138,11 @@ class HolderTable:
         self._ended[process] = None
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
-        for early in [early for early in self._early if early[1].sender == process]:
-            del self._early[early]
+        for early, claimed in list(self._early.items()):
+            if early[2] == process[0]:  # what was lent to it is forgotten, or will be
+                claimed[:] = [incarnation for incarnation in claimed if incarnation != process[1]]
+            if early[1].sender == process or not claimed:
+                del self._early[early]
         for ref, held in list(self._held.items()):
             held.holders.discard(process)
             self._look(ref, held)

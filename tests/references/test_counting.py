@@ -76,6 +76,22 @@ def test_what_was_on_its_way_to_a_deadends_with_it() -> None:
     assert table.is_clean
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_the_last_claim_of_a_dead_process_may_come_after_word_of_its_end(heard: bool) -> None:
+    table = HolderTable()
+    table.create(PUT, OWNER)
+    assert table.made(PUT)
+    table.lend(PUT, Ticket(OWNER, 1), ["a"])
+    table.address_ended("a")
+    if heard:
+        table.ended(A)
+    table.claim(PUT, A, Ticket(OWNER, 1))
+    table.ended(A)  # who begins to watch it is told so
+    table.release(PUT, OWNER)
+    assert table.freed == [PUT]
+    assert table.is_clean
+
+
 def test_what_a_deadsent_before_its_end_is_not_new() -> None:
     table = HolderTable()
     table.ended(A)
@@ -172,6 +188,8 @@ class World:
                 self.table.address_ended(dead[0])
         else:
             self.table.release(ref, process)
+        if process in self.dead:  # the shell begins to watch it again
+            self.table.ended(process)
         self.free()
 
     def free(self) -> None:
@@ -203,15 +221,18 @@ class World:
         if self.handles[process].dropped(ref):
             self.tell(process, "release", ref)
 
-    def end(self, process: Process, unheard: bool) -> None:
-        """Ends a process; with `unheard` what it has told and the owner has not heard is lost."""
+    def end(self, process: Process, unheard: bool, late: bool) -> None:
+        """Ends a process; with `unheard` what it has told and the owner has not heard is lost, with `late` it comes after word
+        of the end."""
         if process == OWNER:
             return
         self.dead.add(process)
         if unheard:
             self.excused |= {ref for told in self.told[process] for ref in told[1:2]}
             self.told[process].clear()
-        while self.told[process]:
+        if late:  # its `create` is not taken any more
+            self.excused |= {told[1] for told in self.told[process]}
+        while not late and self.told[process]:
             self.hear(process)
         for way, mail in self.mail.items():
             if way[1] == process:
@@ -266,7 +287,7 @@ def test_nothing_is_freed_too_early_and_nothing_stays(data: st.DataObject) -> No
         elif doing == "make" and world.calls:
             world.make()
         elif doing == "end" and data.draw(st.booleans()):
-            world.end(process, data.draw(st.booleans()))
+            world.end(process, data.draw(st.booleans()), data.draw(st.booleans()))
         world.check()
     world.settle()
     world.check()
