@@ -98,16 +98,19 @@ class OwnMemory:
         part = -(-size // workers)
         target = self._address + HEADER + offset
         with memory_map.address_of(data) as source:
-            copiers = [
-                threading.Thread(
-                    target=ctypes.memmove, args=(target + begin, source + begin, min(part, size - begin)), daemon=True
-                )
-                for begin in range(part, size, part)
-            ]
+            parts = [(target + begin, source + begin, min(part, size - begin)) for begin in range(0, size, part)]
+            copiers = []
             try:
-                for copier in copiers:
-                    copier.start()
-                ctypes.memmove(target, source, part)
+                while len(parts) > 1:
+                    copier = threading.Thread(target=ctypes.memmove, args=parts[-1], daemon=True)
+                    copiers.append(copier)
+                    try:
+                        copier.start()
+                    except RuntimeError:  # the process has as many threads as it may: this one copies what is left
+                        break
+                    parts.pop()
+                for each in parts:
+                    ctypes.memmove(*each)
             finally:
                 for copier in copiers:
                     if copier.ident is not None:

@@ -386,3 +386,24 @@ def test_a_lack_of_memory_is_an_error() -> None:
         OwnMemory(1 << 62)
     gc.collect()
     assert open_files() == before
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_large_payloads_are_copied_with_as_many_threads_as_can_be_had(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(began) >= most:
+            raise RuntimeError("can't start new thread")
+        began.append(thread)
+        start(thread)
+
+    monkeypatch.setattr("monarch._wire.shared_memory._LARGE", 1 << 12)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    data = os.urandom((1 << 16) + 7)
+    memory = OwnMemory(1 << 17)
+    memory.write_in_threads(5, memoryview(data))
+    assert bytes(memory._view[HEADER + 5 : HEADER + 5 + len(data)]) == data
+    assert len(began) == most and not any(thread.is_alive() for thread in began)
