@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 
 from monarch import references
 from monarch._mesh.actors.arity import values_taken
-from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch.actor import Actor, ActorError, ProcMesh, concurrent_endpoint, endpoint, this_host
 from monarch.references import Fetched, ReferenceLost, put, reader
 from monarch.references import Fetched as Fetch
 from monarch.references import store as stores
@@ -70,6 +71,46 @@ def test_what_is_not_made_yet_holds_up_its_own_call_only(procs: ProcMesh) -> Non
     assert taker.here.call_one().get() == "here"
     Slow.let.set()
     assert waiting.get() == 3
+
+
+class PlainOnLoop(Actor):
+    """Has a loop, and an ordinary endpoint that takes values."""
+
+    asked = threading.Event()
+
+    @endpoint
+    def total(self, numbers: Fetched[list[int]]) -> int:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return sum(numbers)
+
+    @concurrent_endpoint
+    async def let(self) -> None:
+        while not PlainOnLoop.asked.is_set():
+            await asyncio.sleep(0)
+        Slow.let.set()
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_the_loop_runs_on_while_a_plain_endpoint_awaits_values(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch, chunksize: int
+) -> None:
+    def asked(method: Any) -> Any:
+        def ask(*args: Any) -> Any:
+            PlainOnLoop.asked.set()
+            return method(*args)
+
+        return ask
+
+    monkeypatch.setattr(reader.ValueReader, "fetch", asked(reader.ValueReader.fetch))
+    monkeypatch.setattr(reader.ValueReader, "fetch_later", asked(reader.ValueReader.fetch_later))
+    Slow.let.clear()
+    PlainOnLoop.asked.clear()
+    late = procs.slice(gpus=0).spawn("slow", Slow).make.keep.call_one()
+    totals = procs.slice(gpus=1).spawn("totals", PlainOnLoop)
+    let = totals.let.call_one()
+    assert list(totals.total.map([late, put([5]), [7]], chunksize=chunksize)) == [3, 5, 7]
+    let.get()
 
 
 def test_calls_behind_it_keep_their_order(procs: ProcMesh) -> None:

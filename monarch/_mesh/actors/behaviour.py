@@ -179,7 +179,10 @@ class ActorBehaviour:
             made = method.chunked = copy.copy(method)
             chunks = Chunked(self, method)
             made.fn = chunks.run_async if method.is_async else chunks.run
-            made.fetching = None
+            if method.fetching is not None:
+                made.fetching = None
+                if self.is_async:
+                    made.fn, made.is_async = chunks.run_later, True
         return method.chunked
 
     def _response_port(self, delivery: Delivery) -> Port[Any]:

@@ -53,6 +53,20 @@ class Chunked:
                 self._failed(result, exc)
         return result
 
+    async def run_later(self, items: list[Any]) -> ChunkResult:
+        """Runs an ordinary method that takes values of references, of an actor with an event loop, which runs on until they
+        are there."""
+        fn, fetching = self._method.fn, self._method.fetching
+        result = self._empty()
+        for item in items:
+            try:
+                args, _ = await fetching.values_later((item,), {})
+                with self._behaviour._no_loop_for(fn):
+                    result.values.append(fn(*args))
+            except Exception as exc:
+                self._failed(result, exc)
+        return result
+
     async def run_async(self, items: list[Any]) -> ChunkResult:
         """Runs an `async` method."""
         result = self._empty()
