@@ -22,16 +22,16 @@ _MOST = 4096  # pieces in use
 
 class PooledMemory:
     """Memory that something is kept in: `size` bytes behind `offset` of the file `fd`. Another process may map it, and has to
-    be done with it before this object goes: then it is used again.
+    be done with it before this object goes: then it is used again, or its pages are given back. The mapping may stay.
 
     Since 0.2.0.
     """
 
-    __slots__ = ("__weakref__", "_is_pooled", "_segment")
+    __slots__ = ("__weakref__", "_is_ours", "_is_pooled", "_segment")
     offset = HEADER
 
     def __init__(self, segment: Segment[OwnMemory], is_pooled: bool) -> None:
-        self._segment, self._is_pooled = segment, is_pooled
+        self._segment, self._is_pooled, self._is_ours = segment, is_pooled, True
 
     @property
     def fd(self) -> int:
@@ -42,9 +42,17 @@ class PooledMemory:
         """Copies `data`, of bytes, to `offset`; what is large in several threads. OSError when there is no memory."""
         self._segment.memory.write_in_threads(offset, data)
 
+    def disown(self) -> None:
+        """Leaves it to the process that this one was forked off."""
+        self._is_ours = False
+
     def __del__(self) -> None:
+        if not self._is_ours:
+            return
         if self._is_pooled:
             self._segment.filled()  # a byte: no lock is taken, whatever this interrupts
+        else:
+            self._segment.memory.give_back()
 
 
 class MemoryPool:
@@ -61,7 +69,7 @@ class MemoryPool:
         _pools.add(self)
 
     def _clear(self) -> None:
-        self._pool: Pool[OwnMemory] = Pool(0, 0, lambda segment: None)
+        self._pool: Pool[OwnMemory] = Pool(0, 0, lambda segment: segment.memory.give_back())
 
     def memory_for(self, size: int) -> PooledMemory | None:
         """Returns memory for `size` bytes, whatever is in it. None where this process has no descriptor for more; MemoryError
@@ -114,6 +122,8 @@ def _count() -> int:
 def _after_fork() -> None:
     """The child uses nothing of its parent's again."""
     for pool in _pools:
+        for memory in list(pool._lent):
+            memory.disown()
         pool._clear()
 
 

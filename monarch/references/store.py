@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import queue
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,7 @@ from monarch.actor.lowlevel import (
 )
 from monarch.references.counting import HolderTable, LocalHandles, Process, RefId, Ticket
 from monarch.references.errors import ReferenceLost
+from monarch.references.mapping import idle
 from monarch.references.object_ref import ObjectRef, RefFacts, handle
 from monarch.references.outcomes import (
     FetchedValue,
@@ -414,7 +416,7 @@ class ReferenceStore:
     def _tell_dropped(self) -> None:
         while True:
             try:
-                work: list[Any] = [self.dropped.get(timeout=memory.trim())]
+                work: list[Any] = [self.dropped.get(timeout=_trim())]
             except queue.Empty:  # time to give memory back
                 continue
             while len(work) < _BATCH:
@@ -468,6 +470,11 @@ class ReferenceStore:
         self._closed = True
         _stores.pop(self.process, None)
         self.dropped.put(None)
+
+
+def _trim() -> float | None:
+    """Gives back memory and mappings that are not used; returns in how many seconds to look again, None: not at all."""
+    return min((s for s in (memory.trim(), idle.trim(time.monotonic())) if s is not None), default=None)
 
 
 class ReferenceService(Actor):

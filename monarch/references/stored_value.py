@@ -1,7 +1,7 @@
 """Values that references stand for: as they are kept where they were made, and as another process has them.
 
 A value is pickled once. What is large of it lies in a memory of its own (a memfd), which other processes of the host map and
-do not copy: arrays and tensors that they get view it. A mapping is private: who writes to it writes to a copy of that page.
+do not copy: arrays and tensors that they get view it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import functools
 import io
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._linux import memory_map, procfs
 from monarch.actor.lowlevel import MemoryPool, PooledMemory, Unpickler
 from monarch.config import settings
+from monarch.references.mapping import MappedRegion, Mapping, idle, map_region
 
 SMALL = 1 << 16  # bytes of a value up to which it lies in no memory of its own and travels in the answer
 _ALIGNED = 64
@@ -76,8 +76,8 @@ class StoredValue:
         if self._pieces is None:
             assert self._memory is not None
             kept = functools.partial(id, self._memory)  # keeps it as long as there are views
-            mapping = Mapping(self._memory.fd, self._memory.offset, end_of(self.lengths), kept)
-            self._pieces = _cut(mapping, self.lengths)
+            region = map_region(self._memory.fd, self._memory.offset, end_of(self.lengths))
+            self._pieces = _cut(Mapping(region, kept), self.lengths)
         return self._pieces
 
 
@@ -104,42 +104,6 @@ def end_of(lengths: Sequence[int]) -> int:
     return starts(lengths)[-1] + lengths[-1]
 
 
-class Mapping:
-    """A private mapping of a value, which needs no descriptor any more; gone with the last piece of it. `ended` is called
-    then, on any thread, in the middle of anything; never once the process was forked: the child reads it as well."""
-
-    def __init__(self, file: int, offset: int, size: int, ended: Callable[[], object]) -> None:
-        self._address = memory_map.map_memory(file, size, memory_map.PRIVATE | memory_map.NO_RESERVE, offset)
-        self._size, self._ended = size, ended
-        _live.add(self)
-
-    @property
-    def address(self) -> int:
-        return self._address
-
-    def fork(self) -> None:
-        """Keeps what the mapping is of for good."""
-        _forked.append(self._ended)
-        self._ended = int
-
-    def __del__(self) -> None:
-        if hasattr(self, "_ended"):
-            memory_map.libc().munmap(self._address, self._size)
-            self._ended()
-
-
-_live: weakref.WeakSet[Mapping] = weakref.WeakSet()
-_forked: list[Callable[[], object]] = []
-
-
-def _before_fork() -> None:
-    for mapping in list(_live):
-        mapping.fork()
-
-
-os.register_at_fork(before=_before_fork)
-
-
 def _cut(mapping: Mapping, lengths: Sequence[int]) -> list[Any]:
     """The pieces of a mapping, read-only; each keeps the mapping."""
     pieces = []
@@ -153,8 +117,14 @@ def _cut(mapping: Mapping, lengths: Sequence[int]) -> list[Any]:
 def mapped(place: MemoryPlace, lengths: Sequence[int], ended: Callable[[], object]) -> list[Any] | None:
     """The pieces of a value of another process; None where they cannot be mapped from here. `ended` is called when nobody
     here has a view of them any more."""
-    if place.host != _host():
+    if place.host != _host() or place.size < place.offset + end_of(lengths):
         return None
+    region = idle.take(place.identity) or _region_at(place)
+    return region and _cut(Mapping(region, ended, place.identity), lengths)
+
+
+def _region_at(place: MemoryPlace) -> MappedRegion | None:
+    """Maps the whole file, for the next value in it as well."""
     try:
         file = os.open(f"/proc/{place.pid}/fd/{place.file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -163,9 +133,7 @@ def mapped(place: MemoryPlace, lengths: Sequence[int], ended: Callable[[], objec
         found = os.fstat(file)
         if (found.st_dev, found.st_ino) != place.identity or found.st_size != place.size:
             return None
-        if found.st_size < place.offset + end_of(lengths):
-            return None
-        return _cut(Mapping(file, place.offset, end_of(lengths), ended), lengths)
+        return map_region(file, place.offset, place.size - place.offset)
     except OSError:
         return None
     finally:

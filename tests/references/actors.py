@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
 from monarch.references import Fetched, ObjectRef, put
 from monarch.references import store as stores
+from monarch.references.mapping import idle
 
 
 class Maker(Actor):
@@ -70,6 +72,17 @@ class Maker(Actor):
         self.kept.clear()
 
     @endpoint
+    def read(self, value: Fetched[Any]) -> tuple[int, int]:
+        """Returns where the array lies here, and its sum."""
+        return int(value.ctypes.data), int(value.sum())
+
+    @endpoint
+    def write(self, value: Fetched[Any]) -> int:
+        """Writes to an array all the same, as torch.from_numpy lets who uses it; returns where the array lies here."""
+        ctypes.memset(value.ctypes.data, 255, 1)
+        return int(value.ctypes.data)
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
 
@@ -83,11 +96,11 @@ class Maker(Actor):
 
     @endpoint
     def left(self) -> int:
-        """Counts what is kept in this process: references, and mappings of their memory. An error that was raised holds what
-        was local there, and itself."""
+        """Counts what is kept in this process: references, and mappings of their memory that are in use. An error that was
+        raised holds what was local there, and itself."""
         gc.collect()
         with open("/proc/self/maps", encoding="ascii") as file:
-            mappings = sum("monarch-reference" in line and "rw-p" in line for line in file)
+            mappings = sum("monarch-reference" in line and "rw-p" in line for line in file) - len(idle)
         store = stores.store()
         return 0 if store.is_clean and not mappings else 1 + store.number + mappings
 

@@ -15,8 +15,9 @@ import pytest
 
 from monarch.actor import Actor, ActorError, Channel, ProcMesh, ValueMesh, endpoint, this_host
 from monarch.config import configured
-from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, values
+from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, stored_value, values
 from monarch.references import store as stores
+from monarch.references.mapping import MappedRegion, map_region
 from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
@@ -195,6 +196,45 @@ def test_memory_is_used_again_once_nobody_views_it(makers: Maker) -> None:
     until(lambda: not own.number)
     refs = [filled(4) for _ in range(3)]
     assert {place for _, place in refs} == {first, second, third}
+
+
+def test_who_reads_the_next_value_in_a_memory_has_it_mapped_already(makers: Maker) -> None:
+    numpy = pytest.importorskip("numpy")
+    maps = 0
+
+    def read(number: int, how: Any) -> Any:
+        own = stores.store()
+        until(lambda: not own.number)
+        return how.call_one(put(numpy.full(1 << 20, number, dtype=numpy.uint8))).get()
+
+    def mapped(*args: Any) -> MappedRegion:
+        nonlocal maps
+        maps += 1
+        return map_region(*args)
+
+    maker = one(makers, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("monarch.references.stored_value.map_region", mapped)
+        assert [read(number, maker.read)[1] for number in (1, 2, 3)] == [1 << 20, 2 << 20, 3 << 20]
+        assert maps == 1
+        read(4, maker.write)
+        assert read(5, maker.read)[1] == 5 << 20  # what was written to is not used again
+        assert maps == 2
+
+
+def test_pages_that_are_given_back_are_so_where_they_are_mapped_too(makers: Maker) -> None:
+    numpy = pytest.importorskip("numpy")
+    ref = put(numpy.ones(1 << 20, dtype=numpy.uint8))
+    kept = stores.store()._kept[ref._facts.ref]
+    assert isinstance(kept, KeptValue) and kept.stored._memory is not None
+    file = os.dup(kept.stored._memory.fd)
+    assert one(makers, 0).read.call_one(ref).get()[1] == 1 << 20
+    assert os.fstat(file).st_blocks >= (1 << 20) // 512
+    del ref, kept
+    until(lambda: not stores.store().number)
+    stored_value.memory._pool.trim(float("inf"), 0)
+    assert os.fstat(file).st_blocks == 0
+    os.close(file)
 
 
 def test_what_several_threads_copy_is_whole(makers: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
