@@ -23,6 +23,15 @@ class GraphNode:
             f"inside of a list or another object. In place of bind([a, b]) write bind(a, b), for `def endpoint(self, *parts)`"
         )
 
+    def __iter__(self) -> NoReturn:
+        # Python would ask for x[0], x[1], ... without an end where there is only a __getitem__.
+        raise TypeError(
+            f"{self!r} stands for a value that is not there yet, so it cannot be iterated over or written with a *: "
+            f"{self._parts}"
+        )
+
+    _parts = "an endpoint that takes it has the value, and can take it apart"
+
 
 class InputNode(GraphNode):
     """The input of a graph: what is given to `execute`.
@@ -34,6 +43,8 @@ class InputNode(GraphNode):
     several. Since 0.2.0.
     """
 
+    _parts = "write x[0], x[1], ... for the arguments of execute()"
+
     def __enter__(self) -> InputNode:
         return self
 
@@ -43,6 +54,10 @@ class InputNode(GraphNode):
     def __getitem__(self, key: int | str) -> InputPart:
         if not isinstance(key, int | str):
             raise TypeError(f"a part of the input is the number or the name of an argument of execute(), got {key!r}")
+        if isinstance(key, int) and key < 0:
+            raise TypeError(
+                f"the arguments of execute() are counted from 0, for their number is not known yet; got {key}"
+            )
         return InputPart(self, key)
 
     def __repr__(self) -> str:
@@ -97,7 +112,12 @@ class MultiOutput:
     """Several nodes as the output of a graph: an execution gives a list of their values. Since 0.2.0."""
 
     def __init__(self, nodes: Sequence[EndpointNode]) -> None:
+        if isinstance(nodes, GraphNode):
+            raise TypeError(f"MultiOutput takes a list of nodes, such as MultiOutput([{nodes!r}]), got one node")
         self.nodes = list(nodes)
+
+    def __repr__(self) -> str:
+        return f"MultiOutput({self.nodes})"
 
 
 def bind(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EndpointNode:

@@ -109,14 +109,15 @@ def _pages(size: int) -> int:
 
 def parse_size(buffer: int | str) -> int:
     """Reads bytes, or text such as "64MiB". ValueError for anything else."""
+    wrong = f'invalid buffer {buffer!r}: expected a number of bytes above 0, or text with K, M, G or no unit, such as "64MiB"'
     if isinstance(buffer, str):
         number = buffer.strip().rstrip("BbIiKkMmGg").strip()
         unit = buffer.strip()[len(number) :].strip().lower().removesuffix("ib").removesuffix("b")
         if unit not in ("", "k", "m", "g") or not number.replace(".", "", 1).isdecimal():
-            raise ValueError(f'invalid buffer {buffer!r}: expected bytes, or text such as "64MiB"')
+            raise ValueError(wrong)
         return int(float(number) * 1024 ** ("", "k", "m", "g").index(unit))
     if isinstance(buffer, bool) or not isinstance(buffer, int) or buffer <= 0:
-        raise ValueError(f'invalid buffer {buffer!r}: expected bytes, or text such as "64MiB"')
+        raise ValueError(wrong)
     return buffer
 
 

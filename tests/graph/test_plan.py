@@ -114,7 +114,7 @@ def test_sizes(text: int | str, size: int) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "MiB", "1 TiB", "-1", 0, -1, True, 1.5])
 def test_no_sizes(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="invalid buffer"):
+    with pytest.raises(ValueError, match=r"invalid buffer.*above 0, or text with K, M, G or no unit"):
         parse_size(wrong)
 
 
@@ -123,6 +123,24 @@ def test_a_node_cannot_be_sent() -> None:
 
     with pytest.raises(TypeError, match=r"stands for a value of a graph.*not inside of a list.*write bind\(a, b\)"):
         pickle.dumps([InputNode()])
+
+
+@pytest.mark.parametrize("each", [InputNode(), InputNode()[0], node("a", InputNode())])
+def test_a_node_is_not_iterated_for_ever(each: GraphNode) -> None:
+    with pytest.raises(TypeError, match="cannot be iterated over or written with a \\*"):
+        node("b", *each)
+
+
+def test_arguments_are_not_counted_from_the_end() -> None:
+    with pytest.raises(TypeError, match="counted from 0"):
+        InputNode()[-1]
+
+
+def test_one_node_is_no_list_of_several() -> None:
+    one = node("a", InputNode())
+    with pytest.raises(TypeError, match=r"such as MultiOutput\(\[a\.step\.bind\(\.\.\.\)\]\), got one node"):
+        MultiOutput(one)  # type: ignore[arg-type]
+    assert repr(MultiOutput([one])) == "MultiOutput([a.step.bind(...)])"
 
 
 def test_the_oldest_execution_goes_first_and_of_one_the_first_step() -> None:
