@@ -9,7 +9,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from monarch.actor.lowlevel import annotations_of
 from monarch.references.object_ref import ObjectRef
@@ -40,9 +41,10 @@ Fetched = Annotated[T | Any, _MARK]
     actors.total.call(ref)   # or a list
 
 An ObjectRef that is itself the argument is fetched before the endpoint runs, in the actor's process, all of a call's side by
-side; any other argument, and references within it, are passed as they are. What `ref.get()` would raise fails the call, with
-a note that names the argument, and the endpoint does not run. On an actor without an event loop, and for an `async def`
-endpoint, the messages behind it wait; concurrent endpoints do not. `*args` and `**kwargs` may be annotated.
+side; any other argument, and references within it, are passed as they are. `Fetched[T] | None` is fetched as well. What
+`ref.get()` would raise fails the call, with a note that names the argument, and the endpoint does not run. On an actor
+without an event loop, and for an `async def` endpoint, the messages behind it wait; concurrent endpoints do not. `*args` and
+`**kwargs` may be annotated.
 
 Since 0.2.0.
 """
@@ -148,8 +150,8 @@ def fetching(method: Callable[..., Any], values: Sequence[str], skip: int) -> Ar
 
 
 def marked(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the parameters that are annotated with Fetched. Of annotations that are texts only the first name is looked at:
-    what it holds may not be there yet, or for type checkers only."""
+    """Returns the parameters that are annotated with Fetched, or with a union that has it. Of annotations that are texts only
+    names are looked at: what they hold may not be there yet, or for type checkers only."""
     plain = inspect.unwrap(method)
     return tuple(
         name for name, written in annotations_of(plain).items() if name != "return" and _is_marked(written, plain)
@@ -157,9 +159,33 @@ def marked(method: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _is_marked(annotation: Any, method: Callable[..., Any]) -> bool:
-    if not isinstance(annotation, str):
-        return get_origin(annotation) is Annotated and _MARK in annotation.__metadata__
-    head, bracket, _ = annotation.partition("[")
+    if isinstance(annotation, str):
+        return any(_is_named(each, method) for each in _alternatives(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return any(_is_marked(each, method) for each in get_args(annotation))
+    return get_origin(annotation) is Annotated and _MARK in annotation.__metadata__
+
+
+def _alternatives(text: str) -> Iterator[str]:
+    """Splits the text of a union, however it is written, into its members."""
+    depth, begin = 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in "[(") - (sign in "])")
+        if not depth and sign in "|,":
+            yield from _alternatives(text[begin:place])
+            begin = place + 1
+    last = text[begin:].strip()
+    head, bracket, inside = last.partition("[")
+    if begin == 0 and bracket and head.split(".")[-1].strip() in ("Optional", "Union"):
+        yield from _alternatives(inside.rstrip().removesuffix("]"))
+    elif begin:
+        yield from _alternatives(last)
+    else:
+        yield last
+
+
+def _is_named(text: str, method: Callable[..., Any]) -> bool:
+    head, bracket, _ = text.partition("[")
     names = head.strip().split(".")
     found = getattr(method, "__globals__", {}).get(names[0])
     for name in names[1:]:

@@ -380,10 +380,12 @@ def test_a_fork_of_the_client_does_not_disturb_it(scripts: Any, child: str) -> N
 def test_a_forked_child_that_uses_the_runtime_is_told_why_it_cannot(scripts: Any) -> None:
     body = """
         import asyncio, traceback
+        from monarch.references import put
         uses = [lambda: a.echo.call(1).get(timeout=10), lambda: a.echo.broadcast(1)]
         uses.append(lambda: procs.spawn("x", A))
         uses.append(pending[-1].get)
         uses.append(lambda: asyncio.run(observe()))
+        uses += [lambda: put(1), lambda: procs.submit(len, []), lambda: a.echo.keep.call(1)]
         async def observe():
             await pending[-1]
         for use in uses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import cloudpickle
 import pytest
@@ -182,7 +182,21 @@ def test_which_annotations_say_so() -> None:
     def real(self: Any, numbers: Any, other: int) -> None: ...
 
     real.__annotations__ = {"numbers": Fetched[list[int]], "other": int, "return": Fetched[int]}
+
+    def unions(
+        self: Any,
+        a: Fetched[list[int]] | None,
+        b: None | Fetch[int],  # noqa: RUF036
+        c: Optional[references.Fetched[int]],  # noqa: UP045
+        d: Union[int, Fetched[dict[str, int]]],  # noqa: UP007
+        e: list[Fetched[int]] | None,
+        f: Optional[list[Fetched[int]]],  # noqa: UP045
+    ) -> None: ...
+
     assert values_taken(plain) == ()
+    assert values_taken(unions) == ("a", "b", "c", "d")
+    unions.__annotations__ = {name: eval(text) for name, text in unions.__annotations__.items()}
+    assert values_taken(unions) == ("a", "b", "c", "d")
     assert values_taken(texts) == ("a", "c", "d")
     assert values_taken(real) == ("numbers",)
     assert values_taken(pickle.loads(cloudpickle.dumps(real))) == ("numbers",)

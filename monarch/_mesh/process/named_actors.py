@@ -109,9 +109,11 @@ def process_service(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P
 
     It belongs to the process and lives as long: nobody supervises it, an exception nobody waits for ends it, and calls raise
     SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
-    ValueError for a class that is not an Actor.
+    ValueError for a class that is not an Actor; in a forked child, and once the process closes, the error that says so.
     """
-    return _service(here(), name, Class, args, kwargs)  # type: ignore[no-any-return]
+    proc = here()
+    proc.check_open(proc.address)
+    return _service(proc, name, Class, args, kwargs)  # type: ignore[no-any-return]
 
 
 def service_of(address: str, name: str, Class: Callable[..., A]) -> A:
