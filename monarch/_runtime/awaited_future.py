@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from monarch._runtime.future import Future, Source, Then, detach, make_future
+from monarch._runtime.future import Future, Rescued, Source, Then, detach, make_future
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def follow_as(what: object, future: Future[S], convert: Callable[[S], T], advice: str | None = None) -> Future[T]:
+def follow_as(
+    what: object,
+    future: Future[S],
+    convert: Callable[[S], T],
+    advice: str | None = None,
+    rescue: Callable[[Exception], BaseException] | None = None,
+) -> Future[T]:
     """The Future of `convert(result)`, as by `follow`. A timeout says that there is no result from `str(what)`, and then
     `advice`; that of `future` without one. For optional packages."""
-    return make_future(_Awaited(detach(future), convert, what, advice))
+    source = detach(future)
+    return make_future(_Awaited(source if rescue is None else Rescued(source, rescue), convert, what, advice))
 
 
 class _Awaited(Then):

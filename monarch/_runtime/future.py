@@ -538,10 +538,10 @@ def follow(
     for a Future that nobody has observed: it is used up.
     """
     source = detach(future)
-    return make_future(Then(source if rescue is None else _Rescued(source, rescue), convert))
+    return make_future(Then(source if rescue is None else Rescued(source, rescue), convert))
 
 
-class _Rescued(Then):
+class Rescued(Then):
     """Its errors are told in other words."""
 
     __slots__ = ("_rescue",)

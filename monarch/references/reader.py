@@ -54,12 +54,13 @@ class ValueReader:
             return _done(known, ref)
         if facts.owner == store.process[0]:
             return follow_as(facts, self._made_here(facts), lambda kept: _value(self._opened(kept, facts), ref))
-        asked = follow(
-            store.ask(facts.owner, "fetch", facts.ref, False),
-            lambda answer: answer,
-            lambda exc: lost_with(facts, exc),
+        asked = store.ask(facts.owner, "fetch", facts.ref, False)
+        return follow_as(
+            facts,
+            asked,
+            lambda answer: _value(self._came(answer, facts), ref),
+            rescue=lambda exc: lost_with(facts, exc),
         )
-        return follow_as(facts, asked, lambda answer: _value(self._came(answer, facts), ref))
 
     async def fetch_later(self, ref: ObjectRef[T]) -> T:
         """Does as `fetch` while the event loop runs on, also where the bytes come from another host."""
@@ -114,11 +115,9 @@ class ValueReader:
         facts, store = ref._facts, self._store
         if ref._copies or facts.owner == store.process[0]:
             made: Future[Any] = _ready(None) if ref._copies else self._made_here(facts)
-            return follow_as(facts, made, lambda kept: None)
-        asked = follow(
-            store.ask(facts.owner, "made", facts.ref), lambda answer: None, lambda exc: lost_with(facts, exc)
-        )
-        return follow_as(facts, asked, lambda answer: None)
+        else:
+            made = store.ask(facts.owner, "made", facts.ref)
+        return follow_as(facts, made, lambda kept: None, rescue=lambda exc: lost_with(facts, exc))
 
     def _made_here(self, facts: RefFacts) -> Future[Kept]:
         promise: Promise[Kept] = Promise()
