@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._linux import procfs
 from monarch._linux.locks import Lock
-from monarch.actor import ForkedClientError, Future
+from monarch.actor import ForkedClientError, Future, SupervisionError
 from monarch.actor._feeding import (
     ActorsWatch,
     check_timeout,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _PATIENCE = 30.0  # seconds for actors to leave a graph: they do once what they run has returned
+_SOON = 1.0  # seconds within which the end of a process is told
 _LATER = 5.0  # seconds after which a host counts as dead in which that is told
 
 
@@ -114,13 +115,20 @@ class CompiledGraph:
             raise self._ended()
         joining = GraphJoining(self._name, self._plan, self._hosts, self._orders, self._bell)
         joining.enter([watch.number for watch in self._watches], back, incarnation)
-        if len(self._hosts) > 1:
-            self._gate = joining.gate(self._stream_ended)
-            joining.connect(self._gate)
-        self._memory = joining.share(self._gate)
-        self._spin = joining.spin
-        self._bells = joining.input_bells
-        joining.join(back)
+        try:
+            if len(self._hosts) > 1:
+                self._gate = joining.gate(self._stream_ended)
+                joining.connect(self._gate)
+            self._memory = joining.share(self._gate)
+            self._spin = joining.spin
+            self._bells = joining.input_bells
+            joining.join(back)
+        except (
+            Exception
+        ) as exc:  # perhaps because somebody has ended, whose pipes and streams are gone before it is told
+            if not isinstance(exc, SupervisionError) and self._told.wait(_SOON):
+                raise self._ended() from None
+            raise
 
     # --- executing
 

@@ -27,6 +27,7 @@ from monarch.actor import (
 )
 from monarch.actor._feeding import own_instance
 from monarch.graph import InputNode, MultiOutput
+from monarch.graph.joining import GraphJoining
 from monarch.testing import InProcessCluster, Local
 
 
@@ -396,6 +397,30 @@ def test_the_end_of_an_actor_ends_the_graph_as_a_call_would_say_it(cluster: InPr
         assert (type(error), str(error)) == (SupervisionError, str(of_call.value))
     compiled.close()
     assert one.add.call_one(1).get(10) == 2
+
+
+def test_one_that_ends_while_others_join_is_told_of_and_not_what_is_missing_of_it(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = spawn(), spawn()
+    with InputNode() as x:
+        last = other.add.bind(one.add.bind(x))
+
+    def gone(*_: Any) -> None:
+        one.stop().get(10)
+        raise FileNotFoundError("/proc/1/fd/1")
+
+    monkeypatch.setattr(GraphJoining, "join", gone)
+    with pytest.raises(SupervisionError) as raised:
+        graph.compile(last)
+    with pytest.raises(SupervisionError) as of_call:
+        one.add.call(1).get(10)
+    assert str(raised.value) == str(of_call.value)
+    monkeypatch.setattr("monarch.graph.compiled._SOON", 0.0)
+    with pytest.raises(FileNotFoundError), monkeypatch.context() as patch:
+        patch.setattr(GraphJoining, "share", gone)
+        one = spawn()
+        graph.compile(spawn().add.bind(InputNode()))
 
 
 def test_an_actor_that_ends_within_the_first_step_of_a_program_ends_the_graph(cluster: InProcessCluster) -> None:
