@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import reprlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from math import prod
@@ -27,7 +30,7 @@ class ShortRepr(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)
-        if hasattr(kind, "shape") and hasattr(kind, "dtype") and not self.shows(x):
+        if hasattr(kind, "shape") and hasattr(kind, "dtype") and isinstance(x.shape, tuple) and not self.shows(x):
             device = getattr(x, "device", "")
             return f"<{kind.__name__} {tuple(x.shape)} {x.dtype}{f' {device}' if device != '' else ''}>"
         for base, of in _OF_BASE.items():
@@ -93,28 +96,83 @@ class ValueRepr(ShortRepr):
         )
 
 
-def texts_of(values: Sequence[object], clock: Callable[[], float]) -> tuple[list[str], str]:
-    """Returns the texts of the first values, as many as SECONDS allow, and why there are none of the others; "" when there
-    are all. Of a value whose own `repr` raises it says so. One whose `repr` does not return is waited for."""
-    short, until = ValueRepr(CHARACTERS), clock() + SECONDS
-    texts: list[str] = []
+def texts_of(
+    values: Sequence[object], clock: Callable[[], float], make: Callable[[object], str], found: list[str]
+) -> None:
+    """Makes the texts of the first values, as many as SECONDS allow. Of a value whose own `repr` raises it says so."""
+    until = clock() + SECONDS
     for value in values:
         if clock() > until:
-            left = counted(len(values) - len(texts), "value")
-            return texts, f"{left} more: making the text of a value takes long here"
+            return
         try:
-            texts.append(short.repr(value))
-        except Exception as exc:  # of the program, which may raise anything
-            texts.append(f"<{type(value).__name__} whose repr() raised {type(exc).__name__}>")
-    return texts, ""
+            text = make(value)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # of the program, which may raise anything
+            text = f"<{_class_name(type(value))} whose repr() raised {_class_name(type(exc))}>"
+        found.append(text)
+
+
+def texts_in_time(values: Sequence[object], make: Callable[[object], str]) -> tuple[list[str], str]:
+    """Returns the texts of the first values, as many as SECONDS allow, and why there are none of the others; "" when there
+    are all. A `repr` that does not return keeps a thread, of which there is one at most: until then there are the texts of
+    numbers and strings only."""
+    found: list[str] = []
+    left = "making the text of a value takes long here"
+    plain = next((place for place, value in enumerate(values) if type(value) not in _PLAIN), len(values))
+    if plain == len(values):
+        texts_of(values, time.monotonic, make, found)
+    elif _making.acquire(False):
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                texts_of(values, time.monotonic, make, found)
+            finally:
+                _making.release()
+                done.set()
+
+        try:
+            threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+        except BaseException:  # the process has as many threads as it may
+            _making.release()
+            raise
+        done.wait(SECONDS)
+    else:
+        left = "the repr() of a value that was shown before has not returned"
+        texts_of(values[:plain], time.monotonic, make, found)
+    texts = list(found)
+    missing = len(values) - len(texts)
+    return texts, f"{counted(missing, 'value')} more: {left}" if missing else ""
+
+
+_making = threading.Lock()
+_PLAIN = (int, float, complex, bool, type(None), str, bytes)  # whose repr is no code of the program
+_class_name = type.__dict__["__name__"].__get__  # a metaclass may have code of its own for `__name__`
+
+
+def short_texts(values: Sequence[object]) -> tuple[list[str], str]:
+    """Does as `texts_in_time`, with CHARACTERS of each."""
+    return texts_in_time(values, ValueRepr(CHARACTERS).repr)
 
 
 def listed(items: Sequence[tuple[object, object]]) -> str | None:
     """Returns a line for each of the first LINES values and where it is, of LONGEST characters each, and how many values
     there are more; None where nothing of them would be left out."""
-    texts = [repr(value) for _, value in items[:LINES]]
-    if len(texts) == len(items) and all(len(text) <= LONGEST for text in texts):
+    values = [value for _, value in items[:LINES]]
+    raised: list[object] = []
+
+    def text(value: object) -> str:
+        raised.append(value)
+        made = repr(value)
+        raised.pop()
+        return made
+
+    texts, left = texts_in_time(values, text)
+    if len(texts) == len(items) and not raised and all(len(text) <= LONGEST for text in texts):
         return None
     lines = [f"  {place!r}: {clip(text, LONGEST)}" for (place, _), text in zip(items, texts, strict=False)]
+    if left:
+        lines.append(f"  {left}")
     more = [f"  and {counted(len(items) - LINES, 'value')} more; .values() has all of them"] if items[LINES:] else []
     return "\n".join(lines + more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -113,11 +112,9 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
     def _repr_html_(self) -> str | None:
         """Draws the values by point for a notebook, shortened. Looks at no more of them than half a second allows."""
         from monarch import _html  # loaded when a notebook asks
-        from monarch._short_reprs import texts_of
+        from monarch._short_reprs import short_texts
 
-        return _html.drawn(
-            lambda: _html.values(self.sizes, *texts_of(self._values, time.monotonic), _html.summary(self._values))
-        )
+        return _html.drawn(lambda: _html.values(self.sizes, *short_texts(self._values), _html.summary(self._values)))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Prints it in IPython: as `repr` does, but of large values, and of many, only a part: a notebook keeps it."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
 
-from monarch import _html
+from monarch import _html, _short_reprs
 from monarch._errors import ActorError, DeadlockError, SupervisionError, UnhandledFaultError
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.future import done_future
 from monarch._runtime.promise import Promise
 from monarch._shape.extent import Extent
-from monarch._shape.value_mesh import dense
+from monarch._shape.value_mesh import ValueMesh, dense
 from monarch._short_reprs import SECONDS, texts_of
 from monarch._wire.message import Failure
 from tests.support.drawings import Drawing
 from tests.support.hostile import NAME, fit
+from tests.support.patience import TIMEOUT
 
 ATTACK = "<script>alert(1)</script>\"' onmouseover=alert(1) </style><img src=x>"
 LIMIT = 100_000  # bytes of any drawing
@@ -142,17 +144,62 @@ def test_a_value_whose_repr_raises_does_not_hide_the_others() -> None:
 
 def test_values_whose_texts_take_long_are_left_out() -> None:
     times = iter([0.0, 0.1, SECONDS, SECONDS + 0.1])
-    assert texts_of([1, 2, 3, 4], lambda: next(times)) == (
-        ["1", "2"],
-        "2 values more: making the text of a value takes long here",
-    )
+    found: list[str] = []
+    texts_of([1, 2, 3, 4], lambda: next(times), repr, found)
+    assert found == ["1", "2"]
+
+
+class Waits:
+    def __init__(self) -> None:
+        self.let, self.done = threading.Event(), threading.Event()
+
+    def __repr__(self) -> str:
+        self.let.wait(TIMEOUT)
+        self.done.set()
+        return "at last"
+
+
+def test_a_value_whose_repr_does_not_return_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch._short_reprs.SECONDS", 0.01)
+    waits = Waits()
+    of = dense(Extent(["gpus"], [4]), [1, waits, 3, "x"])
+    try:
+        assert "3 values more: making the text of a value takes long here" in Drawing(of._repr_html_()).text
+        assert "3 values more: the repr() of a value that was shown before" in Drawing(of._repr_html_()).text
+        assert "3 values more: the repr() of a value" in in_ipython(of)
+    finally:
+        waits.let.set()
+    assert waits.done.wait(TIMEOUT)
+    assert _short_reprs._making.acquire(timeout=TIMEOUT)  # its thread is through
+    _short_reprs._making.release()
+    monkeypatch.undo()
+    assert "at last" in Drawing(of._repr_html_()).text
+
+
+class Odd(BaseException):
+    pass
+
+
+class RaisesAnything:
+    def __repr__(self) -> str:
+        raise Odd
+
+
+def test_a_value_whose_repr_raises_anything_is_shown_all_the_same() -> None:
+    of = dense(Extent(["gpus"], [2]), [RaisesAnything(), 7])
+    assert "<RaisesAnything whose repr() raised Odd>" in Drawing(of._repr_html_()).text
+    assert "{'gpus': 0/2}: <RaisesAnything whose repr() raised Odd>" in in_ipython(of)
+
+
+def in_ipython(of: ValueMesh[Any]) -> str:
+    printer: Any = type("Printer", (), {"text": lambda self, text: setattr(self, "shown", text)})()
+    of._repr_pretty_(printer, False)
+    return str(printer.shown)
 
 
 def test_ipython_keeps_only_a_part_of_what_is_large() -> None:
     def printed(of: list[Any]) -> str:
-        printer: Any = type("Printer", (), {"text": lambda self, text: setattr(self, "shown", text)})()
-        dense(Extent(["gpus"], [len(of)]), of)._repr_pretty_(printer, False)
-        return str(printer.shown)
+        return in_ipython(dense(Extent(["gpus"], [len(of)]), of))
 
     small = dense(Extent(["gpus"], [2]), [list(range(100)), "b"])
     assert printed(small.values()) == repr(small)

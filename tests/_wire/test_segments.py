@@ -389,7 +389,9 @@ def test_a_lack_of_memory_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_large_payloads_are_copied_with_as_many_threads_as_can_be_had(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_payloads_are_copied_with_as_many_threads_as_can_be_had(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began: list[threading.Thread] = []
     start = threading.Thread.start
 

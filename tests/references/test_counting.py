@@ -222,8 +222,8 @@ class World:
             self.tell(process, "release", ref)
 
     def end(self, process: Process, unheard: bool, late: bool) -> None:
-        """Ends a process; with `unheard` what it has told and the owner has not heard is lost, with `late` it comes after word
-        of the end."""
+        """Ends a process; with `unheard` what it has told and the owner has not heard is lost, with `late` it comes after
+        word of the end."""
         if process == OWNER:
             return
         self.dead.add(process)
