@@ -35,6 +35,7 @@ class ActorTable:
         call_later: Callable[[float, Callable[[], Any]], Any],
         refuse: Callable[[Delivery, Failure], None],
         closed: Callable[[], bool],
+        to_be_read: Callable[[Buffer, Sequence[Buffer]], Buffer] = lambda body, buffers: body,
     ) -> None:
         self.actors: dict[str, Instance] = {}
         self.absent: dict[str, Callable[[], Any]] = {}  # actors made by the first message to them
@@ -43,6 +44,7 @@ class ActorTable:
         self._call_later = call_later
         self._refuse = refuse
         self._closed = closed
+        self._to_be_read = to_be_read  # returns the body of a marked message, which is read here if nobody handles it
         self._unknown: dict[str, list[Delivery]] = {}
         self._missed: OrderedDict[str, set[tuple[str, int]]] = OrderedDict()  # actor -> (sender, incarnation) refused
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
@@ -64,6 +66,8 @@ class ActorTable:
 
     def deliver(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:
         """A call has come from the process at `source` (`up`: and its answer goes up a tree)."""
+        if buffers and len(buffers[-1]) == 1:  # see `unpickling.is_marked`
+            body = self._to_be_read(body, buffers)
         delivery = Delivery(call, body, buffers, source, up)
         instance = self.actors.get(call.to)
         if instance is None:

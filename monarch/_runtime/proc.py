@@ -113,7 +113,9 @@ class Proc:
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
         self.actor_threads = ActorThreads(lambda: list(self.actors.values()))
-        self.table = ActorTable(address, loop.call_later, self.refuse, lambda: self.closed is not None)
+        self.table = ActorTable(
+            address, loop.call_later, self.refuse, lambda: self.closed is not None, self._to_be_read
+        )
         self.actors = self.table.actors
         self._deliver = self.table.deliver
         self.processes = Processes(self, self.incarnations)

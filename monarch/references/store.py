@@ -555,6 +555,7 @@ def _reduce(ref: ObjectRef[Any], receivers: Receivers) -> tuple[Any, ...]:
     key = f"reference {id(ref)}"  # two handles of one reference are unpickled, and claimed, each for itself
     lending = receivers.before.get(key)
     if not isinstance(lending, _Lending):
+        receivers.counted = True
         lending = receivers.before[key] = _Lending(ref._store, ref._facts, receivers.addresses)
     return _arrived, (ref._facts, lending.ticket)
 

@@ -10,7 +10,11 @@ import numpy
 import pytest
 
 from monarch.actor import Accumulator, Actor, ActorError, HostMesh, current_rank, endpoint, hosts_from_config
+from monarch.references import ObjectRef, put
+from monarch.references import store as stores
+from tests.references.settling import until
 from tests.support.patience import TIMEOUT
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 
@@ -23,6 +27,14 @@ class Worker(Actor):
     @endpoint
     def names(self) -> list[int]:
         return [current_rank().rank]
+
+    @endpoint
+    def kept(self) -> list[ObjectRef[int]]:
+        return [put(current_rank().rank)]
+
+    @endpoint
+    def left(self) -> int:
+        return stores.store().number
 
     @endpoint
     def array(self, size: int) -> Any:
@@ -72,6 +84,16 @@ def test_the_order_is_that_of_ranks_also_when_those_of_a_host_are_no_neighbours(
 def test_the_caller_folds_one_value_a_host(workers: Any) -> None:
     found = accumulated(workers.rank, set(), where, associative=True)
     assert os.getpid() in found and len(found) == 3  # one process of each host, and this
+
+
+@full
+def test_references_come_to_who_folds_and_are_freed(workers: Any) -> None:
+    refs = accumulated(workers.kept, [], "concat")
+    assert [ref.get(TIMEOUT) for ref in refs] == list(range(6))
+    assert workers.left.call().get().values() == [1] * 6
+    refs.clear()
+    until(lambda: workers.left.call().get().values() == [0] * 6)
+    assert stores.store().is_clean
 
 
 def test_large_arrays_come_out_of_band(workers: Any) -> None:

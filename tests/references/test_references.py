@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, Channel, ProcMesh, ValueMesh, endpoint, this_host
+from monarch.actor import Actor, ActorError, Channel, ProcMesh, SupervisionError, ValueMesh, endpoint, this_host
 from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, stored_value, values
 from monarch.references import store as stores
@@ -305,6 +305,40 @@ def test_what_nobody_reads_is_freed(makers: Maker) -> None:
         large.get(timeout=0)
     del large
     until(lambda: not any(kept.number for kept in list(stores._stores.values()) if kept.process[0] in here))
+
+
+def test_messages_that_an_actor_never_handled_give_up_what_they_hold(makers: Maker, procs: ProcMesh) -> None:
+    other = procs.slice(gpus=1).spawn("other", Holder)
+    waits = other.wait.call_one()
+    assert _waiting.wait(60)
+    lost = other.keep_it.call_one({"in": put([1]), "large": bytes(1 << 20)})
+    other.keep_it.broadcast(put([2]))
+    many = makers.keep_it.call(put([3]))
+    stopped = other.stop()
+    try:
+        with pytest.raises(SupervisionError):
+            lost.get(60)
+    finally:
+        _go_on.set()
+    stopped.get(60)
+    waits.get(60)
+    many.get(60)
+    makers.forget.call().get()
+    with pytest.raises(SupervisionError):
+        other.keep_it.call_one(put([4])).get(60)  # it is not there any more
+    until(lambda: not stores.store().number)
+
+
+_waiting, _go_on = threading.Event(), threading.Event()
+
+
+class Holder(Maker):
+    """One that is at something."""
+
+    @endpoint
+    def wait(self) -> None:
+        _waiting.set()
+        assert _go_on.wait(60)
 
 
 def test_two_handles_of_one_reference_go_in_one_message(makers: Maker) -> None:

@@ -28,16 +28,18 @@ class Receivers:
     processes.
 
     Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a
-    message that is pickled twice has it once.
+    message that is pickled twice has it once. `counted`: whether there is something in it that is counted on its way, and is
+    claimed, or given up, by who reads it.
     """
 
-    __slots__ = ("addresses", "before", "key", "name")
+    __slots__ = ("addresses", "before", "counted", "key", "name")
 
     def __init__(self, key: str, name: str, addresses: Sequence[str]) -> None:
         self.key = key
         self.name = name
         self.addresses = addresses
         self.before: dict[str, Callable[[], None]] = {}
+        self.counted = False
 
 
 class OneReceiver(Receivers):
@@ -84,8 +86,8 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
     here().check_size(body, buffers)
     for act in receivers.before.values():
         act()
-    if receivers.before and isinstance(receivers, OneReceiver):
-        buffers.append(MARK)  # what was counted as under way is claimed, or given up, by who reads it
+    if receivers.counted:
+        buffers.append(MARK)
     return body, buffers
 
 

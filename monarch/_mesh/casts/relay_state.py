@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from monarch._mesh.casts.answer_cache import CachedAnswers, Key, Record, size_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
+from monarch._wire.unpickling import is_marked
 
 BODY_KEPT = 1024 * 1024  # bytes: a larger body of a call is not kept, and it fails when the child's host ends
 # (sender, mesh, part) with casts that were given up, remembered for each child; Skips are always kept.
@@ -215,7 +216,7 @@ class Merging:
         groups: list[list[Record]] = []
         for record in sorted(records):
             last = groups[-1][-1] if groups else None
-            if last is not None and last.kind == record.kind == VALUE and last.rank + last.span == record.rank:
+            if last is not None and _may_be_folded(last) and _may_be_folded(record) and last.ranks.stop == record.rank:
                 groups[-1].append(record)
             else:
                 groups.append([record])
@@ -244,6 +245,11 @@ class Merging:
 
     def unfolded(self) -> list[Record]:
         return sorted([*self.others, *(record for group in self.groups for record in group)])
+
+
+def _may_be_folded(record: Record) -> bool:
+    """Returns whether it is a value, and none with something that is counted on its way: that is for the caller to read."""
+    return record.kind == VALUE and not (record.buffers and is_marked(record.buffers))
 
 
 class InFlight:

@@ -17,6 +17,7 @@ from monarch._mesh.casts.answer_cache import Record
 from monarch._mesh.casts.relay import Casts, Forward, Merge, Reply
 from monarch._mesh.casts.relay_state import Merging
 from monarch._wire.message import ERROR, MERGED, VALUE, Answer, Answers, Cast, CastPlan, Combined, PlanHost
+from monarch._wire.unpickling import MARK
 
 CALLER, PORT = "root/client", 7
 
@@ -74,6 +75,19 @@ def test_an_exception_stays_where_it_is_and_is_folded_with_nobody() -> None:
     (up,) = casts.combined(0.0, "H/m.0", Combined(CALLER, PORT, 0, VALUE), b"folded")
     assert up.message == Answers(CALLER, PORT, [0, 1, 2, 3], [VALUE, MERGED, ERROR, VALUE], [6, 0, 1, 1])
     assert up.body == b"folded23"
+
+
+def test_an_answer_that_is_the_callers_to_read_is_folded_with_nobody() -> None:
+    casts = agent(4)
+    for rank, buffers in ((0, ()), (1, [b"reference", MARK]), (2, ())):
+        answer(casts, rank, b"%d" % rank, buffers=buffers)
+    (merge,) = answer(casts, 3, b"3")
+    assert merge.message.groups == [2] and merge.body == b"23"
+    ups = casts.combined(0.0, "H/m.0", Combined(CALLER, PORT, 0, VALUE), b"folded")
+    assert [(up.message.ranks, up.message.kinds, up.body, len(up.buffers)) for up in ups] == [
+        ([1], [VALUE], b"1", 2),
+        ([0, 2, 3], [VALUE, VALUE, MERGED], b"0folded", 0),
+    ]
 
 
 def test_one_answer_goes_up_as_it_is() -> None:
