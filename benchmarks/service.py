@@ -38,6 +38,7 @@ QUESTION = Question(
         callers_of("an empty request", "empty", 64, 8_000),
         callers_of("a request that takes 5 ms in batches of up to 16", "batch", 64, 8_000),
         callers_of("an empty request by HTTP", "http", 1, 1_000),
+        callers_of("an empty request by HTTP", "http", 8, 4_000),
         callers_of("an empty request by HTTP", "http", 64, 8_000),
         Run(
             "death",

@@ -80,6 +80,14 @@ def test_compiled_graph_counts_words_and_goes_on_after_an_error(tmp_path: Path) 
 
 
 @full
+@needs_torch
+@pytest.mark.parametrize("stages", ["2", "3"])
+def test_a_pipeline_as_a_graph_has_the_losses_of_one_process(stages: str, tmp_path: Path) -> None:
+    *_, last = run("pipeline_graph.py", "--stages", stages, cwd=tmp_path)
+    assert re.fullmatch(r"largest difference of 12 losses: \de-0[5-9]|largest difference of 12 losses: 0e\+00", last)
+
+
+@full
 def test_kept_rollouts_learn_which_arm_is_the_best(tmp_path: Path) -> None:
     assert run("kept_rollouts.py", cwd=tmp_path) == [
         "mean reward 0.40 at first, 0.82 after 12 steps of 2000 plays",
