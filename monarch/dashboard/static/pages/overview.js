@@ -125,11 +125,15 @@ function slowestOf(rows) {
 
 function servicesOf(rows) {
   const cell = value => value === null ? "–" : number(value);
+  const columns = ["Outstanding", "Answered", "Mean", "p99", "Batch", "Version"];
+  const ofService = service => {
+    const errors = Object.entries(service.not_answered).map(([error, count]) => `${short(count)} ${error}`).join(", ");
+    return h("tbody", {"aria-label": service.name}, h("tr", {}, h("th", {colspan: String(columns.length + 1), scope: "rowgroup", class: "group"}, h("span", {class: "name"}, service.name), errors ? h("span", {class: "soft"}, `not answered: ${errors}`) : null)),
+      ...service.replicas.map(each => h("tr", {}, h("td", {}, String(each.replica)), h("td", {class: "num"}, cell(each.outstanding)), h("td", {class: "num"}, short(each.answered)),
+        ...["mean_us", "p99_us"].map(key => h("td", {class: "num"}, each[key] === null ? "–" : duration(each[key]))), h("td", {class: "num"}, each.batch === null ? "–" : each.batch.toFixed(1)), h("td", {class: "num"}, cell(each.version)))));
+  };
   return [h("header", {}, h("h2", {}, "Services"), h("span", {class: "soft small"}, "from arrival to answer")),
-    ...rows.map(service => h("div", {class: "scroll"}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, service.name), ...["Outstanding", "Answered", "Mean", "p99", "Batch", "Version"].map(text => h("th", {class: "num"}, text)))),
-      h("tbody", {}, ...service.replicas.map(each => h("tr", {}, h("td", {}, `replica ${each.replica}`), h("td", {class: "num"}, cell(each.outstanding)), h("td", {class: "num"}, short(each.answered)),
-        ...["mean_us", "p99_us"].map(key => h("td", {class: "num"}, each[key] === null ? "–" : duration(each[key]))), h("td", {class: "num"}, each.batch === null ? "–" : each.batch.toFixed(1)), h("td", {class: "num"}, cell(each.version)))))),
-      Object.keys(service.not_answered).length ? h("p", {class: "soft small"}, "Not answered: ", Object.entries(service.not_answered).map(([error, count]) => `${short(count)} ${error}`).join(", ")) : null))];
+    h("div", {class: "scroll"}, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "Replica"), ...columns.map(text => h("th", {class: "num"}, text)))), ...rows.map(ofService)))];
 }
 
 function meshesOf(topology) {
