@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -77,10 +78,47 @@ def let_block(loop: Any) -> None:
     _own_loop = loop
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_here = threading.local()
+
+
+class Blocking:
+    """A function that waits for several things in turn. What within its `with` block blocks a running loop is said once, as
+    of the function: `what` was done ("wait() was called"), and what to do `instead` ("Use ... here"). Since 0.2.0."""
+
+    __slots__ = ("_outer", "_said", "instead", "what")
+
+    def __init__(self, what: str, instead: str) -> None:
+        self.what, self.instead = what, instead
+        self._said = False
+        self._outer: Blocking | None = None
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_here, "blocking", None)
+        if self._outer is None:
+            _here.blocking = self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._outer is None:
+            _here.blocking = None
+
+    def say(self) -> bool:
+        """Returns whether it was not said yet."""
+        said, self._said = self._said, True
+        return not said
+
+
 def warn_blocking(what: str, instead: str) -> None:
-    """Says that the running loop is blocked, at the line that called the caller."""
+    """Says that the running loop is blocked, at the line of the program from which it came."""
     if running_loop() is _own_loop:
         return
+    if (outer := getattr(_here, "blocking", None)) is not None:
+        if not outer.say():
+            return
+        what, instead = outer.what, outer.instead
     text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
-    warnings.warn(text, UserWarning, stacklevel=3)
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
     logging.getLogger("monarch").warning(text)

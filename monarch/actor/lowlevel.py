@@ -11,6 +11,7 @@ from monarch._mesh.process.process_watch import own_process, watch_processes
 from monarch._mesh.process.residents import hold_health
 from monarch._runtime.awaited_future import follow_as
 from monarch._runtime.dropped_future import read_if_dropped
+from monarch._runtime.event_loops import Blocking
 from monarch._runtime.future import follow, when_ready
 from monarch._runtime.loop import start_thread
 from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
@@ -29,6 +30,7 @@ from monarch.actor._pickling import pickle_from
 
 __all__ = [
     "Acceptor",
+    "Blocking",
     "Dialler",
     "MemoryPool",
     "PooledMemory",

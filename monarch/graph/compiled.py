@@ -22,7 +22,7 @@ from monarch.actor._feeding import (
     make_future,
     ordered,
 )
-from monarch.actor.lowlevel import host_of, own_process, start_thread
+from monarch.actor.lowlevel import Blocking, host_of, own_process, start_thread
 from monarch.config import settings
 from monarch.graph.bells import OtherBell, OwnBell
 from monarch.graph.driver import mesh_of
@@ -99,11 +99,12 @@ class CompiledGraph:
         self._closed = False
         self._pid = os.getpid()
         self._orders = [ordered(node.endpoint) for node in plan.nodes]
-        try:
-            self._compile()
-        except BaseException:
-            self.close()
-            raise
+        with Blocking("monarch.graph.compile() was called", "Use `await asyncio.to_thread(compile, ...)` here"):
+            try:
+                self._compile()
+            except BaseException:
+                self.close()
+                raise
 
     # --- compiling
 
@@ -488,9 +489,10 @@ class CompiledGraph:
         for order in self._orders:
             with contextlib.suppress(Exception):  # the runtime is shutting down, or the mesh was stopped
                 calls.append(order.call("leave", self._name))
-        for call in calls:
-            with contextlib.suppress(Exception):  # what has ended needs not leave
-                call.get(_PATIENCE)
+        with Blocking("close() of a compiled graph was called", "Use `await asyncio.to_thread(graph.close)` here"):
+            for call in calls:
+                with contextlib.suppress(Exception):  # what has ended needs not leave
+                    call.get(_PATIENCE)
         with self._reading:
             self._fail_all()
             self._pending.clear()
@@ -534,6 +536,8 @@ def compile(output: EndpointNode | MultiOutput, *, depth: int = 8, buffer: int |
 
     ValueError or TypeError when something is wrong with the graph: a cycle, a node that takes nothing of it, more memory than
     a host has, endpoints that overlap or answer through a port, hosts that cannot connect (they use TLS, or a gateway).
-    What a call would raise when an actor has ended. Since 0.2.0.
+    What a call would raise when an actor has ended.
+
+    It waits for the actors, as does `close`; in an event loop: `await asyncio.to_thread(compile, output)`. Since 0.2.0.
     """
     return CompiledGraph(output, depth, buffer)

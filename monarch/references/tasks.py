@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from monarch._linux.locks import Lock
 from monarch.actor import Actor, Future, ProcMesh, ValueMesh, concurrent_endpoint
 from monarch.actor import as_completed as futures_as_completed
-from monarch.actor.lowlevel import Sealed, explain_unsendable, watch_processes, when_ready
+from monarch.actor.lowlevel import Blocking, Sealed, explain_unsendable, watch_processes, when_ready
 from monarch.references.keep import KeptEndpoint
 from monarch.references.object_ref import ObjectRef
 from monarch.references.scheduling import TaskSchedule
@@ -327,26 +328,46 @@ def _references(function: str, refs: Iterable[Any]) -> list[ObjectRef[Any]]:
     return list(dict.fromkeys(given))
 
 
-def as_completed(refs: Iterable[ObjectRef[R]], timeout: float | None = None) -> Iterator[ObjectRef[R]]:
-    """Iterates over the references in the order in which their values, or errors in their places, are made. Nothing is
-    fetched. TimeoutError once `timeout` seconds have passed.
+class CompletedReferences(Generic[R]):
+    """The references of `as_completed`: an iterator and an async iterator."""
+
+    def __init__(self, refs: list[ObjectRef[R]], timeout: float | None) -> None:
+        self._refs = {ref._store.reader.made(ref): ref for ref in refs}
+        self._futures = futures_as_completed(list(self._refs), timeout=timeout)
+
+    def __iter__(self) -> CompletedReferences[R]:
+        return self
+
+    def __aiter__(self) -> CompletedReferences[R]:
+        return self
+
+    def __next__(self) -> ObjectRef[R]:
+        with Blocking("as_completed() was iterated", "Use `async for` here"):
+            future = next(self._futures)
+            future.exception()  # `get` of the reference raises it again
+        return self._refs[future]
+
+    async def __anext__(self) -> ObjectRef[R]:
+        future = await anext(self._futures)
+        with contextlib.suppress(Exception):
+            await future
+        return self._refs[future]
+
+
+def as_completed(refs: Iterable[ObjectRef[R]], timeout: float | None = None) -> CompletedReferences[R]:
+    """Gives the references in the order in which their values, or errors in their places, are made, to `for` or `async for`.
+    Nothing is fetched. TimeoutError once `timeout` seconds have passed.
 
     Since 0.2.0.
     """
-    futures = {ref._store.reader.made(ref): ref for ref in _references("as_completed", refs)}
-    for future in futures_as_completed(list(futures), timeout=timeout):
-        try:
-            future.get()
-        except Exception:  # `get` of the reference raises it again
-            pass
-        yield futures[future]
+    return CompletedReferences(_references("as_completed", refs), timeout)
 
 
 def wait(
     refs: Iterable[ObjectRef[R]], count: int | None = None, timeout: float | None = None
 ) -> tuple[list[ObjectRef[R]], list[ObjectRef[R]]]:
     """Waits until `count` of the values are made (all, without one), or `timeout` seconds have passed; returns the references
-    whose values are, and those whose are not, both in the order given.
+    whose values are, and those whose are not, both in the order given. In an event loop use `async for` of `as_completed`.
 
     Since 0.2.0.
     """
@@ -355,21 +376,26 @@ def wait(
     if not 0 <= wanted <= len(given):
         raise ValueError(f"count is how many of the {len(given)} references are waited for, got {count!r}")
     done: set[ObjectRef[R]] = set()
-    try:
+    blocking = Blocking("wait() was called", "Use `async for ref in as_completed(refs)` here")
+    with contextlib.suppress(TimeoutError), blocking:
         if wanted:
             for ref in as_completed(given, timeout):
                 done.add(ref)
                 if len(done) >= wanted:
                     break
-    except TimeoutError:
-        pass
     return [ref for ref in given if ref in done], [ref for ref in given if ref not in done]
 
 
 def values(refs: ValueMesh[ObjectRef[R]], timeout: float | None = None) -> ValueMesh[R]:
-    """Returns the values of a mesh of references, fetched side by side.
+    """Returns the values of a mesh of references, fetched side by side. TypeError for anything but a ValueMesh of them.
 
     Since 0.2.0.
     """
+    if not isinstance(refs, ValueMesh):
+        raise TypeError(
+            f"values takes a ValueMesh of references, which keep.call(...) gives, and got a {type(refs).__name__}: of a list "
+            f"write [ref.get() for ref in refs]"
+        )
+    _references("values", refs.values())
     futures = [ref._store.reader.fetch(ref) for ref in refs.values()]
     return ValueMesh(refs._shape, [future.get(timeout) for future in futures])

@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 
 from monarch._runtime import future as module
+from monarch._runtime.event_loops import Blocking
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, done_future, make_future
 from tests.support.patience import TIMEOUT
 from tests.support.threads import join, start
@@ -396,6 +397,20 @@ def test_get_on_a_running_loop_works_and_warns(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(observe()) == 1
     assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 1
+
+
+def test_what_blocks_a_loop_several_times_says_so_once_as_the_program_calls_it() -> None:
+    async def observe() -> None:
+        with Blocking("both() was called", "Await it"):
+            done_future(1).get()
+            with Blocking("one() was called", "Await it"):
+                done_future(2).get()
+
+    with pytest.warns(UserWarning, match="active event loop") as told:
+        asyncio.run(observe())
+    assert [str(one.message).partition(" from")[0] for one in told] == ["both() was called"]
+    assert str(told[0].message).endswith("Await it")
+    assert told[0].filename == __file__
 
 
 # --- what it is not

@@ -380,6 +380,22 @@ def test_a_closed_graph_says_so(cluster: InProcessCluster) -> None:
     assert "closed" in repr(compiled)
 
 
+def test_in_an_event_loop_compile_and_close_say_how_they_are_called_there(cluster: InProcessCluster) -> None:
+    last = spawn().add.bind(InputNode())
+
+    async def use() -> None:
+        with pytest.warns(UserWarning, match="active event loop") as told:
+            graph.compile(last).close()
+        for warning, instead in zip(told, ("compile, ...)", "graph.close)"), strict=True):
+            assert str(warning.message).endswith(f"Use `await asyncio.to_thread({instead}` here")
+            assert warning.filename == __file__
+        compiled = await asyncio.to_thread(graph.compile, last)
+        assert await compiled.execute(1) == 2
+        await asyncio.to_thread(compiled.close)
+
+    asyncio.run(use())
+
+
 def test_the_end_of_an_actor_ends_the_graph_as_a_call_would_say_it(cluster: InProcessCluster) -> None:
     other, one, gate = spawn(), spawn(), Local(threading.Event())
     with InputNode() as x:

@@ -265,6 +265,33 @@ def test_results_come_as_they_are_made(procs: ProcMesh, gate: type[Gate]) -> Non
     assert wait(refs, timeout=60) == (refs, [])
 
 
+def test_in_an_event_loop_results_come_as_they_are_made(procs: ProcMesh, gate: type[Gate]) -> None:
+    late, early, wrong = submit(procs, hold, 0), submit(procs, add, 1), submit(procs, fail)
+
+    async def gather() -> list[ObjectRef[int]]:
+        found = []
+        async for ref in as_completed([late, early, wrong]):
+            found.append(ref)
+            if len(found) == 2:
+                gate.opened.set()
+        return found
+
+    found = asyncio.run(gather())
+    assert found[-1] is late and set(found) == {late, early, wrong}
+
+
+def test_wait_in_an_event_loop_says_what_to_use(procs: ProcMesh, gate: type[Gate]) -> None:
+    late = submit(procs, hold, 0)
+
+    async def look() -> None:
+        threading.Timer(0.01, gate.opened.set).start()
+        with pytest.warns(UserWarning, match=r"wait\(\) was called.*Use `async for ref in as_completed") as told:
+            wait([late])
+        assert [one.filename for one in told] == [__file__]
+
+    asyncio.run(look())
+
+
 def test_a_mesh_of_references_is_fetched_at_once(procs: ProcMesh) -> None:
     makers = procs.spawn("makers", Maker)
     refs = makers.squares.keep.call(3)
@@ -291,6 +318,8 @@ def test_calls_that_do_not_fit_are_refused_at_once(procs: ProcMesh) -> None:
 
 
 def test_what_is_no_reference_is_refused(procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"got a list: of a list write \[ref.get\(\) for ref in refs\]"):
+        values([put(1)])  # type: ignore[arg-type]
     for function in (wait, lambda refs: list(as_completed(refs))):
         with pytest.raises(TypeError, match="takes ObjectRefs, got 1"):
             function([1])  # type: ignore[list-item]
