@@ -77,6 +77,8 @@ class ActorError(_DrawnError, Exception):
     shows all of it.
     """
 
+    _told_whole = True  # its text says where: frames of the runtime alone, by which it came, are left out of reports
+
     def __init__(
         self,
         exception: BaseException | None,
@@ -181,6 +183,9 @@ def format_remote(exception: BaseException | None, show_internal: bool = False) 
         try:
             shown = traceback.TracebackException.from_exception(exception)
             folded = 0 if show_internal else _fold(shown)
+            if not show_internal and getattr(exception, "_told_whole", False) and _is_runtimes(shown.stack):
+                shown.stack = None  # type: ignore[assignment]  # then there is no heading either
+                shown.__cause__ = shown.__context__ = None
             text = "".join(shown.format())
             break
         except BaseException as exc:  # of a method of the exception
@@ -220,6 +225,10 @@ def _fold(shown: Any) -> int:
             folded += len(frames) - outer - len(kept)
             each.stack[:] = kept
     return folded
+
+
+def _is_runtimes(stack: Any) -> bool:
+    return all(frame.filename.startswith(_RUNTIME) for frame in stack)
 
 
 def with_local_source(formatted: str) -> str:

@@ -9,6 +9,8 @@ class ReferenceLost(RuntimeError):
     Since 0.2.0.
     """
 
+    _told_whole = True  # see ActorError
+
 
 class ReferenceLimitError(RuntimeError):
     """A process keeps as many bytes for references as it may, and one more did not fit. The text says how many of how many.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from monarch.actor import ProcMesh
 from monarch.actor.lowlevel import host_of
-
-if TYPE_CHECKING:
-    from monarch.actor import ProcMesh
 
 
 def places_for_copies(had: Sequence[str], copies: int, on: ProcMesh | None, own: str) -> list[str]:
-    """Returns the processes that are to have a copy, beside those at `had`. ValueError when there are not so many."""
+    """Returns the processes that are to have a copy, beside those at `had`. ValueError when there are not so many, TypeError
+    where `on` is no mesh of processes."""
+    if on is not None and not isinstance(on, ProcMesh):
+        raise TypeError(f"pin(on=...) takes a mesh of processes, such as spawn_procs() gives, got {on!r}")
     if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
         raise ValueError(f"copies is how many processes have the value, 1 or more, got {copies!r}")
     offered = [own] if on is None else list(dict.fromkeys(on._addresses()))

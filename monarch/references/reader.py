@@ -82,7 +82,7 @@ class ValueReader:
         try:
             answer = await store.ask(facts.owner, "fetch", facts.ref, False)
         except SupervisionError as exc:
-            raise lost_with(facts, exc) from exc
+            raise lost_with(facts, exc) from None  # it says how the process ended
         here = None if isinstance(answer, KeptElsewhere) else self._took(answer, facts)
         if here is None:
             here = await in_thread(lambda: self._came(answer, facts), "monarch-fetching")
@@ -108,7 +108,7 @@ class ValueReader:
         try:
             return self._came(store.ask(facts.owner, "fetch", facts.ref, False).get(), facts)
         except SupervisionError as exc:
-            raise lost_with(facts, exc) from exc
+            raise lost_with(facts, exc) from None  # it says how the process ended
 
     def made(self, ref: ObjectRef[Any]) -> Future[None]:
         """The Future that is done when the value, or an error in its place, is there; raises ReferenceLost."""
@@ -173,7 +173,7 @@ class ValueReader:
             try:
                 here = self._took(store.ask(facts.owner, "fetch", facts.ref, True).get(), facts)
             except SupervisionError as exc:
-                raise lost_with(facts, exc) from exc
+                raise lost_with(facts, exc) from None  # it says how the process ended
             else:
                 assert here is not None  # its pieces came along
                 return here

@@ -211,7 +211,9 @@ class ReferenceStore:
         try:
             body, buffers = encode_for(inside, value)
         except Exception as exc:
-            explain_unsendable(exc, f"a value made by {maker}", {"value": value}, lambda part: encode_for(inside, part))
+            explain_unsendable(
+                exc, "a value that is to be kept", {"value": value}, lambda part: encode_for(inside, part)
+            )
             raise
         size = len(body) + sum(buffer.nbytes for buffer in buffers)
         if size > limit:

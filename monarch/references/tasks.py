@@ -128,8 +128,8 @@ class TaskWorker(Actor):
             function, args, kwargs = call.open()
         if self._turn is None:
             self._turn = asyncio.Lock()
-        args = tuple([await _value_of(arg) for arg in args])
-        kwargs = {name: await _value_of(arg) for name, arg in kwargs.items()}
+        args = tuple([await _value_of(arg, function, place) for place, arg in enumerate(args)])
+        kwargs = {name: await _value_of(arg, function, name) for name, arg in kwargs.items()}
         retries, retry_on = (function.retries, function.retry_on) if isinstance(function, TaskFunction) else (0, ())
         plain = function.function if isinstance(function, TaskFunction) else function
         async with self._turn:
@@ -144,8 +144,14 @@ class TaskWorker(Actor):
                     retries -= 1
 
 
-async def _value_of(arg: Any) -> Any:
-    return await arg if isinstance(arg, ObjectRef) else arg
+async def _value_of(arg: Any, function: Any, place: int | str) -> Any:
+    if not isinstance(arg, ObjectRef):
+        return arg
+    try:
+        return await arg
+    except Exception as exc:
+        exc.add_note(f"{_named(function)} did not run: its argument {place}, {arg}, could not be fetched")
+        raise
 
 
 class _Workers:

@@ -143,6 +143,9 @@ def test_a_lost_value(cluster: InProcessCluster, procs: ProcMesh) -> None:
     with pytest.raises(ActorError) as caught:
         procs.slice(gpus=0).spawn("takers", Taker).total.call_one(lost).get()
     assert isinstance(caught.value.exception, ReferenceLost)
+    said = str(caught.value)
+    assert "total did not run: its argument numbers" in said
+    assert "File " not in said and "SupervisionError" not in said and "references@" not in said  # nothing of ours
 
 
 @pytest.mark.parametrize("Class", [Taker, AsyncTaker])

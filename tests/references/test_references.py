@@ -452,6 +452,10 @@ def test_pin_says_what_it_needs(makers: Maker, procs: ProcMesh) -> None:
         ref.pin(copies=4, on=procs)
     with pytest.raises(ValueError, match="copies is how many processes"):
         ref.pin(copies=0)
+    with pytest.raises(
+        TypeError, match=r"pin\(on=\.\.\.\) takes a mesh of processes, such as spawn_procs\(\) gives, got ActorMesh"
+    ):
+        ref.pin(on=procs.spawn("makers", Maker))  # type: ignore[arg-type]
     with pytest.raises(ActorError, match="no value today"):
         one(makers, 0).fail.keep.call_one().pin()
 

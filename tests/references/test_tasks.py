@@ -238,6 +238,16 @@ def test_an_error_goes_on_to_the_tasks_behind(procs: ProcMesh) -> None:
         submit(procs, add, first, 1).get(60)
 
 
+def test_of_an_argument_s_error_its_own_lines_are_shown_and_which_task_did_not_run(procs: ProcMesh) -> None:
+    with pytest.raises(ActorError) as caught:
+        submit(procs, add, submit(procs, add, 1, submit(procs, fail))).get(60)
+    said = str(caught.value)
+    shown = [line for line in said.splitlines() if "File " in line]
+    assert len(shown) == 1 and "in fail" in shown[0]
+    assert "task add did not run: its argument 1, <ObjectRef of task fail (rank " in said
+    assert "task add did not run: its argument 0, <ObjectRef of task add>, could not be fetched" in said
+
+
 def test_async_functions_are_tasks(procs: ProcMesh) -> None:
     async def later(number: int) -> int:
         await asyncio.sleep(0)
