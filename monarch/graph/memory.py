@@ -106,7 +106,7 @@ class Lent:
 
     @property
     def used(self) -> bool:
-        """Whether the slot's own memory is."""
+        """True as long as the slot's own memory is used."""
         return bool(self.mapping.address) and self.user() is not None
 
 

@@ -57,9 +57,8 @@ class HolderTable:
     def __init__(self) -> None:
         self.freed: list[RefId] = []
         self._held: dict[RefId, _Held] = {}
-        self._early: dict[
-            tuple[RefId, Ticket, str], list[int]
-        ] = {}  # claimed before they were lent, by which incarnations
+        # Claimed before they were lent, by which incarnations.
+        self._early: dict[tuple[RefId, Ticket, str], list[int]] = {}
         self._unwanted: dict[RefId, str] = {}  # released before they were made, by the process at that address
         self._ended: OrderedDict[Process, None] = OrderedDict()
 
