@@ -124,9 +124,8 @@ class CompiledGraph:
             self._spin = joining.spin
             self._bells = joining.input_bells
             joining.join(back)
-        except (
-            Exception
-        ) as exc:  # perhaps because somebody has ended, whose pipes and streams are gone before it is told
+        except Exception as exc:
+            # Perhaps because somebody has ended, whose pipes and streams are gone before it is told.
             if not isinstance(exc, SupervisionError) and self._told.wait(_SOON):
                 raise self._ended() from None
             raise
