@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from monarch._text import clip, counted, one_line, ranges, visible
+from monarch._text import clip, counted, one_line, raised_line, ranges, visible
 
 SQUARES = 256  # more ranks share a square
 ACROSS = 32  # squares in a row
@@ -154,8 +154,15 @@ def of_report(kind: str, report: str) -> tuple[str, str, list[tuple[str, str]], 
     """Returns the arguments of `failure` for the report of a failure: its first line is the sentence, and where that ends
     with a colon the next is the cause."""
     first, _, rest = report.strip().partition("\n")
-    cause = rest.strip().partition("\n")[0] if first.endswith(":") else ""
+    cause = brief_cause(rest.strip()) if first.endswith(":") else ""
     return kind, first, [], cause, rest and report, "report"
+
+
+def brief_cause(cause: str) -> str:
+    """Returns the first line of a cause; where that says only who raised, also what."""
+    first, _, rest = cause.partition("\n")
+    raised = raised_line(rest.splitlines()) if first.endswith(" raised:") else ""
+    return f"{first} {raised}" if raised else first
 
 
 def waiting(lines: Sequence[str]) -> str:

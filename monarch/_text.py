@@ -12,7 +12,8 @@ direction of text around and characters of no width are written out (`\\x1b`, `\
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 TEXT_LIMIT = 100_000  # characters of a text in a message; the middle of a longer one is left out
 NAME_LIMIT = 1_000  # characters of a name
@@ -132,6 +133,14 @@ def visible(text: str) -> str:
     """`text` as a terminal may get it: characters that are seen, spaces, tabs and ends of lines stay, a line that ends as on
     Windows ends plainly, all others are written out. What is fit is returned as it is."""
     return text if _is_fit(text) else "\n".join(map(_visible_line, text.split("\n")))
+
+
+_RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b")  # the line of a traceback that says what
+
+
+def raised_line(lines: Sequence[str]) -> str:
+    """Returns the last of these lines of a report that names an exception; "" if none does."""
+    return next((line.strip() for line in reversed(lines) if _RAISED.match(line.strip())), "")
 
 
 def one_line(text: str) -> str:

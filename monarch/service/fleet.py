@@ -4,10 +4,10 @@ knows no requests beyond how many a replica has."""
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._text import raised_line
 from monarch.service.effects import (
     Cause,
     PrepareReplica,
@@ -24,7 +24,6 @@ from monarch.service.replica_record import LIVING, Replica, ServiceRequest
 from monarch.service.rules import ServiceRules
 
 _SHORT = 500  # characters of a cause
-_RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b")  # the line of a traceback that says what
 
 
 class Fleet:
@@ -451,7 +450,7 @@ def in_short(cause: Cause) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     if isinstance(cause, SupervisionError):
         traceback = next((place for place, line in enumerate(lines) if "Traceback " in line), len(lines))
-        raised = [line for line in lines[traceback:] if _RAISED.match(line)]
-        lines = [*lines[:traceback], raised[-1]] if raised else lines[:3]
+        raised = raised_line(lines[traceback:])
+        lines = [*lines[:traceback], raised] if raised else lines[:3]
     # What is behind the names of the actor and its owners.
     return " ".join(lines).rpartition(" failed: ")[2][:_SHORT]

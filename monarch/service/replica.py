@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from monarch._errors import ActorError
 from monarch.actor import Actor, Channel, EndpointProperty, Port, PortReceiver, concurrent_endpoint, endpoint
-from monarch.actor.lowlevel import Sealed, argument_fetcher, watch_processes
+from monarch.actor.lowlevel import Sealed, argument_fetcher, explain_unsendable, watch_processes
 
 # How an endpoint is run. plain: `def`. async: `async def`, to its end before the next. beside: a `@concurrent_endpoint`.
 # makes, makes_async: a generator, an async one. port: it answers through a port, which no service calls.
@@ -223,19 +223,39 @@ async def _with_values_later(replica: Any, name: str, args: tuple[Any, ...], kwa
 
 def _sealed(name: str, result: Any, batch: int) -> Sealed | list[Item]:
     if not batch:
-        return Sealed(result, carried=True)
+        return _carried(name, result)
     if not isinstance(result, (list, tuple)) or len(result) != batch:
         got = f"{len(result)} items" if isinstance(result, (list, tuple)) else f"a {type(result).__name__}"
         raise TypeError(
             f"{name}() is @batched and got {batch} requests, and returned {got}: it has to return a list with one item for "
             f"each, in their order"
         )
-    return [
-        (False, Sealed((ActorError(item, f"{name}() returned an exception for this request of its batch."), None)))
-        if isinstance(item, Exception)
-        else (True, Sealed(item, carried=True))
-        for item in result
-    ]
+    return [_item(name, item) for item in result]
+
+
+def _item(name: str, item: Any) -> Item:
+    """Returns what the caller of one request of a batch gets: its own result, or its own error."""
+    if isinstance(item, Exception):
+        said = f"{name}() returned an exception for this request of its batch."
+    else:
+        try:
+            return True, _carried(name, item)
+        except Exception as exc:
+            item, said = (
+                exc.with_traceback(None),
+                f"{name}() returned for this request of its batch what cannot be sent.",
+            )
+    return False, Sealed((ActorError(item, said), None))
+
+
+def _carried(name: str, result: Any) -> Sealed:
+    try:
+        return Sealed(result, carried=True)
+    except Exception as exc:
+        explain_unsendable(
+            exc, f"the return value of {name}()", {"result": result}, lambda part: Sealed(part, carried=True)
+        )
+        raise
 
 
 @functools.cache

@@ -260,6 +260,12 @@ def test_a_report(of: type[Any]) -> None:
     assert "root cause: Killed(sig=9)\n" in text and "report (3 lines)" in text
 
 
+def test_of_a_constructor_the_cause_is_what_it_raised() -> None:
+    report = "The actor a has failed:\n    Bad.__init__ raised:\n    actor explicitly aborted due to: Traceback ...\n"
+    text = Drawing(SupervisionError(f"{report}      File x\n    ValueError: no\n    room")._repr_html_()).text
+    assert "root cause: Bad.__init__ raised: ValueError: no\n" in text
+
+
 def test_a_failure_of_a_mesh() -> None:
     report = "The actor a has failed:\n    Killed(sig=9)"
     text = Drawing(MeshFailure(Failure(report, "key", "trainers-key", [0, 1, 3]))._repr_html_()).text

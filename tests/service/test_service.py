@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -532,6 +533,36 @@ def test_what_is_asked_wrongly_says_how(cluster: InProcessCluster) -> None:
             service.options(window=0)
         assert isinstance(service.divide.route(0).exception(), ActorError)
         assert issubclass(ServiceTimeoutError, TimeoutError) and issubclass(ReplicaLostError, ServiceError)
+
+
+class Locker(Actor):
+    """Returns what cannot be sent."""
+
+    @endpoint
+    def lock(self) -> Any:
+        return {"mine": threading.Lock()}
+
+    @endpoint
+    @batched(max_batch=2)
+    async def locks(self, numbers: list[int]) -> list[Any]:
+        return [number or threading.Lock() for number in numbers]
+
+
+def test_an_answer_that_cannot_be_sent_says_which_part_and_spoils_no_other_of_its_batch(
+    cluster: InProcessCluster,
+) -> None:
+    with serve(this_host(), Locker) as service:
+        with pytest.raises(
+            ActorError, match=r"return value of lock\(\).*result\['mine'\] cannot be sent.*_thread.lock"
+        ):
+            service.lock.route().get(60)
+        first, others = (
+            service.locks.route(5),
+            [service.locks.route(number) for number in (0, 7)],
+        )  # a batch of two waits
+        assert (first.get(60), others[1].get(60)) == (5, 7)
+        with pytest.raises(ActorError, match=r"(?s)for this request of its batch what cannot.*result cannot be sent"):
+            others[0].get(60)
 
 
 def test_a_batch_of_which_one_was_given_up(cluster: InProcessCluster) -> None:

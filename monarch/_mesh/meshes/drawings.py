@@ -177,7 +177,7 @@ def _actors(mesh: ActorMesh[Any], ranks: Sequence[int]) -> KnownStates:
     procs = _procs(spec.proc_mesh, list(spec.proc_mesh._shape.ndslice))
     beginning = {rank: procs.whys.get(rank, "") for rank in ranks if procs.states[rank] in ("starting", "restarting")}
     _note(states, whys, places, beginning, "starting")
-    found = {rank: first_line(_cause(failure.report)) for rank, failure in ended.items() if failure is not None}
+    found = {rank: _html.brief_cause(_cause(failure.report)) for rank, failure in ended.items() if failure is not None}
     stopped = {rank for rank, failure in ended.items() if failure is not None and failure.stopped}
     _note(states, whys, places, found, "dead")
     for rank in stopped.intersection(places):
