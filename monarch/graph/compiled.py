@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._linux import procfs
 from monarch._linux.locks import Lock
@@ -22,7 +22,7 @@ from monarch.actor._feeding import (
     make_future,
     ordered,
 )
-from monarch.actor.lowlevel import Blocking, host_of, own_process, start_thread
+from monarch.actor.lowlevel import Blocking, explain_unsendable, host_of, own_process, start_thread
 from monarch.config import settings
 from monarch.graph.bells import OtherBell, OwnBell
 from monarch.graph.driver import mesh_of
@@ -193,10 +193,15 @@ class CompiledGraph:
 
     def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         self._check_process()
-        if self._plan.parts:
-            return encode_call(args, kwargs)
-        if len(args) == 1 and not kwargs:
-            return encode_value(args[0])
+        try:
+            if self._plan.parts:
+                return encode_call(args, kwargs)
+            if len(args) == 1 and not kwargs:
+                return encode_value(args[0])
+        except Exception as exc:
+            given = {f"argument {place}": arg for place, arg in enumerate(args)} | kwargs
+            explain_unsendable(exc, "the input of the graph", given)
+            raise
         raise TypeError(
             f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
             f"bind x[0], x[1] or x['name'] for several"
@@ -509,6 +514,12 @@ class CompiledGraph:
                 self._gate.close()
             self._bell.close()
         self._wake_follower()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a compiled graph belongs to the process that compiled it and cannot be sent: send the meshes, and bind and "
+            "compile there; or have an endpoint here execute it"
+        )
 
     def __enter__(self) -> CompiledGraph:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import threading
 import time
 from typing import Any
@@ -362,6 +363,21 @@ def test_two_graphs_of_one_actor(cluster: InProcessCluster) -> None:
         first.close()
         assert second.execute(2).get(10) == 4
     assert one.add.call_one(1).get(10) == 2
+
+
+def test_what_cannot_be_sent_says_why(cluster: InProcessCluster) -> None:
+    one, x = spawn(), InputNode()
+    with graph.compile(one.add.bind(InputNode())) as whole, graph.compile(one.add.bind(x[0], more=x["more"])) as parts:
+        for execute, part in (
+            (lambda: whole.execute([threading.Lock()]), r"argument 0\[0\]"),
+            (lambda: parts.execute(1, more=threading.Lock()), "more"),
+        ):
+            with pytest.raises(TypeError, match="cannot pickle") as caught:
+                execute()
+            (note,) = caught.value.__notes__
+            assert re.search(f"encoding the input of the graph: nothing was sent. {part} cannot be sent: .*lock", note)
+        with pytest.raises(TypeError, match="a compiled graph belongs to the process that compiled it"):
+            one.add.call_one(whole)
 
 
 def test_a_closed_graph_says_so(cluster: InProcessCluster) -> None:
