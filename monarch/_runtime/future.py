@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+E = TypeVar("E", bound=BaseException)
 S = TypeVar("S")
 
 # On behalf of which message code runs: a `current.Current`, or None. Defined here because waits are noted with it.
@@ -409,8 +410,12 @@ class Future(Generic[T_co]):
                         f"{source.advice()}"
                     )
                 self._decode()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # the exception has this frame: a circle with all that called
         return self._value  # type: ignore[no-any-return]
 
     def result(self, timeout: float | None = None) -> T_co:
@@ -422,7 +427,7 @@ class Future(Generic[T_co]):
         try:
             self.get(timeout)
         except Exception as exc:
-            return exc
+            return _cut(exc)
         return None
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -436,8 +441,12 @@ class Future(Generic[T_co]):
                 if not source.ready:
                     yield from source.wait_async(loop)
                 self._decode()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # as in `get`
         return self._value  # type: ignore[no-any-return]
 
     def as_asyncio(self) -> asyncio.Future[T_co]:
@@ -462,7 +471,7 @@ class Future(Generic[T_co]):
                     raise
                 # From here to where one of these was raised are frames of ours only.
                 ours = isinstance(exc, (ActorError, SupervisionError))
-                self._error = exc.with_traceback(None) if ours else exc
+                self._error = exc.with_traceback(None) if ours else _cut(exc)
             self._source = None
 
     def __reduce__(self) -> Any:
@@ -506,6 +515,14 @@ async def _observe(future: Future[T]) -> T:
 
 def make_future(source: Source, cls: type[Future[Any]] = Future) -> Future[Any]:
     return cls(_MADE, source)
+
+
+def _cut(error: E) -> E:
+    """Returns an exception without the outer frames that are of this module: one has the Future, which has the exception."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    return error.with_traceback(trace)
 
 
 class _OfActors(Future[T]):
@@ -554,7 +571,9 @@ class Rescued(Then):
         try:
             return super().value()
         except Exception as exc:
-            raise self._rescue(exc) from exc
+            raise self._rescue(exc) from exc.with_traceback(
+                None
+            )  # which has all that called, and would be kept with it
 
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:

@@ -177,7 +177,7 @@ class Peer:
                         self._send_kept(dialled)
                     self.connection = dialled
                 except OSError as exc:
-                    failed = exc
+                    failed = exc.with_traceback(None)  # else it has this frame, which has it: a circle with all senders
             connection = self.connection
             if connection is None:
                 owned: list[Buffer] = [bytes(piece) for piece in pieces]
@@ -208,7 +208,7 @@ class Peer:
             try:
                 connection = self._dial(self.address)
             except OSError as exc:
-                failed: OSError | None = exc
+                failed: OSError | None = exc.with_traceback(None)
             else:
                 failed = None
                 self._send_kept(connection)

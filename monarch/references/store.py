@@ -280,15 +280,10 @@ class ReferenceStore:
         """Tells the owner if its actor ends before it has made the value. `answered(whether it has)` when that is known."""
 
         def look() -> None:
-            try:
-                future.get()
-            except SupervisionError as exc:
-                self.failed(facts, exc)
-                lives = False
-            except Exception:  # the owner knows
-                lives = True
-            else:
-                lives = True
+            error = future.exception()  # raised, it would have this frame, which has the Future: a circle
+            lives = not isinstance(error, SupervisionError)
+            if isinstance(error, SupervisionError):
+                self.failed(facts, error)  # of other errors the owner knows
             if answered is not None:
                 answered(lives)
 

@@ -263,10 +263,7 @@ class _HeldTask:
         """Runs on the thread of references, perhaps more than once for each."""
         if (future := self._missing.pop(place, None)) is None:
             return
-        try:
-            future.get()
-        except Exception:  # the task raises it when it takes the value
-            pass
+        future.exception()  # the task raises it when it takes the value
         if not self._missing:
             self._wait()
 

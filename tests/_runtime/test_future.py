@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import gc
 import logging
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import pytest
 
+from monarch._errors import SupervisionError
 from monarch._runtime import future as module
 from monarch._runtime.event_loops import Blocking
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, done_future, make_future
@@ -602,3 +606,53 @@ def test_a_promise_is_kept_once() -> None:
         settled: Promise[None] = Promise()
         settled.settle(error)
         assert settled.future.exception() is error
+
+
+class Fails(Slot):
+    """Its value raises."""
+
+    def value(self) -> Any:
+        raise SupervisionError("it ended", None)
+
+
+@pytest.mark.parametrize("how", ["get", "await", "exception"])
+def test_a_future_that_failed_is_freed_without_the_collector(how: str) -> None:
+    futures: list[weakref.ref[Any]] = []
+
+    def made() -> Future[Any]:
+        slot = Fails()
+        slot.set(1)
+        future = module.follow(make_future(slot), str, lambda error: error)
+        futures.append(weakref.ref(future))
+        return future
+
+    async def awaited() -> None:
+        with contextlib.suppress(SupervisionError):
+            await made()
+
+    gc.disable()
+    try:
+        if how == "exception":
+            assert isinstance(made().exception(), SupervisionError)
+        elif how == "get":
+            with contextlib.suppress(SupervisionError):
+                made().get()
+        else:
+            asyncio.run(awaited())
+        assert futures[0]() is None, "its exception has it"
+    finally:
+        gc.enable()
+
+
+def test_the_exception_of_a_future_has_no_frame_that_asked_for_it() -> None:
+    slot = Fails()
+    slot.set(1)
+    future = make_future(slot)
+    gone = weakref.ref(future)
+    errors = [future.exception(), future.exception()]
+    gc.disable()
+    try:
+        del future
+        assert gone() is None and errors[0] is errors[1]
+    finally:
+        gc.enable()

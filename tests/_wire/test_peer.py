@@ -408,3 +408,22 @@ def test_what_was_kept_and_sent_since_is_at_stake_when_that_connection_breaks() 
     assert link.sent == [b"1"] and peer.unsent == set()
     peer.lost(Link())  # theirs, on which the answer may have come
     assert peer.broken and peer.take_unsent() == set()
+
+
+def test_who_sends_to_a_process_that_cannot_be_dialled_is_kept_by_nothing() -> None:
+    class Held:
+        pass
+
+    world = World(None, None)
+
+    def sends() -> weakref.ref[Held]:
+        held = Held()
+        world.peer.send([b"1"])
+        world.peer.dial_again()
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert sends()() is None
+    finally:
+        gc.enable()
