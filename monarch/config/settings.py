@@ -96,8 +96,9 @@ segment_bytes = count_or_none("MONARCH_SEGMENT_BYTES",
     "Most bytes of shared memory for the messages a process sends; beyond it they go through sockets. None is an "
     "eighth of the machine's memory, at most 2 GiB.")
 reference_bytes = count_or_none("MONARCH_REFERENCE_BYTES",
-    "Most bytes that a process keeps for references (monarch.references) made in it, each counted with 1 KiB besides; more "
-    "is refused. None is a quarter of the machine's memory.")
+    "Most bytes that a process keeps for references (monarch.references) made in it, each counted with 1 KiB besides, and "
+    "for tasks that wait in it, each counted with 4 KiB besides its arguments; more is refused. None is a quarter of the "
+    "machine's memory.")
 mailbox_messages = count(100_000, "MONARCH_MAILBOX_MESSAGES",
     "Messages that may wait in one actor's mailbox before its senders are told to pause.", minimum=1)
 undelivered_messages = count(10_000, "MONARCH_UNDELIVERED_MESSAGES",

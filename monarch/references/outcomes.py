@@ -63,6 +63,14 @@ def no_room(size: int, used: int, limit: int, maker: str) -> ReferenceLimitError
     )
 
 
+def no_room_for_task(name: str, size: int, used: int, limit: int) -> ReferenceLimitError:
+    return ReferenceLimitError(
+        f"{name}, of {_text.size(size)}, is not accepted: it would wait here, pid {os.getpid()} keeps {_text.size(used)} for "
+        f"references and tasks that wait already, and {_text.size(limit)} is the most it may (setting reference_bytes). Wait "
+        f"for some of those that were submitted before you submit more, put() what several of them take, or raise the setting"
+    )
+
+
 def failed_with(exc: BaseException) -> KeptError:
     text = format_remote(exc, settings.show_internal_frames())
     try:

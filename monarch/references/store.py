@@ -118,7 +118,7 @@ class ReferenceStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept here, and 1 KiB for each value."""
+        """Bytes that are kept here, with 1 KiB for each value; and those of tasks that wait here, with 4 KiB for each."""
         with self.lock:
             return self._bytes
 
@@ -221,18 +221,27 @@ class ReferenceStore:
         return KeptValue(StoredValue([body, *buffers]), inside.refs)
 
     def _admit(self, kept: KeptValue, maker: str) -> None:
-        limit, size = limit_of_bytes(), kept.stored.size + _EACH
+        size = kept.stored.size + _EACH
+        self.take(size, lambda used, limit: no_room(size, used, limit, maker))
+
+    def take(self, size: int, refused: Callable[[int, int], Exception]) -> None:
+        """Counts bytes that are kept here. Raises `refused(used, limit)` where there is no room for them."""
+        limit = limit_of_bytes()
         with self.lock:
             used = self._bytes
             if used + size <= limit:
                 self._bytes += size
                 return
-        raise no_room(size, used, limit, maker)
+        raise refused(used, limit)
+
+    def give_back(self, size: int) -> None:
+        """They are kept no more."""
+        with self.lock:
+            self._bytes -= size
 
     def _let_go(self, kept: Kept | None) -> None:
         if isinstance(kept, KeptValue):
-            with self.lock:
-                self._bytes -= kept.stored.size + _EACH
+            self.give_back(kept.stored.size + _EACH)
 
     def _free(self) -> None:
         """Lets go of what nobody holds any more; handles within it leave word in the queue."""

@@ -16,11 +16,14 @@ from monarch.actor import as_completed as futures_as_completed
 from monarch.actor.lowlevel import Blocking, Sealed, explain_unsendable, watch_processes, when_ready
 from monarch.references.keep import KeptEndpoint
 from monarch.references.object_ref import ObjectRef
+from monarch.references.outcomes import no_room_for_task
 from monarch.references.scheduling import TaskSchedule
 from monarch.references.store import Answered, store
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_EACH = 4096  # bytes that a task which waits is counted with besides its arguments
 
 ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -91,7 +94,8 @@ def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs:
 
     `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
     function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises, and
-    TypeError where the arguments do not fit the function.
+    TypeError where the arguments do not fit the function. What waits counts towards `reference_bytes` of this process, each
+    task with 4 KiB besides its arguments: ReferenceLimitError beyond that, and nothing was submitted.
 
     Since 0.2.0.
     """
@@ -179,7 +183,12 @@ class _Workers:
                 except BaseException:
                     self._finished(rank, True)
                     raise
-        return _HeldTask(self, function, args, kwargs).begin(refs, missing)
+        held = _HeldTask(self, function, args, kwargs)
+        try:
+            return held.begin(refs, missing)
+        except BaseException:
+            held.give_back()
+            raise
 
     def send(self, rank: int, answered: Answered | None, name: str, *call: Any) -> ObjectRef[Any]:
         """Runs a task in a process that was free; `answered` as in `KeptEndpoint.call_one_then`."""
@@ -230,7 +239,7 @@ class _HeldTask:
     learns where the value is in the end."""
 
     def __init__(self, workers: _Workers, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises what pickling raises."""
+        """Raises what pickling raises; ReferenceLimitError where there is no room."""
         self._workers = workers
         self._name = _named(function)
         self._left = function.retries if isinstance(function, TaskFunction) else 0
@@ -241,6 +250,8 @@ class _HeldTask:
             explain_unsendable(exc, self._name, given, _copied)
             raise
         self._store = store()
+        self._size = size = self._call.nbytes + _EACH
+        self._store.take(size, lambda used, limit: no_room_for_task(self._name, size, used, limit))
         self._lock = Lock()
         self._missing: dict[int, Future[None]] = {}  # of its arguments
         self._owners: set[str] = set()
@@ -277,10 +288,19 @@ class _HeldTask:
         try:
             there = self._workers.send(rank, self._answered, self._name, self._call, None, (), {})
         except Exception as exc:  # whoever reads the reference is told
-            self._store.forward(self._ref, exc)
+            self._end(exc)
             self._workers.not_sent(rank)
         else:
             self._settle(there=there)
+
+    def _end(self, there: ObjectRef[Any] | Exception) -> None:
+        self.give_back()
+        self._store.forward(self._ref, there)
+
+    def give_back(self) -> None:
+        """It takes no room any more."""
+        size, self._size = self._size, 0
+        self._store.give_back(size)
 
     def _answered(self, lives: bool) -> None:
         self._settle(lives=lives)
@@ -294,7 +314,7 @@ class _HeldTask:
                 return
             there, lives, self._there, self._lives = self._there, self._lives, None, None
         if lives or not self._left or not self._store.is_wanted(self._ref):
-            self._store.forward(self._ref, there)
+            self._end(there)
             return
         self._left -= 1
         self._workers.wait(self, self._owners, first=True)

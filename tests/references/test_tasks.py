@@ -8,7 +8,18 @@ import threading
 import pytest
 
 from monarch.actor import ActorError, ProcMesh, this_host
-from monarch.references import ObjectRef, ReferenceLost, as_completed, put, submit, task, values, wait
+from monarch.config import configured
+from monarch.references import (
+    ObjectRef,
+    ReferenceLimitError,
+    ReferenceLost,
+    as_completed,
+    put,
+    submit,
+    task,
+    values,
+    wait,
+)
 from monarch.references import store as stores
 from monarch.references.tasks import _workers
 from monarch.testing import InProcessCluster
@@ -106,6 +117,22 @@ def test_what_waits_is_as_it_was_submitted(procs: ProcMesh, gate: type[Gate]) ->
     gate.opened.set()
     assert first.get(60) == 1
     assert [ref.get(60) for ref in refs] == [3, 0, 7]
+
+
+def test_what_waits_has_a_bound(procs: ProcMesh, gate: type[Gate]) -> None:
+    one = procs.slice(gpus=slice(0, 1))
+    with configured(reference_bytes=15_000):
+        refs = [submit(one, hold, number) for number in range(4)]  # the first does not wait
+        waiting = stores.store().nbytes
+        assert 3 * 4096 < waiting < 15_000
+        said = r"task hold, of 4 KiB, is not accepted: .* keeps 12 KiB .*setting reference_bytes.*Wait for some of"
+        with pytest.raises(ReferenceLimitError, match=said):
+            submit(one, hold, 4)
+        assert stores.store().nbytes == waiting
+        gate.opened.set()
+        assert [ref.get(60) for ref in refs] == [0, 1, 2, 3]
+        until(lambda: stores.store().nbytes == 0)
+        assert submit(one, hold, 5).get(60) == 5
 
 
 def test_what_waits_is_not_lost_with_a_process(cluster: InProcessCluster, procs: ProcMesh, gate: type[Gate]) -> None:
