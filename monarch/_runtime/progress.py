@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from monarch._linux import terminal
 from monarch._linux.locks import Lock
-from monarch._text import clip, duration, one_line, size
+from monarch._text import duration, fitting, one_line, size
 from monarch.config import settings
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class ProgressMeter:
     """
 
     def __init__(self, title: str, total: int | None, every: float, now: float, of_bytes: bool = False) -> None:
-        self.title = clip(one_line(title), _TITLE)
+        self.title = fitting(one_line(title), _TITLE)
         self.total = total
         self.done = 0
         self._of_bytes = of_bytes

@@ -44,6 +44,7 @@ def test_nothing_is_said_of_what_is_short_and_then_so_often() -> None:
 
 def test_a_title_is_written_out_and_bounded() -> None:
     assert fit(ProgressMeter(NAME, None, 1.0, 0.0).line(1.0))
+    assert "\n" not in ProgressMeter("x" * 10_000, None, 1.0, 0.0).line(1.0)
     assert len(ProgressMeter("x" * 10_000, None, 1.0, 0.0).title) <= 200
 
 
