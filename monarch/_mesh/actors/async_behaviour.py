@@ -94,30 +94,44 @@ class AsyncActorBehaviour(ActorBehaviour):
                 result = await method.fn(*args, **kwargs)
             except BaseException as exc:
                 raised = exc
-            if self.debugging is not None:
-                self.debugging.returned(instance, delivery.call, raised)
-            self._running_tasks.discard(task)
-            instance.busy += self.proc.loop.now() - delivery.started
-            if recording.active is not None and task in instance.concurrent:
-                recording.active.handled(instance, delivery, concurrent=True)
-            if raised is not None and (method.explicit or not isinstance(raised, Exception)):
-                # It stays among those that run: its caller is told with the end of the actor.
-                instance.mailbox.put_control(self._fatal(raised))
-            elif instance.concurrent.pop(task, None) is None:
-                return  # the actor is ending, this task was cancelled, and its caller has been told
-            elif raised is None:
-                if delivery.call.port and not method.explicit:
-                    self._reply(delivery, result)
-            elif delivery.call.port:
-                self._reply_error(delivery, raised)
-            else:
-                _log.error("concurrent endpoint %s of %s raised, and nobody waits for its answer",
-                           method.fn.__name__, self.display, exc_info=raised)  # fmt: skip
+            try:
+                self._concurrent_ended(delivery, method, task, result, raised)
+            finally:
+                del raised  # its traceback has this frame: a circle, with the arguments
 
         task = self._loop.create_task(body())
         self._running_tasks.add(task)
         self._unstarted = True
         instance.concurrent[task] = delivery
+
+    def _concurrent_ended(
+        self,
+        delivery: Delivery,
+        method: Method,
+        task: asyncio.Task[None],
+        result: Any,
+        raised: BaseException | None,
+    ) -> None:
+        instance = self.instance
+        if self.debugging is not None:
+            self.debugging.returned(instance, delivery.call, raised)
+        self._running_tasks.discard(task)
+        instance.busy += self.proc.loop.now() - delivery.started
+        if recording.active is not None and task in instance.concurrent:
+            recording.active.handled(instance, delivery, concurrent=True)
+        if raised is not None and (method.explicit or not isinstance(raised, Exception)):
+            # It stays among those that run: its caller is told with the end of the actor.
+            instance.mailbox.put_control(self._fatal(raised))
+        elif instance.concurrent.pop(task, None) is None:
+            return  # the actor is ending, this task was cancelled, and its caller has been told
+        elif raised is None:
+            if delivery.call.port and not method.explicit:
+                self._reply(delivery, result)
+        elif delivery.call.port:
+            self._reply_error(delivery, raised)
+        else:
+            _log.error("concurrent endpoint %s of %s raised, and nobody waits for its answer",
+                       method.fn.__name__, self.display, exc_info=raised)  # fmt: skip
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if is_async(function) else hidden_loop(self._loop)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
-from typing import Any
+import weakref
+from typing import Any, ClassVar
 
 import pytest
 
@@ -379,3 +382,49 @@ def test_actors_end_with_the_process_of_their_owner(cluster: InProcessCluster) -
     assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["child: None", "child: None"]
     cluster.next_failure()  # the parent's
     fails(child.ready.call(), "the process of its owner has ended")
+
+
+class Argument:
+    """An argument whose end is seen."""
+
+    alive: ClassVar[list[weakref.ref[Argument]]] = []
+
+    def __setstate__(self, state: Any) -> None:
+        Argument.alive.append(weakref.ref(self))
+
+    def __getstate__(self) -> int:
+        return 1
+
+
+class Refuses(Actor):
+    @endpoint
+    def plain(self, argument: Argument) -> None:
+        raise ValueError("on purpose")
+
+    @concurrent_endpoint
+    async def beside(self, argument: Argument) -> None:
+        raise ValueError("on purpose")
+
+    @endpoint
+    async def later(self, argument: Argument) -> None:
+        raise ValueError("on purpose")
+
+    @endpoint
+    def nothing(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("name", ["plain", "later", "beside"])
+def test_the_arguments_of_an_endpoint_that_raised_are_freed_without_the_collector(
+    name: str,
+) -> None:
+    refuses = this_host().spawn_procs().spawn("refuses", Refuses)
+    Argument.alive.clear()
+    gc.disable()
+    try:
+        with contextlib.suppress(ActorError):
+            getattr(refuses, name).call_one(Argument()).get(TIMEOUT)
+        refuses.nothing.call_one().get(TIMEOUT)
+        assert [ref() for ref in Argument.alive] == [None]
+    finally:
+        gc.enable()
