@@ -93,12 +93,16 @@ def submit(procs: ProcMesh, function: Callable[..., R], /, *args: Any, **kwargs:
     What waited is known by where this process says it is: its reference is lost with either.
 
     `async def` functions run on the event loop of their process. `get()` of the reference raises an ActorError with what the
-    function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises, and
-    TypeError where the arguments do not fit the function. What waits counts towards `reference_bytes` of this process, each
-    task with 4 KiB besides its arguments: ReferenceLimitError beyond that, and nothing was submitted.
+    function raised, ReferenceLost when its process ended (see `task` for retries). Raises here what pickling raises,
+    TypeError where the arguments do not fit the function, and RuntimeError when the mesh was stopped. What waits counts
+    towards `reference_bytes` of this process, each task with 4 KiB besides its arguments: ReferenceLimitError beyond that,
+    and nothing was submitted.
 
     Since 0.2.0.
     """
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(f"submit takes a mesh of processes, such as spawn_procs() gives, got {procs!r}")
+    procs._check_alive()
     _check_call(function, args, kwargs)
     return _workers(procs).submit(function, args, kwargs)
 

@@ -354,6 +354,17 @@ def test_calls_that_do_not_fit_are_refused_at_once(procs: ProcMesh) -> None:
     assert procs.submit(max, 1, 2).get() == 2  # which does not say what it takes
 
 
+def test_tasks_go_to_processes_that_are_not_stopped(procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"submit takes a mesh of processes, such as spawn_procs.* got <HostMesh"):
+        submit(this_host(), add)  # type: ignore[arg-type]
+    part = procs.slice(gpus=0)
+    assert [submit(mesh, add, 1).get(60) for mesh in (procs, part)] == [1, 1]
+    procs.stop().get(60)
+    for mesh in (procs, part):
+        with pytest.raises(RuntimeError, match=r"already been stopped: spawn new processes with spawn_procs\(\)"):
+            submit(mesh, add, 1)
+
+
 def test_what_is_no_reference_is_refused(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match=r"got a list: of a list write \[ref.get\(\) for ref in refs\]"):
         values([put(1)])  # type: ignore[arg-type]
