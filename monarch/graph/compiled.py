@@ -80,12 +80,13 @@ class CompiledGraph:
             raise ValueError(why)
         self._lock = Lock()  # of beginning executions
         self._reading = Lock()  # who has it reads results
-        self._followers: deque[Callable[[], Any]] = deque()  # of those who wait meanwhile
+        self._followers: deque[Callable[[], bool]] = deque()  # of those who wait meanwhile: whether a thread was woken
         self._slots = Slots(depth)
         self._line = WaitingTasks()
         self._pending: deque[GraphExecution] = deque()
         self._lent: dict[int, list[Lent]] = {}  # by slot: results that may still be used
         self._sources = plan.sources()
+        self._takes = plan.takes()
         self._error: BaseException | None = None
         self._seen: Callable[[], None] = nothing
         self._loops: dict[Any, int] = {}
@@ -193,19 +194,27 @@ class CompiledGraph:
 
     def _encoded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
         self._check_process()
+        if self._plan.parts:
+            self._check_parts(args, kwargs)
+        elif len(args) != 1 or kwargs:
+            raise TypeError(
+                f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
+                f"bind x[0], x[1] or x['name'] for several"
+            )
         try:
-            if self._plan.parts:
-                return encode_call(args, kwargs)
-            if len(args) == 1 and not kwargs:
-                return encode_value(args[0])
+            return encode_call(args, kwargs) if self._plan.parts else encode_value(args[0])
         except Exception as exc:
             given = {f"argument {place}": arg for place, arg in enumerate(args)} | kwargs
             explain_unsendable(exc, "the input of the graph", given)
             raise
-        raise TypeError(
-            f"execute() takes the one input of this graph, and got {len(args)} arguments and {len(kwargs)} by name: "
-            f"bind x[0], x[1] or x['name'] for several"
-        )
+
+    def _check_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        count, names = self._takes
+        if len(args) != count or kwargs.keys() != names:
+            raise TypeError(
+                f"execute() takes what the graph was bound with, {count} by place and {sorted(names)} by name, and got "
+                f"{len(args)} by place and {sorted(kwargs)} by name"
+            )
 
     def _begin(
         self, body: Any, buffers: Sequence[Any], timeout: float | None, deadline: float | None
@@ -329,9 +338,12 @@ class CompiledGraph:
             lock = threading.Lock()
             lock.acquire()
 
-            def wake(lock: threading.Lock = lock) -> None:
-                with contextlib.suppress(RuntimeError):  # it is not locked: it was woken before
+            def wake(lock: threading.Lock = lock) -> bool:
+                try:
                     lock.release()
+                except RuntimeError:  # it was woken before
+                    return False
+                return True
 
             self._followers.append(wake)
             on_ready(wake)
@@ -364,8 +376,16 @@ class CompiledGraph:
         return True
 
     def _wake_follower(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._followers.popleft()()
+        """Wakes the first thread that waits, and the event loops before it: one of those may be closed, have stopped, or not
+        come round for long."""
+        while self._followers:
+            try:
+                wake = self._followers.popleft()
+            except IndexError:
+                return
+            with contextlib.suppress(RuntimeError):
+                if wake():
+                    return
 
     def _watch_on(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Has results read by that loop, until the function that this returns is called."""
@@ -386,7 +406,11 @@ class CompiledGraph:
                     self._wake_follower()
             elif not awaits_turn:
                 awaits_turn = True
-                self._followers.append(lambda: loop.call_soon_threadsafe(look))
+                self._followers.append(look_again)
+
+        def look_again() -> bool:
+            loop.call_soon_threadsafe(look)
+            return False
 
         if not self._loops.get(loop):
             loop.add_reader(self._bell.fileno(), look)

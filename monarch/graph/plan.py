@@ -85,13 +85,20 @@ class Plan:
     rings: list[Ring]
     outputs: list[GraphOutput]
     several: bool  # the output is a list
-    parts: bool  # the input is the arguments of execute(), not its only one
+    parts: tuple[
+        int | str, ...
+    ]  # the arguments of execute() that are taken, where they are not its only one as a whole
     nodes: list[EndpointNode]
 
     @property
     def memory(self) -> int:
         """Bytes of the file of each host: pages are taken when they are first used."""
         return control_size(len(self.rings), self.depth) + len(self.rings) * self.depth * self.slot_size
+
+    def takes(self) -> tuple[int, frozenset[str]]:
+        """Returns how many arguments by place, and which by name, execute() takes, where it takes parts of its input."""
+        places = [part for part in self.parts if isinstance(part, int)]
+        return max(places, default=-1) + 1, frozenset(part for part in self.parts if isinstance(part, str))
 
     def sources(self) -> tuple[int, ...]:
         """The rings that the client reads."""
@@ -136,7 +143,7 @@ def make_plan(output: EndpointNode | MultiOutput, depth: int, buffer: int | str)
         planner.rings,
         planner.outputs,
         isinstance(output, MultiOutput),
-        planner.parts,
+        tuple(planner.parts),
         planner.nodes,
     )
 
@@ -148,7 +155,7 @@ class _Planner:
         self.rings = [Ring("the input", 0)]
         self.nodes: list[EndpointNode] = []
         self.outputs: list[GraphOutput] = []
-        self.parts = False
+        self.parts: dict[int | str, None] = {}
         self._input: InputNode | None = None
         self._whole = False
         self._numbers: dict[tuple[str, int], int] = {}
@@ -227,7 +234,7 @@ class _Planner:
                 return Take((INPUT_RING,))
             case InputPart():
                 self._take_input(value.whole)
-                self.parts = True
+                self.parts[value.key] = None
                 return Take((INPUT_RING,), part=value.key)
             case EndpointNode():
                 return Take(self._rings_of(value), _extent(value))

@@ -30,6 +30,7 @@ from monarch.actor._feeding import own_instance
 from monarch.graph import InputNode, MultiOutput
 from monarch.graph.joining import GraphJoining
 from monarch.testing import InProcessCluster, Local
+from tests.references.settling import until
 
 
 class Worker(Actor):
@@ -173,6 +174,24 @@ def test_several_arguments_by_place_and_name(cluster: InProcessCluster) -> None:
     said = "takes the one input of this graph, and got 2 arguments"
     with graph.compile(one.add.bind(x)) as compiled, pytest.raises(TypeError, match=said):
         compiled.execute(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "got"),
+    [
+        ((1,), {}, r"1 by place and \[\] by name"),
+        ((1, 2), {"b": 3}, r"2 by place and \['b'\] by name"),
+        ((1,), {"b": 3, "c": 4}, r"1 by place and \['b', 'c'\] by name"),
+    ],
+)
+def test_other_arguments_than_those_that_were_bound_are_refused_here(
+    cluster: InProcessCluster, args: Any, kwargs: Any, got: str
+) -> None:
+    x = InputNode()
+    with graph.compile(spawn().add.bind(x[0], more=x["b"])) as compiled:
+        with pytest.raises(TypeError, match=rf"bound with, 1 by place and \['b'\] by name, and got {got}"):
+            compiled.execute(*args, **kwargs)
+        assert compiled.execute(1, b=2).get(10) == 3
 
 
 def test_an_exception_is_that_of_a_call_and_others_go_on(cluster: InProcessCluster) -> None:
@@ -354,6 +373,40 @@ def test_many_threads_wait_at_once(cluster: InProcessCluster) -> None:
         for thread in threads:
             thread.join()
     assert sorted(found) == sorted(1000 * n + k + 1 for n in range(4) for k in range(100))
+
+
+@pytest.mark.parametrize("end", ["close", "stop"])
+def test_an_event_loop_that_is_gone_keeps_no_thread_waiting(cluster: InProcessCluster, end: str) -> None:
+    gates = [Local(threading.Event()) for _ in range(2)]
+    found: list[Any] = []
+
+    def run(future: Any) -> None:
+        try:
+            found.append(future.get())
+        except BaseException as exc:
+            found.append(exc)
+
+    async def give_up(future: Any) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.01)
+
+    with graph.compile(spawn().wait.bind(InputNode()), depth=4) as compiled:
+        first, second, third = (compiled.execute(gate) for gate in (gates[0], gates[1], gates[1]))
+        reads = threading.Thread(target=run, args=(first,), daemon=True)
+        reads.start()
+        until(compiled._reading.locked)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(give_up(third))  # it waits to read next, and never comes round
+        if end == "close":
+            loop.close()
+        waits = threading.Thread(target=run, args=(second,), daemon=True)
+        waits.start()
+        until(lambda: len(compiled._followers) == 2)
+        for gate, thread in zip(gates, (reads, waits), strict=True):
+            gate.value.set()
+            thread.join(20)
+        assert found == gates
+        loop.close()
 
 
 def test_two_graphs_of_one_actor(cluster: InProcessCluster) -> None:
