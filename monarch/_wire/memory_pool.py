@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -46,8 +47,8 @@ class PooledMemory:
         """Leaves it to the process that this one was forked off."""
         self._is_ours = False
 
-    def __del__(self) -> None:
-        if not self._is_ours:
+    def __del__(self, at_the_end: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._is_ours or at_the_end():
             return
         if self._is_pooled:
             self._segment.filled()  # a byte: no lock is taken, whatever this interrupts

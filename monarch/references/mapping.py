@@ -8,6 +8,7 @@ fault for every sixteen of them. So a mapping stays for a while after its last v
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -98,7 +99,9 @@ class Mapping:
         _forked.append(self._ended)
         self._ended, self._file = int, None
 
-    def __del__(self) -> None:
+    def __del__(self, at_the_end: Callable[[], bool] = sys.is_finalizing) -> None:
+        if at_the_end():  # of the process, which unmaps all, and of which others are told
+            return
         if self._file is None or memory_map.is_written(*self._region):
             self._region.unmap()
         else:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from monarch.actor import Actor, ActorError, Channel, MeshFailure, ProcMesh, endpoint, this_host
@@ -58,6 +63,32 @@ def test_kill_9(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: makers.slice(gpus=1).left.call_one().get() == 0)
     finally:
         procs.stop().get()
+
+
+PROGRAM = """
+import builtins
+import numpy
+from monarch.actor import this_host
+from monarch.references import put
+from tests.references.actors import Maker
+
+if __name__ == "__main__":
+    makers = this_host().spawn_procs().spawn("makers", Maker)
+    value = numpy.ones(1 << 20)
+    builtins.held = [makers.put.call_one(value).get().get(), put(value).get()]
+    builtins.held.append(builtins.held)
+"""
+
+
+def test_a_program_that_ends_with_views_says_nothing_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Giver(Actor):
