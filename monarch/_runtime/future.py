@@ -571,9 +571,8 @@ class Rescued(Then):
         try:
             return super().value()
         except Exception as exc:
-            raise self._rescue(exc) from exc.with_traceback(
-                None
-            )  # which has all that called, and would be kept with it
+            # Its traceback has all that called, and would be kept with it.
+            raise self._rescue(exc) from exc.with_traceback(None)
 
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
