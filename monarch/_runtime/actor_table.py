@@ -66,7 +66,7 @@ class ActorTable:
 
     def deliver(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:
         """A call has come from the process at `source` (`up`: and its answer goes up a tree)."""
-        if buffers and len(buffers[-1]) == 1:  # see `unpickling.is_marked`
+        if len(buffers[-1]) == 1 if buffers else body and body[-1] == 1:  # it is marked: see `unpickling`
             body = self._to_be_read(body, buffers)
         delivery = Delivery(call, body, buffers, source, up)
         instance = self.actors.get(call.to)

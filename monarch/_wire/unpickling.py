@@ -1,8 +1,9 @@
 """Unpickling on any thread, also while other threads import; and of messages that everybody has dropped.
 
 By reading some messages something is counted, so they are read even if nobody wants to know what they say. Their sender adds
-`MARK`, a buffer of one byte, as the last; those of objects are larger (`codec.OUT_OF_BAND`). Who has such a message keeps its
-body as an UnreadBody, which tells when it is dropped before `codec.decode` has read it.
+`MARK`, a buffer of one byte, as the last; those of objects are larger (`codec.OUT_OF_BAND`). A call without buffers has that
+byte behind its pickle, which ends with another and is read no further. Who has such a message keeps its body as an
+UnreadBody, which tells when it is dropped before `codec.decode` has read it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from monarch._wire.frame import Buffer
 
 _NAMES = b"\x93"  # the opcode STACK_GLOBAL: from protocol 4 on no class or function is named without it
-MARK = memoryview(b"\x01")
+MARK_BEHIND = b"\x01"
+MARK = memoryview(MARK_BEHIND)
 
 
 def loads(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:

@@ -311,7 +311,7 @@ def test_messages_that_an_actor_never_handled_give_up_what_they_hold(makers: Mak
     other = procs.slice(gpus=1).spawn("other", Holder)
     waits = other.wait.call_one()
     assert _waiting.wait(60)
-    lost = other.keep_it.call_one({"in": put([1]), "large": bytes(1 << 20)})
+    lost = other.keep_it.call_one({"in": put([1]), "large": pickle.PickleBuffer(bytearray(1 << 20))})
     other.keep_it.broadcast(put([2]))
     many = makers.keep_it.call(put([3]))
     stopped = other.stop()

@@ -16,7 +16,7 @@ from monarch import _text
 from monarch._errors import NotSendableError
 from monarch._runtime.context import current, here
 from monarch._wire import codec, culprit
-from monarch._wire.unpickling import MARK
+from monarch._wire.unpickling import MARK, MARK_BEHIND
 
 
 class ReceiversUnknown(NotSendableError):
@@ -87,7 +87,10 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
     for act in receivers.before.values():
         act()
     if receivers.counted:
-        buffers.append(MARK)
+        if buffers or isinstance(receivers, OneReceiver):
+            buffers.append(MARK)
+        else:
+            body += MARK_BEHIND  # without buffers it goes the shorter way
     return body, buffers
 
 
