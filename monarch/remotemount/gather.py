@@ -20,12 +20,11 @@ from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_messages import FuseReply, FuseRequest, Message
 from monarch.remotemount.gather_host import GatherHost
 from monarch.remotemount.gather_pull import Pull
-from monarch.remotemount.mount_point import subdirectory
+from monarch.remotemount.mount_point import check_asked, subdirectory
 from monarch.remotemount.settled import HostErrno
 
 logger = logging.getLogger("monarch")
 
-MODES = ("auto", "fuse", "mirror")
 _READY = 120.0  # seconds for a host to start a process
 _ANSWER = 60.0  # and to answer
 _AT_ONCE = 8  # questions of a mount that are under way; hosts that are pulled from
@@ -115,8 +114,7 @@ class GatherMount:
         self.local_mount_point = os.path.abspath(os.path.expanduser(os.fspath(local_mount_point)))
         if not os.path.isabs(self.remote_mount_point):
             raise ValueError(f"remote_mount_point {self.remote_mount_point!r} is not absolute")
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        check_asked("gather_mount", host_mesh, mode)
         fuse_process.clear_stale(self.local_mount_point)
         if fuse_process.mounted_at(self.local_mount_point) is not None:
             raise RuntimeError(

@@ -6,7 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from monarch.actor import HostMesh
 from monarch.actor.file_sync import OURS, Rules
+
+MODES = ("auto", "fuse", "mirror")
 
 # Contents of the source that are never brought: the jobs' own folder, what we write ourselves, other file systems.
 MARKER = ".monarch-mirror"  # in a directory of ours on a host: what we have written there
@@ -22,6 +25,14 @@ AROUND = "around"  # the source lies inside it
 NOT_A_FOLDER = "not a folder"
 MOUNTED_ALREADY = "mounted"  # another program holds a mount there, of the same source
 OTHER_MOUNT = "other mount"  # and of another source
+
+
+def check_asked(function: str, hosts: HostMesh, mode: str) -> None:
+    """Raises ValueError for a mode that there is not, TypeError for what is no mesh of hosts."""
+    if not isinstance(hosts, HostMesh):
+        raise TypeError(f"{function} takes a mesh of hosts, such as this_host() or job.state() gives, got {hosts!r}")
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
 
 
 class MountPointState(NamedTuple):

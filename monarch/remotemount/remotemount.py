@@ -13,13 +13,12 @@ from monarch.actor import HostMesh, bind_context, this_proc
 from monarch.actor.lowlevel import start_thread
 from monarch.remotemount import mirror
 from monarch.remotemount.fuse_process import MountBusy
-from monarch.remotemount.mount_point import refusal
+from monarch.remotemount.mount_point import check_asked, refusal
 from monarch.remotemount.source import MountSource
 
 logger = logging.getLogger("monarch")
 
 R = TypeVar("R")
-MODES = ("auto", "fuse", "mirror")
 _OPEN = 900.0  # seconds until an open, refresh or close that does not come back is given up
 
 
@@ -34,8 +33,7 @@ class MountHandler:
         self.mntpoint = self.sourcepath if mntpoint is None else os.fspath(mntpoint)
         if not os.path.isabs(self.mntpoint):
             raise ValueError(f"mntpoint {self.mntpoint!r} is not absolute: hosts do not know this program's folder")
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        check_asked("remotemount", host_mesh, mode)
         self._hosts = host_mesh
         self._wanted = mode
         self._mode: str | None = None

@@ -22,6 +22,7 @@ from monarch.remotemount import fuse_program
 from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
 from monarch.remotemount.fuse_messages import BeginMount, FuseReply, Settled, SetTree, Unmounted, Wire
 from monarch.remotemount.fuse_program import GatherMountView, ReadAhead
+from monarch.remotemount.gather import gather_mount
 from monarch.remotemount.mount_point import (
     AROUND,
     FREE,
@@ -36,9 +37,17 @@ from monarch.remotemount.mount_point import (
     refusal,
     state_of,
 )
+from monarch.remotemount.remotemount import remotemount
 from monarch.remotemount.source import Versions
 
 # --- places
+
+
+@pytest.mark.parametrize("hosts", [None, ["tcp://a:26600"]])
+def test_a_mount_takes_hosts(tmp_path: Path, hosts: Any) -> None:
+    for function, places in ((remotemount, (str(tmp_path),)), (gather_mount, ("/logs", str(tmp_path)))):
+        with pytest.raises(TypeError, match=rf"{function.__name__} takes a mesh of hosts, such as.* got (None|\[)"):
+            function(hosts, *places)
 
 
 def test_subdir_stands_for_the_host_in_its_mesh() -> None:
