@@ -29,6 +29,7 @@ from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint
 from monarch.actor.lowlevel import importable, start_thread
 from monarch.actor.run_folders import remove_with_run
 from monarch.job.commands.command_plan import PYTHON, RankCommand, Sink, shell_status
+from monarch.job.commands.loop_queue import put_from_thread
 from monarch.job.commands.standard_input import InputPipe, take
 from monarch.job.commands.stopped_child import wait_unless_stopped
 from monarch.metrics import passing
@@ -239,11 +240,7 @@ class CommandActor(Actor):
 
     def _put(self, item: CommandNews | Exception) -> None:
         """Waits while the client has enough to print."""
-        putting = self._pieces.put(item)
-        try:
-            asyncio.run_coroutine_threadsafe(putting, self._loop).result()
-        except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody reads any more
-            putting.close()
+        put_from_thread(self._pieces, self._loop, item)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import msgspec
 from monarch.actor import Actor, concurrent_endpoint, endpoint
 from monarch.actor.lowlevel import start_thread
 from monarch.job.commands.command_plan import shell_status
+from monarch.job.commands.loop_queue import put_from_thread
 
 _PIECE = 16 * 1024
 _PIECES = 16
@@ -156,10 +157,7 @@ class TerminalActor(Actor):
             self._put(data)
 
     def _put(self, item: bytes | int) -> None:
-        try:
-            asyncio.run_coroutine_threadsafe(self._shown.put(item), self._loop).result()
-        except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody looks any more
-            pass
+        put_from_thread(self._shown, self._loop, item)
 
 
 def shell_program() -> str:
