@@ -94,7 +94,7 @@ def run_commands(commands: Sequence[str], cwd: Path) -> list[str]:
         start_new_session=True,
     )
     try:
-        shell.wait(TIMEOUT)
+        shell.wait(TIMEOUT + 30 * len(commands))  # each starts an interpreter, and often several with torch
     finally:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)

@@ -40,6 +40,17 @@ def test_the_files_of_a_page() -> None:
     assert files(page) == {"x.py": "x = 1\n", "y.toml": "[y]\n\n"}
 
 
+def test_a_diff_is_a_file_too() -> None:
+    page = "```python file=x.py\na\nb\nc\n```\n```diff file=y.py from=x.py\n@@\n-a\n+d\n b\n@@\n c\n+e\n```\n"
+    assert files(page)["y.py"] == "d\nb\nc\ne\n"
+    with pytest.raises(AssertionError, match="line 11: neither"):
+        files(page.replace("-a", "a"))
+    with pytest.raises(AssertionError, match="before line 11 fits 0 places"):
+        files(page.replace("-a", "-z"))
+    with pytest.raises(AssertionError, match="fits 2 places"):
+        files(page.replace("\nc\n", "\nc\nc\n"))
+
+
 def test_the_commands_of_a_page() -> None:
     page = "```console\n$ not this\n```\n```console run\n$ echo a \\\n    b\na b\n$ true\n$ echo c\nc\n```\n"
     wanted = [Command(5, "echo a \\\n    b", "a b\n"), Command(8, "true", ""), Command(9, "echo c", "c\n")]

@@ -4,6 +4,7 @@ The convention is in the words behind a block's language:
 
     ```python              part of the page's program: these blocks, in their order, are one program
     ```python no-run       is only shown
+    ```diff file=NAME from=OTHER  a file of the page, as the changes to another one: hunks after `@@`, without line numbers
     ```toml file=NAME      a file, of any language, that is there when the program runs, and for later pages of the folder
     ```text printed        what the last print before it prints, with `...` for whatever may differ
     ```console run         commands after `$ `, each with its output below; run in the program's folder, after it
@@ -58,14 +59,37 @@ def program(page: str) -> str:
     """The Python of a page that runs, each line at the number it has there, so that tracebacks point to it."""
     lines = [""] * len(page.splitlines())
     for block in blocks(page):
-        if block.words[:1] == ["python"] and "no-run" not in block.words and _file(block) is None:
+        if block.words[:1] == ["python"] and "no-run" not in block.words and _said(block, "file") is None:
             lines[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
     return "\n".join(lines).rstrip() + "\n"
 
 
 def files(page: str) -> dict[str, str]:
-    """The files that a page shows, by name."""
-    return {name: block.text for block in blocks(page) if (name := _file(block)) is not None}
+    """The files that a page shows, by name. A diff is of a file before it on the page."""
+    found: dict[str, str] = {}
+    for block in blocks(page):
+        if (name := _said(block, "file")) is not None:
+            other = _said(block, "from")
+            found[name] = block.text if other is None else _changed(found[other], block)
+    return found
+
+
+def _changed(text: str, diff: Block) -> str:
+    """The text after the hunks of a diff, which come in the order of the text."""
+    lines, at, number = text.splitlines(), 0, diff.line
+    for hunk in "\n".join(diff.lines).removeprefix("@@\n").split("\n@@\n"):
+        marked = hunk.split("\n")
+        number += 1 + len(marked)
+        assert all(line[:1] in (" ", "+", "-") for line in marked), f"before line {number}: neither ' ', '+' nor '-'"
+        old = [line[1:] for line in marked if line[0] != "+"]
+        new = [line[1:] for line in marked if line[0] != "-"]
+        places = [place for place in range(at, len(lines)) if lines[place : place + len(old)] == old]
+        assert len(places) == 1, (
+            f"the hunk that ends before line {number} fits {len(places)} places after the one before it"
+        )
+        lines[places[0] : places[0] + len(old)] = new
+        at = places[0] + len(new)
+    return "\n".join(lines) + "\n"
 
 
 def shown(page: str) -> list[tuple[int, str]]:
@@ -94,5 +118,5 @@ def _commands(first: int, lines: Iterable[str]) -> list[Command]:
     return found
 
 
-def _file(block: Block) -> str | None:
-    return next((word.removeprefix("file=") for word in block.words if word.startswith("file=")), None)
+def _said(block: Block, word: str) -> str | None:
+    return next((said.removeprefix(f"{word}=") for said in block.words if said.startswith(f"{word}=")), None)
