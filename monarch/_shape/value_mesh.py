@@ -70,6 +70,9 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
             except KeyError as exc:
                 every = ", ".join(f"{name}=0" for name, _ in self.extent.items())
                 exc.add_note(f"item takes an index of every dimension: item({every}); get(rank) takes a rank")
+                unknown = [name for name in coordinates if name not in self.extent.labels]
+                if unknown:
+                    exc.add_note(f"there is no dimension {' or '.join(map(repr, unknown))}")
                 raise
             if not 0 <= index < size:
                 if not -size <= index < 0:

@@ -28,8 +28,13 @@ def load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        if not why or exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
+        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
+        if not why:
+            file = f"{exc.name.replace('.', '/')}.py"
+            raise ModuleNotFoundError(
+                f"{exc}: there is no {file} in {os.getcwd()}, and no such module is installed", name=exc.name
+            ) from None
         raise ModuleNotFoundError(
             f"{exc}; modules of the working directory are not imported, since somebody else could put one there: {why}. Work "
             f"in a folder of your own, or name the folder in PYTHONPATH if you trust who writes there",

@@ -16,6 +16,7 @@ partition = "h100"
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
 import tomllib
@@ -183,8 +184,16 @@ def build(described: Described, path: str) -> JobTrait:
         if described.spares:
             job.use_spares(**described.spares)
     except (TypeError, ValueError) as exc:
-        raise ValueError(f"{path}: job {described.name}: {exc}") from exc
+        raise ValueError(f"{path}: job {described.name}: {exc}{_meant(exc, kind)}") from exc
     return job  # type: ignore[no-any-return]
+
+
+def _meant(exc: Exception, kind: type[JobTrait]) -> str:
+    """Returns which argument of a job is meant by one that it does not have, if one is near."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'$", str(exc))
+    known = inspect.signature(kind).parameters
+    close = difflib.get_close_matches(unknown[1], known, 1) if unknown else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 _states: dict[str, JobState] = {}  # of this process, by the place of their file

@@ -64,6 +64,9 @@ def test_item_without_a_dimension_says_what_it_takes(mesh: ValueMesh[str]) -> No
     assert caught.value.__notes__ == [
         "item takes an index of every dimension: item(hosts=0, gpus=0); get(rank) takes a rank"
     ]
+    with pytest.raises(KeyError) as caught:
+        mesh.item(hosts=1, gpu=0)
+    assert caught.value.__notes__[1:] == ["there is no dimension 'gpu'"]
 
 
 def test_slices_are_numbered_from_zero(mesh: ValueMesh[str]) -> None:

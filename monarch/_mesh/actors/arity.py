@@ -69,6 +69,16 @@ def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     arity_of(cls.__init__, 1).check(args, kwargs)
 
 
+def check_takes_self(method: Callable[..., Any]) -> None:
+    """Raises TypeError for a function without parameters: as a method it could never be called."""
+    code = getattr(method, "__code__", None)
+    if code is not None and not code.co_argcount and not code.co_flags & 0x04:  # no *args either
+        name = method.__qualname__
+        raise TypeError(
+            f"endpoint {name} takes no parameters, and the first one of a method is self: def {code.co_name}(self)"
+        )
+
+
 # --- parameters that take values of references, as far as one sees without loading monarch.references
 
 _FETCHED = "monarch.references.fetched"

@@ -423,6 +423,10 @@ _DEBUGGER = (
     f"print(wait_graph().get())"
 )
 _INPUT = f"{_NO_STDIN}Read the input in the program, and pass it as an argument."
+_NO_GROUP = (
+    "The processes of a mesh are the ranks of a torch process group once the script has called "
+    "setup_torch_distributed(procs).get()."
+)
 _explaining: list[Callable[[BaseException], BaseException]] = []
 
 
@@ -441,6 +445,8 @@ def _advise(exc: BaseException) -> BaseException:
         text = _DEBUGGER
     elif kind is EOFError and "reading a line" in str(exc):
         text = _INPUT
+    elif kind is ValueError and "process group has not been initialized" in str(exc):
+        text = _NO_GROUP
     if text and text not in getattr(exc, "__notes__", ()):
         exc.add_note(text)
     for explain in _explaining:

@@ -30,7 +30,7 @@ from monarch._mesh.actors.adverb_codes import (
     few,
 )
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, not_callable, on_the_class
-from monarch._mesh.actors.arity import Arity, arity_of, named, values_taken
+from monarch._mesh.actors.arity import Arity, arity_of, check_takes_self, named, values_taken
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
 from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain, warn_if_large
@@ -90,6 +90,7 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
         concurrent: bool = False,
         checked: bool = True,
     ) -> None:
+        check_takes_self(method)
         self._method = method
         self._propagator = propagate
         self._explicit_response_port = explicit_response_port or concurrent
@@ -166,7 +167,7 @@ def endpoint(
 
     `explicit_response_port`: the method's first parameter after `self` is a Port for the answer, and its return value is
     ignored. `propagate`: how `rref` knows what it returns, see `Endpoint.rref`. `instrument`: record a span for each call.
-    TypeError for what is not a function.
+    TypeError for what is not a function, and for one without `self`.
     """
 
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
