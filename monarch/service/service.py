@@ -35,7 +35,7 @@ from monarch.service.router import Replied, ServiceCall, ServiceRouter
 from monarch.service.routing import NAMED, Policy
 from monarch.service.rules import Autoscale, HealthCheck, ServiceRules
 from monarch.service.shutdown_block import ShutdownBlock
-from monarch.service.status import ServiceStatus
+from monarch.service.status import ServiceStatus, updated
 from monarch.service.stream import ServiceStream
 
 T = TypeVar("T")
@@ -191,9 +191,7 @@ class Service(ShutdownBlock):
         """Shows who waits for an update how many replicas have it."""
 
         def far() -> tuple[int, int]:
-            found = self.status().get(_STATUS)
-            done = sum(one.version == found.version and one.state != "updating" for one in found.replicas)
-            return done, len(found.replicas)
+            return updated(self.status().get(_STATUS))
 
         return show_waits(future, WatchedProgress(f"update of service {self._name!r}, replicas", bind_context(far)))
 

@@ -106,3 +106,9 @@ def status_of(dispatcher: Dispatcher) -> ServiceStatus:
         len(dispatcher.backlog), counts["refused"], counts["expired"], counts["retried"], counts["died"],
         counts["cancelled"],
     )  # fmt: skip
+
+
+def updated(status: ServiceStatus) -> tuple[int, int]:
+    """Returns how many replicas have the newest version, and how many there are. One that is being updated does not count."""
+    done = sum(one.version == status.version and one.state != "updating" for one in status.replicas)
+    return done, len(status.replicas)

@@ -7,6 +7,7 @@ printed, nothing unpickled: running programs of this user answer in msgpack, job
 from __future__ import annotations
 
 import argparse
+import ast
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ MOST = 100  # words
 _PROGRAMS = 4  # programs that are asked where several may be meant
 _SHOWN = 60  # characters of a program's command line
 _LONGEST = 200  # characters of a name
+_LARGEST = 256 * 1024  # bytes of a Python file in which jobs are looked for
 
 Words = Mapping[str, str] | list[str]  # words, some with what is said of them
 Completer = Callable[[str, argparse.Namespace], Words]
@@ -134,7 +136,33 @@ def _jobs(prefix: str, given: argparse.Namespace) -> Words:
     from monarch.job import project_file
 
     project = project_file.find(Path.cwd())
-    return {} if project is None else {name: job.kind for name, job in project.jobs.items()}
+    described = {} if project is None else {name: job.kind for name, job in project.jobs.items()}
+    return described | _jobs_of_modules(prefix, given)
+
+
+def _jobs_of_modules(prefix: str, given: argparse.Namespace) -> dict[str, str]:
+    """Completes MODULE.ATTRIBUTE of Python files here. They are read and not run: what counts is `name = SomeJob(...)`."""
+    from monarch._linux import private_files
+
+    found: dict[str, str] = {}
+    for file in sorted(Path.cwd().glob("*.py"))[:MOST]:
+        if file.stem.isidentifier() and f"{file.stem}.".startswith(prefix[: len(file.stem) + 1]):
+            try:
+                module = ast.parse(private_files.read(file, _LARGEST, own_group=True))
+            except (OSError, ValueError, SyntaxError, RecursionError):  # not ours, too large, or half written
+                continue
+            found |= {f"{file.stem}.{name}": kind for name, kind in _jobs_made(module)}
+    return {spec: kind for spec, kind in found.items() if spec.startswith(prefix)}
+
+
+def _jobs_made(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yields the names that a module gives to jobs, each with the job's class."""
+    for line in module.body:
+        if isinstance(line, (ast.Assign, ast.AnnAssign)) and isinstance(line.value, ast.Call):
+            kind = ast.unparse(line.value.func).rpartition(".")[2]
+            names = line.targets if isinstance(line, ast.Assign) else [line.target]
+            if kind.endswith("Job"):
+                yield from ((name.id, kind) for name in names if isinstance(name, ast.Name))
 
 
 def _job_meshes(prefix: str, given: argparse.Namespace) -> Words:
@@ -168,6 +196,7 @@ def _contexts(prefix: str, given: argparse.Namespace) -> Words:
 _COMPLETERS: dict[tuple[str, str], Completer] = {
     ("", "--pid"): _pids,
     ("", "--job"): _jobs,
+    ("apply", "module_path"): _jobs_of_modules,
     ("logs", "--rank"): _ranks_of(_processes),
     ("logs", "--mesh"): _meshes_of(_processes),
     ("stacks", "ranks"): _ranks_of(_actors),

@@ -38,6 +38,7 @@ from monarch.service import (
 )
 from monarch.service import service as service_module
 from monarch.service.dispatcher import Dispatcher
+from monarch.service.status import updated
 from monarch.testing import InProcessCluster, Local, VirtualClock
 from tests.service.model import Event, Model, new_event, until_outstanding, until_up
 from tests.support.watched import record_watched
@@ -324,6 +325,20 @@ def test_new_weights_are_prepared_beside_requests(cluster: InProcessCluster) -> 
         assert ({one.version for one in status.replicas}, status.version) == ({1}, 1)
         with pytest.raises(TypeError, match=r"model.use\(scale\): missing a required argument: 'scale'"):
             service.update("use", x=1)
+
+
+def test_a_replica_that_is_being_updated_does_not_count_as_done(cluster: InProcessCluster) -> None:
+    with serve(this_host(), Model, 2, replicas=2, backoff=0) as service:
+        until_up(service, 2)
+        entered, gate = new_event(), new_event()
+        updating = service.update("fetch", 5, entered, gate)
+        assert entered.value.wait()
+        status = service.status().get()
+        assert status.version == 1 and [one.version for one in status.replicas if one.state == "updating"] == [1]
+        assert updated(status) == (0, 2)
+        gate.value.set()
+        assert updating.get() == 1
+        assert updated(service.status().get()) == (2, 2)
 
 
 def test_of_two_updates_the_second_fails_and_the_first_stays(cluster: InProcessCluster) -> None:

@@ -100,6 +100,37 @@ def test_every_argument_that_names_something_is_completed(monkeypatch: pytest.Mo
     assert unused == set()
 
 
+JOBS = """
+import monarch.job
+from monarch.job import SlurmJob
+job = SlurmJob({"trainers": 4})
+other: object = monarch.job.ProcessJob({"trainers": 2})
+meshes = dict(trainers=4)
+print("never run")
+if True:
+    inner = SlurmJob({})
+"""
+
+
+def test_jobs_of_modules_are_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.py").write_text(JOBS)
+    (tmp_path / "broken.py").write_text("job = SlurmJob(")
+    (tmp_path / "large.py").write_text("#" * completers._LARGEST + "\njob = SlurmJob()")
+    (tmp_path / "not-a-name.py").write_text(JOBS)
+
+    def complete(typed: str) -> completers.Words:
+        return completers._jobs_of_modules(typed, argparse.Namespace())
+
+    both = {"cluster.job": "SlurmJob", "cluster.other": "ProcessJob"}
+    assert complete("") == complete("clu") == complete("cluster.") == both
+    assert complete("cluster.j") == {"cluster.job": "SlurmJob"}
+    assert complete("other") == {}
+    assert completers._jobs("", argparse.Namespace()) == both
+    (tmp_path / "cluster.py").chmod(0o666)  # of a file that others may write nothing is told
+    assert complete("") == {}
+
+
 # --- as a shell asks
 
 
