@@ -22,7 +22,12 @@ def minutes(document: nodes.document) -> int:
         for text in document.findall(nodes.Text)
         if not isinstance(text.parent, (nodes.literal_block, nodes.raw))
     )
-    return max(1, round(prose / WORDS + code / LINES))
+    return max(1, round(to_read(prose, code)))
+
+
+def to_read(words: int, lines: int) -> float:
+    """Returns the minutes of so many words of prose and lines of code."""
+    return words / WORDS + lines / LINES
 
 
 def is_read(page: str) -> bool:
