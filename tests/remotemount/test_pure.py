@@ -43,11 +43,11 @@ from monarch.remotemount.source import Versions
 # --- places
 
 
-@pytest.mark.parametrize("hosts", [None, ["tcp://a:26600"]])
-def test_a_mount_takes_hosts(tmp_path: Path, hosts: Any) -> None:
+@pytest.mark.parametrize("given", [None, ["tcp://a:26600"]])
+def test_a_mount_takes_hosts(tmp_path: Path, given: Any) -> None:
     for function, places in ((remotemount, (str(tmp_path),)), (gather_mount, ("/logs", str(tmp_path)))):
         with pytest.raises(TypeError, match=rf"{function.__name__} takes a mesh of hosts, such as.* got (None|\[)"):
-            function(hosts, *places)
+            function(given, *places)
 
 
 def test_subdir_stands_for_the_host_in_its_mesh() -> None:
