@@ -198,6 +198,7 @@ class ServiceRoutes:
         """Answers what it has, for `grace` seconds at most, and no more."""
         self._draining = True
         if self._running:
+            self._empty.clear()  # it was set whenever there was nothing to do
             try:
                 await asyncio.wait_for(self._empty.wait(), grace)
             except TimeoutError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -208,6 +210,40 @@ def test_shutdown_answers_what_is_there_and_no_more(front: Front) -> None:
     ended.join()
     with pytest.raises(httpx.TransportError):
         httpx.get(front.url + "/health")
+
+
+def test_the_end_waits_for_what_runs_also_when_there_was_nothing_to_do_before() -> None:
+    async def scenario() -> None:
+        options = SimpleNamespace(timeout=1.0)
+        front: Any = ServiceRoutes(SimpleNamespace(_options=options))  # type: ignore[arg-type]
+        gate, sent = asyncio.Event(), []
+
+        async def handled(request: Any) -> Any:
+            await gate.wait()
+            return front.json({})
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def ask() -> None:
+            response = await front.get("/", handled).endpoint(None)
+            await response({"type": "http"}, None, send)
+
+        gate.set()
+        await ask()
+        gate.clear()
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(front.drain(60))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        gate.set()
+        await draining
+        await asking
+        assert len(sent) == 4  # a head and a body each
+
+    asyncio.run(scenario())
 
 
 def refused(front: Front) -> bool:
