@@ -428,6 +428,8 @@ class Future(Generic[T_co]):
             self.get(timeout)
         except Exception as exc:
             return _cut(exc)
+        finally:
+            del self  # as in `get`
         return None
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -473,6 +475,7 @@ class Future(Generic[T_co]):
                 ours = isinstance(exc, (ActorError, SupervisionError))
                 self._error = exc.with_traceback(None) if ours else _cut(exc)
             self._source = None
+            del self, source  # the frames of the error know this one, also those that are cut off: a circle
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future cannot be pickled: it belongs to this process; send its result")

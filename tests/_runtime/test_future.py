@@ -644,6 +644,38 @@ def test_a_future_that_failed_is_freed_without_the_collector(how: str) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("how", ["get", "exception", "await"])
+def test_an_error_in_making_the_value_is_in_no_circle_with_its_future(how: str) -> None:
+    futures: list[weakref.ref[Any]] = []
+
+    def convert(value: int) -> None:
+        raise LookupError(value)
+
+    def made() -> Future[Any]:
+        slot = Slot()
+        slot.set(1)
+        future = module.follow(make_future(slot), convert)
+        futures.append(weakref.ref(future))
+        return future
+
+    async def awaited() -> None:
+        with contextlib.suppress(LookupError):
+            await made()
+
+    gc.disable()
+    try:
+        if how == "exception":
+            assert isinstance(made().exception(), LookupError)
+        elif how == "get":
+            with contextlib.suppress(LookupError):
+                made().get()
+        else:
+            asyncio.run(awaited())
+        assert futures[0]() is None, "a frame of its exception has it"
+    finally:
+        gc.enable()
+
+
 def test_the_exception_of_a_future_has_no_frame_that_asked_for_it() -> None:
     slot = Fails()
     slot.set(1)
