@@ -6,6 +6,7 @@ Beyond uvicorn's: a request that cannot be read is told so in JSON and is no err
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from monarch._http.connection_limits import ConnectionLimits, Phase
+
+# uvicorn warns of what anybody may send, which would fill the log of the program.
+_logger = logging.getLogger("monarch.http")
+_logger.setLevel(logging.ERROR)
 
 _UNREADABLE = "this cannot be read: send requests of HTTP/1.1, with a head of at most 16 KiB"
 _PHRASES = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 503: "Service Unavailable"}
@@ -36,6 +41,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]  # uvicorn is an option
 
     def __init__(self, gone: Callable[[HttpConnection], None], **given: Any) -> None:
         super().__init__(**given)
+        self.logger = _logger
         self._gone = gone
         self._requests = 0
         self._counted: Any = None

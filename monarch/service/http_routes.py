@@ -117,6 +117,7 @@ class ServiceRoutes:
                 try:
                     while value is not _END:
                         yield _event(encoded(shown(value)))
+                        await asyncio.sleep(0)  # values may be here already: the loop sees that the client has gone
                         value = await _next(stream)
                 except Exception as exc:
                     status, text, _ = told(exc)
@@ -267,6 +268,8 @@ def _called(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
         return call(*args, **kwargs)
     except TypeError as exc:
         raise BadRequest(str(exc)) from exc
+    except RecursionError:  # pickling goes less deep than JSON
+        raise BadRequest("the JSON of the body is nested too deep") from None
 
 
 def _event(data: bytes) -> bytes:

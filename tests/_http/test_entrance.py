@@ -278,7 +278,14 @@ def test_what_is_no_request_is_told_so(served: Served, said: bytes, caplog: pyte
     status, text = error_of(served.say(said))
     assert (status, text) == (400, "this cannot be read: send requests of HTTP/1.1, with a head of at most 16 KiB")
     assert served.say(request()).endswith(b"here")
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_who_asks_for_another_protocol_gets_this_one_and_fills_no_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert served.say(request("/", "upgrade: websocket", "connection: upgrade")).endswith(b"here")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_what_cannot_be_read_after_an_answer_is_no_error(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -287,7 +294,7 @@ def test_what_cannot_be_read_after_an_answer_is_no_error(served: Served, caplog:
         read_until(connection, b"here")
         connection.sendall(b"1\r\nx\r\nzz\r\n")
         rest(connection)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(

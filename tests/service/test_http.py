@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._http.answering import BadRequest
 from monarch.actor import Actor, NDSlice, Shape, ValueMesh, endpoint, this_host
 from monarch.service import (
     ReplicaLostError,
@@ -25,7 +26,7 @@ from monarch.service import (
     serve,
     serve_http,
 )
-from monarch.service.http_routes import encoded, told
+from monarch.service.http_routes import _called, encoded, told
 from monarch.testing import InProcessCluster, Local
 
 
@@ -150,6 +151,14 @@ def test_what_is_wrong_is_told(front: Front) -> None:
     for path, body, headers, status, text in WRONG:
         answer = front.post(path, body, **headers)
         assert (answer.status_code, text in answer.json()["error"]) == (status, True), (path, body, answer.text)
+
+
+def test_arguments_that_are_nested_deeper_than_pickling_goes_are_the_mistake_of_the_client() -> None:
+    def call() -> None:
+        raise RecursionError
+
+    with pytest.raises(BadRequest, match="nested too deep"):
+        _called(call, (), {})
 
 
 def test_streams_are_events(front: Front) -> None:
