@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from monarch.actor import Future, Port, PortReceiver
-from monarch.actor.lowlevel import when_ready
+from monarch.actor.lowlevel import in_thread, when_ready
 from monarch.service.router import Replied
 
 _leaving: set[PortReceiver[Any]] = set()  # of readers that left before it had begun
@@ -23,6 +23,9 @@ class ServiceStream:
         cancel: Callable[[], object],
     ) -> None:
         self._receiver: PortReceiver[Any] | None = receiver
+        self._claim: Future[Any] | None = (
+            None  # of the next message; one that was not waited for to the end still takes it
+        )
         self._convert = convert
         self._cancel = cancel
         self._credits: Port[int] | None = None  # once the replica has begun
@@ -44,16 +47,16 @@ class ServiceStream:
         return self
 
     def __next__(self) -> Any:
-        while (receiver := self._waits()) is not None:
-            found, value = self._read(receiver.recv().get)
+        while (coming := self._waits()) is not None:
+            found, value = self._read(coming.get)
             if found:
                 return value
         raise StopIteration
 
     async def __anext__(self) -> Any:
-        while (receiver := self._waits()) is not None:
+        while (coming := self._waits()) is not None:
             try:
-                message = await receiver.recv()
+                message = await coming
             except Exception:
                 self.close()
                 raise
@@ -65,13 +68,14 @@ class ServiceStream:
     def close(self) -> None:
         """Leaves: the replica makes no more values than it may without being asked, and goes on with other requests."""
         receiver, self._receiver = self._receiver, None
+        claim, self._claim = self._claim, None
         if receiver is None:
             return
         if self._credits is not None:
             self._credits.send(-1)
         elif self._total is None:
             self._cancel()
-            _leave_when_it_begins(receiver)
+            _leave_when_it_begins(receiver, claim or receiver.recv())
 
     def __del__(self) -> None:
         if getattr(self, "_receiver", None) is not None:
@@ -89,16 +93,19 @@ class ServiceStream:
     async def __aexit__(self, *exc: object) -> None:
         self.close()
 
-    def _waits(self) -> PortReceiver[Any] | None:
-        """Returns where the next message comes; None at the end."""
+    def _waits(self) -> Future[Any] | None:
+        """Returns the next message; None at the end."""
         if self._total is not None and self._taken >= self._total:
             self._receiver = None
-        return self._receiver
+        if self._receiver is not None and self._claim is None:
+            self._claim = self._receiver.recv()
+        return None if self._receiver is None else self._claim
 
     def _read(self, take: Callable[[], Any]) -> tuple[bool, Any]:
         """Takes a message; (True, value) for a value. Raises what ends the stream."""
         try:
             message = take()
+            self._claim = None
             if isinstance(message, Replied):
                 self._total = self._convert(message)
                 self.version, self.replica = message.version, message.replica
@@ -117,10 +124,9 @@ class ServiceStream:
         return True, content
 
 
-def _leave_when_it_begins(receiver: PortReceiver[Any]) -> None:
+def _leave_when_it_begins(receiver: PortReceiver[Any], coming: Future[Any]) -> None:
     """Tells the replica, once it says where, that nobody reads."""
     _leaving.add(receiver)
-    coming: Future[Any] = receiver.recv()
 
     def tell() -> None:
         _leaving.discard(receiver)
@@ -132,4 +138,4 @@ def _leave_when_it_begins(receiver: PortReceiver[Any]) -> None:
             _kind, port = message
             port.send(-1)
 
-    when_ready(coming, tell)
+    when_ready(coming, lambda: in_thread(tell, "monarch-leaving"))  # it comes on any thread, also on a loop's

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 
@@ -22,8 +24,10 @@ from monarch.service import (
     Service,
     serve,
 )
+from monarch.service.stream import ServiceStream
 from monarch.testing import InProcessCluster, Local
-from tests.service.model import Model
+from tests.service.model import Model, new_event
+from tests.support.patience import TIMEOUT
 
 
 @pytest.mark.parametrize("mode", ["for", "async for"])
@@ -59,6 +63,49 @@ def test_a_stream_waits_for_its_reader_and_ends_with_it(cluster: InProcessCluste
         service.options(window=4).count.stream(1_000_000, made)  # dropped before it has begun
         assert service.times.route(1).get() == 2
         assert len(made.value) <= 5
+
+
+async def wait_in_vain(stream: ServiceStream) -> None:
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+
+
+def test_to_wait_for_a_value_may_be_given_up_and_begun_again(cluster: InProcessCluster) -> None:
+    entered, gate = new_event(), new_event()
+    with serve(this_host(), Model) as service:
+        kept = service.wait.route(entered, gate)
+        entered.value.wait()
+
+        async def read() -> int:
+            stream = service.acount.stream(50)
+            for _ in range(2):
+                await wait_in_vain(stream)
+            gate.value.set()
+            return int(await anext(stream))
+
+        assert asyncio.run(read()) == 0
+        assert kept.get() == 2
+
+
+def test_a_reader_that_leaves_while_it_waits_for_the_beginning_tells_the_replica(
+    cluster: InProcessCluster, recwarn: pytest.WarningsRecorder
+) -> None:
+    port, receiver = Channel[Any].open()
+    credits, told = Channel[int].open()
+
+    async def read() -> None:
+        stream = ServiceStream(receiver, 4, lambda replied: replied, lambda: None)
+        await wait_in_vain(stream)
+        stream.close()
+        port.send(("begin", credits))
+        cluster.settle()
+
+    asyncio.run(read())
+    assert told.recv().get(TIMEOUT) == -1
+    assert not [each for each in recwarn if "event loop" in str(each.message)]
 
 
 def test_a_stream_ends_with_the_readers_process(cluster: InProcessCluster) -> None:
