@@ -410,6 +410,7 @@ class Future(Generic[T_co]):
                         f"{source.advice()}"
                     )
                 self._decode()
+            source = None  # it may have the error, which has this frame
         error = self._error
         if error is not None:
             try:
@@ -443,6 +444,7 @@ class Future(Generic[T_co]):
                 if not source.ready:
                     yield from source.wait_async(loop)
                 self._decode()
+            source = None  # it may have the error, which has this frame
         error = self._error
         if error is not None:
             try:

@@ -676,6 +676,40 @@ def test_an_error_in_making_the_value_is_in_no_circle_with_its_future(how: str) 
         gc.enable()
 
 
+@pytest.mark.parametrize("how", ["get", "await"])
+def test_an_error_that_its_source_keeps_is_in_no_circle_with_it(how: str) -> None:
+    class Keeps(Slot):
+        def __init__(self) -> None:
+            super().__init__()
+            self.error = SupervisionError("it ended", None)
+
+        def value(self) -> Any:
+            raise self.error
+
+    errors: list[weakref.ref[Any]] = []
+
+    def made() -> Future[Any]:
+        slot = Keeps()
+        slot.set(1)
+        errors.append(weakref.ref(slot.error))
+        return make_future(slot)
+
+    async def awaited() -> None:
+        with contextlib.suppress(SupervisionError):
+            await made()
+
+    gc.disable()
+    try:
+        if how == "get":
+            with contextlib.suppress(SupervisionError):
+                made().get()
+        else:
+            asyncio.run(awaited())
+        assert errors[0]() is None, "a frame of it has its source"
+    finally:
+        gc.enable()
+
+
 def test_the_exception_of_a_future_has_no_frame_that_asked_for_it() -> None:
     slot = Fails()
     slot.set(1)
