@@ -23,9 +23,8 @@ class ServiceStream:
         cancel: Callable[[], object],
     ) -> None:
         self._receiver: PortReceiver[Any] | None = receiver
-        self._claim: Future[Any] | None = (
-            None  # of the next message; one that was not waited for to the end still takes it
-        )
+        # Of the next message; one that was not waited for to the end still takes it.
+        self._claim: Future[Any] | None = None
         self._convert = convert
         self._cancel = cancel
         self._credits: Port[int] | None = None  # once the replica has begun
