@@ -656,6 +656,13 @@ class HostEnded(_Telling, tag=53):
     generation: int = 0  # of the host: how often it had been replaced
 
 
+class HostAsked(_Message, tag=82):
+    """Message from an agent to that of a client: has that host ended, which cannot be reached from here? Answered by
+    HostEnded if it has."""
+
+    host: str
+
+
 class AskDirect(_Message, tag=56):
     """Message from a process to the agent of its host: may it dial that process of another host itself? Answered by
     MayDial."""
@@ -873,7 +880,7 @@ Message = (
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
-    | HostEnded | HostReplaced | HostHeard
+    | HostEnded | HostAsked | HostReplaced | HostHeard
     | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
     | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall | TreeAnswer | Combine | Combined
     | HostUnreachable | SharedPayload | SegmentsGone

@@ -283,6 +283,19 @@ def test_who_waits_on_another_host_hears_of_a_hosts_death(hosts: InProcessCluste
     assert taken_failures(hosts, 1) == [[0]]
 
 
+def test_who_calls_a_dead_host_for_the_first_time_hears_of_it_soon(
+    hosts: InProcessCluster, clock: VirtualClock
+) -> None:
+    log = logs(hosts).slice(hosts=0)
+    sender = hosts.hosts.slice(hosts=1).spawn_procs().spawn("sender", Sender)
+    log.note.call_one(0).get(TIMEOUT)
+    hosts.kill_agent(0)
+    asked = sender.ask.call_one(log, 1)
+    clock.advance(2)
+    assert "SupervisionError" in str(asked.exception(TIMEOUT))
+    assert taken_failures(hosts, 1) == [[0]]
+
+
 def test_an_actor_is_told_once_of_each_rank_on_a_dead_host(hosts: InProcessCluster, clock: VirtualClock) -> None:
     class Boss(Actor):
         def __init__(self, heard: Port[list[int]]) -> None:

@@ -311,6 +311,7 @@ class BaseHostAgent:
 
     def take_moves(self, connection: Connection, attach: Attach) -> None:
         """Takes what a client says of replaced hosts when it attaches to this one, which may be such a replacement."""
+        self.routes.client_came(host_of(connection.remote))
         for told in attach.moves:
             self._host_replaced(connection, told)
         if attach.replaces:

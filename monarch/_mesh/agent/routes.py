@@ -25,10 +25,11 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostEnded, HostReplaced, LinkHello
+from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostAsked, HostEnded, HostReplaced, LinkHello
 from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 
 _GONE_KEPT = 1_000  # hosts; the end of one that is forgotten may be told to its processes twice
+_ASK_AFTER = 0.3  # seconds in which a host is reached, else clients are asked of it; each pause is twice the one before
 _LOOK_AGAIN = 0.005  # seconds until those who were held up are looked at again
 
 
@@ -117,8 +118,10 @@ class Routes:
         self._links: dict[str, HostLink] = {}  # by host; those behind a gateway share its link
         self._accepted: dict[str, HostLink] = {}  # by the link's id
         self._latest: dict[tuple[str, str], str] = {}  # (host, name it dialled) -> the uid of the last link it began
-        # Hosts whose end was passed on, and of which nothing came since.
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        # Hosts whose end was passed on, and of which nothing came since; with why.
+        self._gone: OrderedDict[str, str] = OrderedDict()
+        self._clients: set[str] = set()  # hosts of those that use this one
+        self._asked: set[str] = set()  # hosts that were not reached yet, of which clients were asked
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -246,6 +249,8 @@ class Routes:
                     link = self._station.begin_link(host)
                 except ValueError:  # a process has made it up
                     return None
+                if self._clients:
+                    self._station.loop.call_later(_ASK_AFTER, lambda: self._ask(host, _ASK_AFTER))
             if link is not None:
                 self._links[host] = link
                 self._gone.pop(host, None)
@@ -254,6 +259,23 @@ class Routes:
     def has_ended(self, host: str) -> bool:
         """True if its end was told, and neither side has begun a link since."""
         return host in self._gone and host not in self._links
+
+    def client_came(self, host: str) -> None:
+        """A client of that host uses this one."""
+        self._clients.add(host)
+
+    def _ask(self, host: str, pause: float) -> None:
+        """Asks the clients' hosts whether that host has ended, as long as it was not reached. They have spoken with it and
+        know that at once; who dials it for the first time only finds that nobody listens yet."""
+        link = self._links.get(host)
+        if link is None or link.lost or link.other_agent or not self._clients:
+            self._asked.discard(host)
+            return
+        self._asked.add(host)
+        ways = [way for way in map(self._links.get, self._clients) if way is not None and way is not link]
+        for way in {id(way): way for way in ways}.values():
+            _try_send(way, HostAsked(host))
+        self._station.loop.call_later(pause, lambda: self._ask(host, pause * 2))
 
     def may_be_back(self, host: str) -> None:
         """Somebody counts on it: its end is old news."""
@@ -416,6 +438,8 @@ class Routes:
                     self.pass_on(msg, frame, link)
             elif type(msg) is HostEnded:
                 self._host_ended(msg.host, msg.why, msg.generation, link)
+            elif type(msg) is HostAsked and self.has_ended(msg.host):
+                _try_send(link, HostEnded(msg.host, self._gone[msg.host], self.generation(msg.host)))
 
     def _learn(self, host: str, link: HostLink) -> bool:
         """A host that cannot be dialled is reached the way its frames came. False when they are of one that was replaced."""
@@ -449,12 +473,17 @@ class Routes:
             return
         if host in self._begun and link is not self._links.get(self.gateway):
             return
-        if self._links.get(host) in (link, None) and host not in self._gone:
+        known = self._links.get(host)
+        if known in (link, None) and host not in self._gone:
             self._links.pop(host, None)
             self._tell_lost(host, why)
+        elif known is not None and host in self._asked and not known.other_agent:
+            self._asked.discard(host)
+            self._leave_behind(host, why)
 
     def _tell_lost(self, host: str, why: str) -> None:
-        self._gone[host] = None
+        self._clients.discard(host)
+        self._gone[host] = why
         if len(self._gone) > _GONE_KEPT:
             self._gone.popitem(last=False)
         ended = HostEnded(host, why, self.generation(host))

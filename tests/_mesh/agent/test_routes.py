@@ -13,7 +13,7 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
 from monarch._wire.host_address import parse_dial
-from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostEnded, HostReplaced, LinkHello
+from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostAsked, HostEnded, HostReplaced, LinkHello
 from monarch._wire.transport.base import ConnectionLost
 
 US = "tcp://us:1"
@@ -403,6 +403,77 @@ def test_late_word_of_the_lost_one_does_not_end_its_successor() -> None:
     agent.give(f"{THEM}/agent", f"{US}/m.0", a)
     agent.routes.connection_received(other, late)
     assert a.got == [] and agent.lost == [] and not agent.dialled[THEM].closed
+
+
+def asked(end: Any) -> list[Any]:
+    return [msg for msg in end.got if isinstance(msg, HostAsked)]
+
+
+def test_clients_are_asked_of_a_host_that_is_not_reached_at_once() -> None:
+    agent = Agent()
+    a, client = agent.process("m.0"), agent.take(CLIENT)
+    agent.routes.client_came(CLIENT)
+    agent.routes.client_came("unix:/run/of/no/link")
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)
+    agent.loop.wait(0.29)
+    assert asked(client) == []
+    agent.loop.wait(1.0)
+    assert asked(client) == [HostAsked(THEM)] * 3  # after 0.3, 0.6, 1.2 s
+    ended = [Frame(message.encode(HostEnded(THEM, "power cut")), b"", ())]
+    agent.routes.connection_received(client, ended)
+    assert a.got == [HostEnded(THEM, "power cut")] and agent.lost == [(THEM, "power cut")]
+    assert agent.dialled[THEM].closed == "power cut"
+    agent.loop.wait(100)
+    assert len(asked(client)) == 3
+
+
+def test_nobody_is_asked_of_a_host_that_was_reached_and_word_that_comes_late_changes_nothing() -> None:
+    agent = Agent()
+    a, client = agent.process("m.0"), agent.take(CLIENT)
+    agent.routes.client_came(CLIENT)
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)
+    agent.loop.wait(0.5)
+    agent.dialled[THEM].other_agent = "theirs"
+    agent.loop.wait(100)
+    assert len(asked(client)) == 1
+    late = [Frame(message.encode(HostEnded(THEM, "late")), b"", ())]
+    agent.routes.connection_received(client, late)
+    assert agent.lost == [] and not agent.dialled[THEM].closed
+
+
+def test_only_what_was_asked_ends_a_host_that_was_not_reached() -> None:
+    agent = Agent()
+    a, client = agent.process("m.0"), agent.take(CLIENT)
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)  # nobody has attached
+    agent.loop.wait(100)
+    agent.routes.connection_received(client, [Frame(message.encode(HostEnded(THEM, "of old")), b"", ())])
+    assert asked(client) == [] and agent.lost == []
+
+
+def test_a_client_that_has_gone_is_not_asked() -> None:
+    agent = Agent()
+    a, client = agent.process("m.0"), agent.take(CLIENT)
+    agent.routes.client_came(CLIENT)
+    agent.lose(client)
+    other = agent.take(CLIENT, "l2")
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)
+    agent.loop.wait(100)
+    assert asked(other) == []
+
+
+def test_who_knows_of_an_end_answers_who_asks() -> None:
+    agent = Agent()
+    a, link = agent.process("m.0"), agent.take(THEM)
+    worker = agent.take(OTHERS, "l2")
+    question = [Frame(message.encode(HostAsked(THEM)), b"", ())]
+    agent.routes.connection_received(worker, question)
+    assert worker.got == []  # it lives, as far as known here
+    agent.lose(link, "power cut")
+    agent.routes.connection_received(worker, question)
+    assert worker.got == [HostEnded(THEM, "power cut")]
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)  # somebody here counts on another in its place
+    agent.routes.connection_received(worker, question)
+    assert len(worker.got) == 1
 
 
 def test_the_gateway_tells_of_the_end_of_a_successor() -> None:
