@@ -121,7 +121,7 @@ class Routes:
         # Hosts whose end was passed on, and of which nothing came since; with why.
         self._gone: OrderedDict[str, str] = OrderedDict()
         self._clients: set[str] = set()  # hosts of those that use this one
-        self._asked: set[str] = set()  # hosts that were not reached yet, of which clients were asked
+        self._asked: dict[str, HostLink] = {}  # hosts that this link did not reach yet, of which clients were asked
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -250,7 +250,8 @@ class Routes:
                 except ValueError:  # a process has made it up
                     return None
                 if self._clients:
-                    self._station.loop.call_later(_ASK_AFTER, lambda: self._ask(host, _ASK_AFTER))
+                    begun = link
+                    self._station.loop.call_later(_ASK_AFTER, lambda: self._ask(host, begun, _ASK_AFTER))
             if link is not None:
                 self._links[host] = link
                 self._gone.pop(host, None)
@@ -264,18 +265,18 @@ class Routes:
         """A client of that host uses this one."""
         self._clients.add(host)
 
-    def _ask(self, host: str, pause: float) -> None:
-        """Asks the clients' hosts whether that host has ended, as long as it was not reached. They have spoken with it and
-        know that at once; who dials it for the first time only finds that nobody listens yet."""
-        link = self._links.get(host)
-        if link is None or link.lost or link.other_agent or not self._clients:
-            self._asked.discard(host)
+    def _ask(self, host: str, link: HostLink, pause: float) -> None:
+        """Asks the clients' hosts whether that host has ended, as long as the link has not reached it. They have spoken with
+        it and know that at once; who dials it for the first time only finds that nobody listens yet."""
+        if self._links.get(host) is not link or link.lost or link.other_agent or not self._clients:
+            if self._asked.get(host) is link:
+                del self._asked[host]
             return
-        self._asked.add(host)
+        self._asked[host] = link
         ways = [way for way in map(self._links.get, self._clients) if way is not None and way is not link]
         for way in {id(way): way for way in ways}.values():
             _try_send(way, HostAsked(host))
-        self._station.loop.call_later(pause, lambda: self._ask(host, pause * 2))
+        self._station.loop.call_later(pause, lambda: self._ask(host, link, pause * 2))
 
     def may_be_back(self, host: str) -> None:
         """Somebody counts on it: its end is old news."""
@@ -477,8 +478,8 @@ class Routes:
         if known in (link, None) and host not in self._gone:
             self._links.pop(host, None)
             self._tell_lost(host, why)
-        elif known is not None and host in self._asked and not known.other_agent:
-            self._asked.discard(host)
+        elif known is not None and self._asked.get(host) is known and not known.other_agent:
+            del self._asked[host]
             self._leave_behind(host, why)
 
     def _tell_lost(self, host: str, why: str) -> None:
