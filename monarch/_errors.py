@@ -40,10 +40,12 @@ from typing import Any
 
 from monarch._text import sendable
 
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")  # what the files of this package begin with
+
 _FRAME = re.compile(r'( *)File "([^"]+)", line (\d+), in ')
 _CHAINED = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)", re.M)
 _LAYERS = ("_mesh", "_runtime", "_wire", "references", "service")
-_RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in _LAYERS)
+_RUNTIME = tuple(os.path.join(PACKAGE, layer, "") for layer in _LAYERS)
 # Behind a frame of ours also Python's, by which a function is handed to a thread.
 _OUTER = (
     *_RUNTIME,

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch._errors import PACKAGE
+
 if TYPE_CHECKING:
     import asyncio
     import select
@@ -78,7 +80,6 @@ def let_block(loop: Any) -> None:
     _own_loop = loop
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _here = threading.local()
 
 
@@ -118,7 +119,7 @@ def warn_blocking(what: str, instead: str) -> None:
         what, instead = outer.what, outer.instead
     text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
     logging.getLogger("monarch").warning(text)

@@ -85,9 +85,7 @@ class Plan:
     rings: list[Ring]
     outputs: list[GraphOutput]
     several: bool  # the output is a list
-    parts: tuple[
-        int | str, ...
-    ]  # the arguments of execute() that are taken, where they are not its only one as a whole
+    parts: tuple[int | str, ...]  # arguments of execute() that are taken, where not its only one as a whole
     nodes: list[EndpointNode]
 
     @property

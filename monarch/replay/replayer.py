@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from monarch._errors import PACKAGE
 from monarch._linux.locks import RLock
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
@@ -45,8 +46,7 @@ from monarch.replay.player import Divergence, Player
 _SHOWN = 5.0  # seconds for the repr of what comes next, which may be what stands still
 _LOOK = 0.05  # seconds between two looks at whether an event loop that does not turn is blocked
 _LOOKS = 100  # then it counts as blocked, whatever it does
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_WAITING = os.path.join(_PACKAGE, "_runtime") + os.sep  # where threads wait for answers
+_WAITING = os.path.join(PACKAGE, "_runtime") + os.sep  # where threads wait for answers
 
 
 class ReplayOver(BaseException):
@@ -375,14 +375,14 @@ def _buffers(pieces: list[bytes]) -> list[bytearray]:
 
 def _of_user(trace: Any) -> Any:
     """A traceback without our frames at its outer end."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE) and trace.tb_next is not None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(PACKAGE) and trace.tb_next is not None:
         trace = trace.tb_next
     return trace
 
 
 def _user_frame(frame: FrameType | None = None) -> FrameType | None:
     frame = frame or sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     if frame is not None and os.path.basename(frame.f_code.co_filename) in (
         "threading.py",

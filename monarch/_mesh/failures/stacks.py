@@ -13,14 +13,15 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
+from monarch._errors import PACKAGE
+
 Line = tuple[str, int, str]
 
-_PACKAGE = os.path.join(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")), "")
 _ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(threading.__file__)), "asyncio", "")  # not imported for this
 _POOLS = os.path.join(os.path.dirname(_ASYNCIO[:-1]), "concurrent", "futures", "")
 _LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
 _DEBUGGER = tuple(os.path.join(_LIBRARY, name) for name in ("bdb.py", "pdb.py", "cmd.py"))  # below a breakpoint
-_HIDDEN = (_PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), *_DEBUGGER, "<frozen ")
+_HIDDEN = (PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), *_DEBUGGER, "<frozen ")
 _DEEPEST = 1000  # frames looked at; of a deeper stack the innermost
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from monarch._errors import PACKAGE
 from monarch._text import sendable
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _LONGEST = 200  # characters of a frame, or of the name of a thread
 _MOST_REPLY = 2 * _MOST_BYTES * 4  # bytes of an answer: characters have four at most
 _MOST_NAMES = 50_000  # texts of frames kept; then they are made anew
 _SHARE = 0.05  # of one core that looking may take: beyond that it looks less often
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 OTHER = "(further stacks)"
 IDLE = "(waits for a message)"
 
@@ -184,7 +184,7 @@ class StackCounts:
         if name is None:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()
-            ours = "monarch/" if code.co_filename.startswith(_PACKAGE) else ""
+            ours = "monarch/" if code.co_filename.startswith(PACKAGE) else ""
             place = f"{ours}{os.path.basename(code.co_filename)}:{line}"
             name = self._names[key] = _plain(f"{code.co_qualname} ({place})")
         return name
