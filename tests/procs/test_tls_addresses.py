@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -57,17 +58,21 @@ class Proxy:
         host, _, port = to.removeprefix("tcp://").rpartition(":")
         self._to = (host, int(port))
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = []
+        self._sockets = contextlib.ExitStack()
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.seen = bytearray()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         try:
             while True:
-                client, _ = self._listening.accept()
-                worker = socket.create_connection(self._to)
-                self._sockets += [client, worker]
+                client = self._sockets.enter_context(self._listening.accept()[0])
+                try:
+                    worker = self._sockets.enter_context(socket.create_connection(self._to))
+                except OSError:  # it has ended, and whoever dials it shall see that
+                    client.close()
+                    continue
                 for pair in ((client, worker), (worker, client)):
                     threading.Thread(target=self._carry, args=pair, daemon=True).start()
         except OSError:  # closed
@@ -84,9 +89,9 @@ class Proxy:
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(TIMEOUT)
         self._listening.close()
-        for sock in self._sockets:
-            sock.close()
+        self._sockets.close()
 
 
 @pytest.fixture(autouse=True)

@@ -292,7 +292,10 @@ def test_who_calls_a_dead_host_for_the_first_time_hears_of_it_soon(
     sender = hosts.hosts.slice(hosts=1).spawn_procs().spawn("sender", Sender)
     log.note.call_one(0).get(TIMEOUT)
     hosts.kill_agent(0)
+    under_way = hosts.expect("Watch", hosts.address_of(sender))
     asked = sender.ask.call_one(log, 1)
+    under_way.wait()
+    hosts.settle()
     clock.advance(2)
     assert "SupervisionError" in str(asked.exception(TIMEOUT))
     assert taken_failures(hosts, 1) == [[0]]
