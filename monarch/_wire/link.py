@@ -302,6 +302,8 @@ class Link:
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:
             self._refused_at = now
+            if self._established:  # whether it has ended is known soon, however long its port took and broke connections
+                self._attempt = 0
         long_enough = now + _ROUNDING >= self._refused_at + REFUSED_FOR
         if self._established and self._refusals >= REFUSALS and long_enough:
             return self._die(f"nobody listens at {self.remote} any more: the process has ended ({why})")

@@ -888,6 +888,25 @@ def test_a_worker_that_ends_while_it_is_dialled_is_not_told_of() -> None:
     assert link.dial_failed(now, "reset in the middle of the handshake", unexpected=True) == []  # not twice in a row
 
 
+def test_the_end_of_a_host_is_known_soon_also_when_its_port_took_connections_for_a_while() -> None:
+    """The processes of an agent that was killed may keep its port open: who dials it is accepted and hears nothing."""
+    link = up(LinkLimits(heartbeat=0)).links[0]
+    now = 5.0
+    effects = link.broken(now, link.connection, "reset")
+    for number in range(8):
+        assert Dial() in effects
+        link.dialled(now, number)
+        link.broken(now, number, "reset")
+        now = link.due()
+        effects = link.tick(now)
+    first = now
+    while Dial() in effects:
+        link.dial_failed(now, "nobody listens", refused=True)
+        effects = [] if link.dead else link.tick(now := link.due())
+    assert link.dead
+    assert now - first <= 0.8
+
+
 # --- names that nobody knows
 
 
