@@ -302,7 +302,7 @@ class Link:
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:
             self._refused_at = now
-            if self._established:  # whether it has ended is known soon, however long its port took and broke connections
+            if self._established:  # soon it is known whether it has ended, however long its port still took connections
                 self._attempt = 0
         long_enough = now + _ROUNDING >= self._refused_at + REFUSED_FOR
         if self._established and self._refusals >= REFUSALS and long_enough:
