@@ -267,14 +267,14 @@ class GateStream:
 
     # --- the end
 
-    def finish(self, reason: str) -> None:
-        """Says why, if that is possible at once, and ends both threads."""
+    def finish(self) -> None:
+        """Says why the gate has ended, if that is possible at once, and ends both threads."""
         self._over = True
         sock = self._sock
         if sock is not None:
             if self._lock.acquire(timeout=_LAST_WORD):
                 try:
-                    self._sender.end(reason)
+                    self._sender.end(self._gate.words)
                     while buffers := self._sender.buffers():
                         self._sender.sent(sock.sendmsg(buffers, (), socket.MSG_DONTWAIT))
                 except OSError:
@@ -289,7 +289,7 @@ class GateStream:
 
     def close(self) -> None:
         """Returns once both threads have ended."""
-        self.finish("")
+        self.finish()
         if self._sock is not None:
             self._sent.wait(_PATIENCE)
             self._received.wait(_PATIENCE)
@@ -310,6 +310,7 @@ class GraphGate:
         self.spec = spec
         self.newest = -1  # execution of which a value has come
         self.heard: dict[int, int] = {}  # the newest execution of rings that are not read here
+        self.words = ""  # why it has ended; each of its streams says so, whoever ends that one first
         self._ended = ended
         self._lock = Lock()
         self._over = False
@@ -368,16 +369,17 @@ class GraphGate:
 
     def lost(self, host: int, reason: str, said: bool = False) -> None:
         """A stream has ended. `said`: those are the other host's words."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
         names = self.spec.names
         words = reason if said else f"the connection between {names[self.spec.host]} and {names[host]} broke ({reason})"
-        self._end(words)
-        self._ended(words)
+        if self.end(words):
+            self._ended(words)
 
-    def _end(self, words: str) -> None:
+    def end(self, words: str = "") -> bool:
+        """Ends the streams, and has the processes of this host leave. Returns soon; False where it had ended before."""
+        with self._lock:
+            if self._over:
+                return False
+            self.words, self._over = words, True
         try:
             self.memory.end()
         except ValueError:  # it is gone
@@ -385,15 +387,8 @@ class GraphGate:
         for bell in {id(bell): bell for bell in _flat(self._readers.values())}.values():
             bell.ring()
         for stream in self.streams.values():
-            stream.finish(words)
-
-    def end(self, words: str = "") -> None:
-        """Ends the streams, and has the processes of this host leave. Returns soon."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-        self._end(words)
+            stream.finish()
+        return True
 
     def close(self) -> None:
         """Ends it, and leaves nothing."""

@@ -152,6 +152,16 @@ def test_a_stream_that_breaks_ends_both_and_says_which(pair: Pair) -> None:
     assert all(memory.ended for memory in pair.memories)
 
 
+def test_who_closes_the_gate_before_its_words_are_said_says_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actors of a host close it, and they leave the graph as soon as the memory says so."""
+    pair.connect()
+    monkeypatch.setattr(pair.gates[1].memory, "end", pair.gates[1].streams[0].close)
+    pair.gates[1].lost(0, "reset by peer")
+    assert [end.get(timeout=TIMEOUT) for end in pair.ends] == [
+        "the connection between tcp://there and tcp://own broke (reset by peer)"
+    ] * 2
+
+
 def test_what_is_no_frame_ends_the_graph(pair: Pair) -> None:
     assert pair.connect() == ""
     pair.wires[0].sendall(b"\xff" * 40)
