@@ -143,7 +143,7 @@ publish-check: dist  ## what would be uploaded, in empty Debians of this and the
 
 site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
 	@rm -rf docs/_site
-	@$(BIN)/python -m sphinx -q -W --keep-going -n -b html -d docs/_site/.doctrees docs docs/_site
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -b html -d docs/_site/.doctrees $(if $(EDIT),-D 'edit_address=$(EDIT)') docs docs/_site
 	@$(BIN)/python docs/site_links.py docs/_site
 	@echo 'site: open docs/_site/index.html'
 

@@ -4,7 +4,8 @@
 same link leads to a page with the file's text. A folder is a page with a list of its files. What is no text is not
 shown: a warning says so, which ends `make site`.
 
-Some pages of the site are files of the project's root, such as its changelog.
+Some pages of the site are files of the project's root, such as its changelog. `make site EDIT=ADDRESS` gives each page a
+link to where its file is edited: the address is that of the root, as a code host has it for a branch.
 """
 
 from __future__ import annotations
@@ -151,8 +152,20 @@ def highlighted(app: Sphinx, text: str, language: str) -> str:
     return str(builder.highlighter.highlight_block(text, language))
 
 
+def edited_at(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Links each page of text to where its file is edited, in the theme's own way."""
+    if app.config.edit_address:
+        context["theme_source_edit_link"] = app.config.edit_address.rstrip("/") + "/" + file_of(page)
+
+
+def file_of(page: str) -> str:
+    return COPIES.get(page) or f"docs/{page}.md"
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     sources = Sources()
+    app.add_config_value("edit_address", "", "html", [str])
+    app.connect("html-page-context", edited_at)
     app.connect("source-read", sources.read)
     app.connect("doctree-resolved", sources.resolve)
     app.connect("html-collect-pages", sources.pages)

@@ -82,6 +82,14 @@ def test_links_of_a_file_of_the_root() -> None:
     assert links("[hosts](docs/hosts.md)", "x/index", ROOT, DOCS / "x") == "[hosts](../hosts.md)"
 
 
+@pytest.mark.parametrize(
+    ("page", "wanted"), [("how-to/services", "docs/how-to/services.md"), ("changelog", "CHANGELOG.md")]
+)
+def test_where_a_page_is_edited(page: str, wanted: str) -> None:
+    assert extension("site_sources").file_of(page) == wanted
+    assert (ROOT / wanted).is_file()
+
+
 def test_the_sections_of_a_page() -> None:
     page = """<nav><h2>not this</h2></nav><article><section id="a"><h1>A <code>b</code><a class="headerlink">#</a></h1>
         <p>one</p><svg><title>no</title></svg><section id="c"><h2>C</h2><p>two</p></section><p>three</p><dl class="simple">
