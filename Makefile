@@ -112,7 +112,7 @@ browser:  ## install what the browser tests need: Chromium (as root, on Debian)
 	echo 'browser: installing chromium'; \
 	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null
 
-test-browser: $(READY)  ## the dashboard's pages in a real Chromium
+test-browser: $(READY)  ## the pages of dashboard and site in a real Chromium
 	@$(BIN)/python -m pytest -q -rs tests/browser
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000

@@ -60,5 +60,5 @@ html_show_sphinx = False
 html_show_sourcelink = False
 html_copy_source = False
 copybutton_exclude = ".linenos, .gp, .go"
-pygments_style = "friendly"
+pygments_style = "a11y-light"
 pygments_dark_style = "monokai"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from monarch._http.server import HttpServer, Site
 from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
+from tests.support.site import make_site
 
 OPTIONS = [
     "--no-sandbox",
@@ -46,6 +48,12 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation's site, in a folder whose name has to be quoted."""
+    return make_site(tmp_path_factory.mktemp("a folder, 100 %"))
 
 
 class Served:

@@ -14,6 +14,7 @@ from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.curves import MetricCurves
 from monarch.telemetry.runs import RunWriter
+from tests.browser.checked import DESK, PHONE, faults, watch_clicks
 
 PAGES = {
     "/": "Slowest endpoints",
@@ -29,6 +30,14 @@ PAGES = {
     "/stacks": "Trainer.step",
     "/traces": "None yet",
 }
+DASHBOARD, ANSWERS = 180_000, 450_000  # bytes of a page's files, and of what it asks at first
+# Bytes of the page and what it loads, as they are before they are packed; and of the answers that it asked for.
+LOADED = """() => {
+  const all = ["navigation", "resource"].flatMap(kind => performance.getEntriesByType(kind));
+  const size = entries => entries.reduce((sum, each) => sum + each.decodedBodySize, 0);
+  const asked = each => each.name.includes("/api/");
+  return [size(all.filter(each => !asked(each))), size(all.filter(asked))];
+}"""
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 844)], ids=["desk", "phone"])
@@ -47,6 +56,23 @@ def test_every_page_opens(window: Any, served: Any, size: tuple[int, int]) -> No
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
         assert not page.locator(".missing:visible").count(), path
     assert opened.problems == []
+
+
+def test_everyone_can_read_and_use_them(window: Any, served: Any) -> None:
+    failed = str(served.simulation._job.actors["trainers"][42])
+    opened = window()
+    page = opened.page
+    watch_clicks(page)
+    found = {}
+    pages = {f"/actors?id={failed}": "CUDA out of memory", f"/failure?id={failed}": "No other actor failed", **PAGES}
+    for path, text in pages.items():
+        page.goto(served.url + path)
+        page.get_by_text(text).first.wait_for()
+        found[path] = faults(page, (DESK, "light"), (DESK, "dark"), (PHONE, "dark"), (PHONE, "light"))
+        loaded, answers = page.evaluate(LOADED)
+        if loaded > DASHBOARD or answers > ANSWERS:
+            found[path].append(f"{loaded:,} bytes of files and {answers:,} of answers")
+    assert {path: its for path, its in found.items() if its} == {} and opened.problems == []
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])

@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.support.site import extension, make_site
+from tests.browser.checked import DESK, PHONE, faults, watch_clicks
+from tests.support.site import extension
 
 PAGES = ["index", "rdma", "settings", "dashboard", "source/examples/ddp.py", "reference/index", "tutorial/index"]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_site(tmp_path_factory.mktemp("a folder, 100 %"))
+# Bytes with all that a page loads, before they are packed: most pages, and those with pictures, long lists or the search.
+LIGHT = 350_000
+HEAVY = {
+    "search.html": 2_000_000,
+    "dashboard.html": 900_000,
+    "reference/actor.html": 700_000,
+    "log.html": 600_000,
+    "reference/job.html": 500_000,
+}
 
 
 def test_links_lead_somewhere(site: Path) -> None:
@@ -26,18 +32,42 @@ def test_links_lead_somewhere(site: Path) -> None:
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080), (390, 844)], ids=["desk", "wide", "phone"])
-def test_pages_from_files(window: Any, site: Path, size: tuple[int, int], colours: str) -> None:
-    opened = window(colours, size=size)
-    loaded: list[str] = []
-    opened.page.on("request", lambda request: loaded.append(request.url))
+def test_pages_on_a_wide_screen(window: Any, site: Path, colours: str) -> None:
+    """On others: the next one."""
+    opened = window(colours, size=(1920, 1080))
     for name in PAGES:
         page = opened.open((site / f"{name}.html").as_uri())
         page.get_by_role("heading", level=1).first.wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{name} is wider than the window"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1920, f"{name} is wider than the window"
         assert opened.is_light() == (colours == "light"), name
     assert opened.problems == []
+
+
+@pytest.mark.parametrize("part", range(2), ids=["one", "other"])
+def test_pages_of_the_site(window: Any, site: Path, part: int) -> None:
+    opened = window()
+    page = opened.page
+    watch_clicks(page)
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    found = {}
+    for file in sorted(site.rglob("*.html"))[part::2]:
+        name = str(file.relative_to(site))
+        page.goto(file.as_uri())
+        others = [(DESK, "dark"), (PHONE, "light")] if name.removesuffix(".html") in PAGES else []
+        found[name] = faults(page, *others, (PHONE, "dark"), (DESK, "light"))
+        if (size := weight(file)) > HEAVY.get(name, LIGHT):
+            found[name].append(f"{size:,} bytes with what it loads")
+    assert len(found) > 80 and {name: its for name, its in found.items() if its} == {}
+    assert opened.problems == []
     assert [url for url in loaded if not url.startswith(("file:", "data:"))] == []
+
+
+def weight(file: Path) -> int:
+    """The bytes of a page of the site and of what it loads; pages that it names as its neighbours are not loaded."""
+    urls = [url for url in extension("site_links").Page(file.read_text()).loads if not url.startswith("data:")]
+    loaded = {(file.parent / unquote(urlsplit(url).path)).resolve() for url in urls if ".html" not in url}
+    return sum(each.stat().st_size for each in {file, *loaded})
 
 
 def test_the_search_finds_pages(window: Any, site: Path) -> None:

@@ -2,7 +2,7 @@
 
 import {h, s, show} from "./dom.js";
 import {number} from "./format.js";
-import {ORDER, STATES, known} from "./states.js";
+import {ORDER, STATES, glyphColour, known} from "./states.js";
 
 const LINE = 28, WIDTH = 250, APART = 70, HEIGHT = 22;
 const UNFOLDED = 60; // nodes that are drawn without being asked
@@ -130,7 +130,7 @@ export class Graph {
       }},
     s("rect", {x, y: y - HEIGHT / 2, width: WIDTH, height: HEIGHT, rx: 6}),
     s("circle", {cx: x + 12, cy: y, r: 5, style: {fill: `var(--${state})`}}),
-    state === "failed" ? s("text", {class: "sub", x: x + 12, y: y + .5, "text-anchor": "middle", style: {fill: "#fff"}}, STATES.failed) : null,
+    state === "failed" ? s("text", {class: "sub", x: x + 12, y: y + .5, "text-anchor": "middle", style: {fill: glyphColour("failed")}}, STATES.failed) : null,
     s("text", {x: x + 24, y}, label),
     below ? s("text", {class: "sub", x: x + WIDTH - 10, y, "text-anchor": "end"}, `${number(below)} ${folded ? "▸" : "▾"}`) : null,
     s("title", {}, `${node.subtitle} ${node.entity_id}: ${node.status}${node.detail ? `, ${node.detail}` : ""}`));

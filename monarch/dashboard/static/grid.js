@@ -4,7 +4,6 @@ import {h, plain} from "./dom.js";
 import {duration, number} from "./format.js";
 import {STATES, colour} from "./states.js";
 
-const STRONG = new Set(["failed", "processing", "saving", "client", "stopping"]); // states whose glyph is light
 const LONG = 30e6; // us that an endpoint runs before it is marked
 const GAP = 2, PANEL = 18, EDGE = 2;
 
@@ -58,7 +57,7 @@ function cellOf(state, long, cell, ratio) {
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.font = `600 ${Math.round(cell * .5)}px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillStyle = colour(STRONG.has(state) ? "on-strong" : "on-state");
+    context.fillStyle = colour(`on-${state}`) || colour("on-state");
     context.fillText(STATES[state], cell / 2, cell / 2 + .5);
   } else if (cell < 14 && state === "failed") {
     context.strokeStyle = "#ffffff"; context.lineWidth = 1.4; context.beginPath();

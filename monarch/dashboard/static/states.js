@@ -14,3 +14,8 @@ export function known(state) {
 export function colour(role) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${role}`).trim();
 }
+
+/** The colour of a glyph on that of a state, which is read on it in both themes. */
+export function glyphColour(state) {
+  return `var(--on-${state}, var(--on-state))`;
+}

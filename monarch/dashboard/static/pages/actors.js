@@ -168,7 +168,7 @@ function follow(root, id) {
       const at = reference.lastIndexOf("@"), process = reference.slice(reference.indexOf(".") + 1, at), host = reference.slice(at + 1);
       const state = actor.latest_status ?? "unknown";
       show(head, h("ol", {class: "crumbs", "aria-label": "Where it is"}, ...[host, process, reference.split(".")[0]].map(text => h("li", {}, text))),
-        h("h1", {}, shortName(actor.display_name, actor.full_name)),
+        h("h2", {class: "title"}, shortName(actor.display_name, actor.full_name)),
         h("dl", {class: "facts", style: {"margin-top": "10px"}}, h("dt", {}, "State"), h("dd", {class: state === "failed" ? "bad" : ""}, stateDot(state), ` ${state} since ${clock(actor.status_timestamp_us)}`),
           h("dt", {}, "Mesh"), h("dd", {}, actor.mesh_id ? h("a", {href: `/topology?mesh=${actor.mesh_id}`}, actor.mesh_name ?? actor.mesh_id) : "none", `, rank ${actor.rank}`), h("dt", {}, "Class"), h("dd", {}, (actor.mesh_class ?? "unknown").replace(/^Python<(.*)>$/, "$1")),
           h("dt", {}, "Made"), h("dd", {}, clock(actor.timestamp_us)), h("dt", {}, "Reference"), h("dd", {class: "mono"}, reference)),

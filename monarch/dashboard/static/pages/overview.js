@@ -4,7 +4,7 @@ import {h, show} from "../dom.js";
 import {clock, duration, number, plural, short} from "../format.js";
 import {histogram, spark} from "../chart.js";
 import {watch} from "../poller.js";
-import {ORDER, STATES, known} from "../states.js";
+import {ORDER, STATES, glyphColour, known} from "../states.js";
 import {sentence} from "./doctor.js";
 
 const KEPT = 60; // points of a small line
@@ -107,7 +107,7 @@ function statesOf(summary) {
   const total = summary.actor_counts.total;
   return [h("header", {}, h("h2", {}, "Actors by state"), h("span", {class: "soft small"}, summary.system_actors ? `and ${plural(summary.system_actors, "actor")} of the system` : "")),
     total ? h("div", {class: "share", role: "img", "aria-label": counts.map(([state, count]) => `${count} ${state}`).join(", ")}, ...counts.map(([state, count]) => h("span", {style: {background: `var(--${state})`, flex: `${count} 0 0`}, title: `${count} ${state}`}))) : h("p", {class: "empty"}, "No actors yet."),
-    h("ul", {class: "legend"}, ...counts.map(([state, count]) => h("li", {}, h("span", {class: "swatch", style: {background: `var(--${state})`}, "aria-hidden": "true"}, STATES[state]), h("b", {}, number(count)), state)))];
+    h("ul", {class: "legend"}, ...counts.map(([state, count]) => h("li", {}, h("span", {class: "swatch", style: {background: `var(--${state})`, color: glyphColour(state)}, "aria-hidden": "true"}, STATES[state]), h("b", {}, number(count)), state)))];
 }
 
 function trafficOf(summary) {

@@ -7,7 +7,7 @@ import {closeDrawer, openDrawer} from "../drawer.js";
 import {Graph} from "../graph.js";
 import {Grid, coordinates} from "../grid.js";
 import {watch} from "../poller.js";
-import {ORDER, STATES, known} from "../states.js";
+import {ORDER, STATES, glyphColour, known} from "../states.js";
 
 export function open(root, given, go) {
   let view = given.get("view") === "graph" ? "graph" : "ranks";
@@ -73,7 +73,7 @@ function headOf(mesh) {
 
 function legend() {
   const order = ["idle", "processing", "created", "initializing", "stopping", "stopped", "failed", "unknown"];
-  return h("ul", {class: "legend", style: {"margin-bottom": "14px"}, "aria-label": "Colours"}, ...order.map(state => h("li", {}, h("span", {class: "swatch", style: {background: `var(--${state})`}, "aria-hidden": "true"}, STATES[state]), state)), h("li", {}, h("span", {class: "swatch long", "aria-hidden": "true"}), "running for over 30 s"));
+  return h("ul", {class: "legend", style: {"margin-bottom": "14px"}, "aria-label": "Colours"}, ...order.map(state => h("li", {}, h("span", {class: "swatch", style: {background: `var(--${state})`, color: glyphColour(state)}, "aria-hidden": "true"}, STATES[state]), state)), h("li", {}, h("span", {class: "swatch long", "aria-hidden": "true"}), "running for over 30 s"));
 }
 
 async function rankDrawer(mesh, rank) {
