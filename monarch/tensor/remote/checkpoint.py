@@ -192,11 +192,20 @@ def _fill(layout: _Layout, where: str) -> None:
     """Lets each process read its parts."""
     if not layout.names:
         return
-    _read(where, layout.plan(), layout.tensors, layout.mesh)
+    number = next(_numbers)
+    _read(number, where, layout.plan(), layout.tensors, layout.mesh)
     try:
-        _there.call(layout.tensors).get()
+        with WatchedProgress(f"reading checkpoint {where}", functools.partial(_filled, number, layout), of_bytes=True):
+            _there.call(layout.tensors).get()
     except RemoteException as exc:
         _tell(exc)
+
+
+def _filled(number: int, layout: _Layout) -> tuple[int, int]:
+    """Returns the bytes that all processes together have filled, and those that they are to fill."""
+    with layout.mesh.activate(), _asked.activate():
+        done = _so_far.call(number).get()
+    return sum(done.values()), len(done) * sum(tensor.nbytes for tensor in layout.tensors)
 
 
 class _Wanted:
@@ -312,11 +321,11 @@ def _writing(number: int, path: str, values: Any, mesh: Any) -> Any:
     return worker.write(number, path, values.data if _own(mesh) == 0 else None)
 
 
-def _reading(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
-    worker.read(path, plan.entries(_own(mesh)), tensors)
+def _reading(number: int, path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
+    worker.read(number, path, plan.entries(_own(mesh)), tensors)
 
 
-def _changed(path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
+def _changed(number: int, path: str, plan: ReadPlan, tensors: list[Tensor], mesh: object) -> None:
     """Does what `_reading` does, as far as the program is concerned: it writes to all of them."""
     for tensor in tensors:
         tensor.zero_()
@@ -334,10 +343,12 @@ class _Saved:
 
 
 _beside = Stream("checkpoint")  # files are written there, beside what the program does next
+_asked = Stream("checkpoint progress")  # answers while files are read
 _stage = Remote(_staging, "inspect")
 _write = Remote(_writing, "inspect")
 _forget = Remote(worker.forget, "inspect")
 _read = Remote(_reading, _changed)
+_so_far = Remote(worker.read_so_far, "inspect")
 _there = Remote(_nothing, "inspect")
 
 

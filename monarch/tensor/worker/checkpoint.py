@@ -279,13 +279,26 @@ def look(path: str) -> FoundCheckpoint:
     return FoundCheckpoint(tensors, into.values, into.tensors, paths)
 
 
-def read(path: str, entries: Sequence[CheckpointEntry], tensors: Sequence[torch.Tensor]) -> None:
-    """Fills the parts of this process. Only what overlaps with them is read. CheckpointError."""
+def read(number: int, path: str, entries: Sequence[CheckpointEntry], tensors: Sequence[torch.Tensor]) -> None:
+    """Fills the parts of this process, as read `number`. Only what overlaps with them is read. CheckpointError."""
     metadata = _index(path)
     items = [item for entry in entries for item in _part_items(metadata, entry)]
     into = _Into({entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)})
-    with torch.no_grad():
-        _read(path, metadata, items, into)
+    current.worker().executor.extras[_READING] = number, into
+    try:
+        with torch.no_grad():
+            _read(path, metadata, items, into)
+    finally:
+        into.tensors.clear()  # what remains says how far it came
+
+
+_READING = "checkpoint that is read"
+
+
+def read_so_far(number: int) -> int:
+    """Returns the bytes that this process has filled in read `number`; 0 where it has not come to it."""
+    last, into = current.worker().executor.extras.get(_READING, (0, None))
+    return into.filled if into is not None and last == number else 0
 
 
 def _part_items(metadata: Any, entry: CheckpointEntry) -> list[Any]:
@@ -307,6 +320,7 @@ class _Into:
         self.tensors = tensors
         self._stranger = stranger
         self.values: dict[str, Any] = {}
+        self.filled = 0  # bytes of tensors
 
     def resolve_tensor(self, item: Any) -> torch.Tensor:
         found = self.tensors[item.dest_index.fqn].detach()
@@ -314,7 +328,8 @@ class _Into:
             found = found.narrow(dim, begin, length)
         return found
 
-    def commit_tensor(self, item: object, tensor: torch.Tensor) -> None: ...
+    def commit_tensor(self, item: object, tensor: torch.Tensor) -> None:
+        self.filled += tensor.nbytes
 
     def load_bytes(self, item: Any, value: io.BytesIO) -> None:
         name = item.dest_index.fqn

@@ -136,6 +136,41 @@ def test_each_part_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sizes[0] == sizes[1] > 2 * WHOLE.nbytes
 
 
+@pytest.mark.parametrize("fills", [True, False], ids=["load", "read"])
+def test_how_far_a_read_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fills: bool) -> None:
+    path = saved(tmp_path)
+    watched = record_watched(monkeypatch, checkpoint_module)
+    with loopback(gpus=2):
+        seen: list[int] = []
+        commit = worker._Into.commit_tensor
+
+        def committed(into: Any, item: Any, tensor: torch.Tensor) -> None:
+            commit(into, item, tensor)
+            seen.append(worker.read_so_far(numbers[-1]))
+
+        numbers: list[int] = []
+        real = worker.read
+
+        def reading(number: int, *args: Any) -> None:
+            numbers.append(number)
+            assert worker.read_so_far(number) == 0
+            real(number, *args)
+
+        monkeypatch.setattr(worker._Into, "commit_tensor", committed)
+        monkeypatch.setattr(worker, "read", reading)
+        each = WHOLE.nbytes // 2 + BIAS.nbytes
+        for _ in range(2):
+            if fills:
+                checkpoint.load(empty(), path, ROWS)
+            else:
+                checkpoint.read(path, ROWS)
+            title, far = watched[-1]
+            assert (title, far()) == (f"reading checkpoint {path}", (2 * each, 2 * each))
+        first = seen[0]
+        assert first in {WHOLE.nbytes // 2, BIAS.nbytes} and seen == [first, each] * 4
+        assert len(watched) == 2 and watched[0][1]() == (0, 2 * each)  # another read has taken its place
+
+
 @pytest.mark.parametrize("filled", [True, False], ids=["load", "read"])
 def test_training_goes_on_where_it_was(tmp_path: Path, filled: bool) -> None:
     def trained(net: Any, optimizer: Any, steps: int) -> None:
