@@ -101,6 +101,13 @@ class Move(NamedTuple):
     owner: str
 
 
+class _Asked(NamedTuple):
+    """Question to clients about a host: which link did not reach it, and over which links they said that it has ended."""
+
+    link: HostLink
+    said: set[HostLink]
+
+
 class Routes:
     """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass
     on what is for hosts there is no link to, or ""."""
@@ -121,7 +128,7 @@ class Routes:
         # Hosts whose end was passed on, and of which nothing came since; with why.
         self._gone: OrderedDict[str, str] = OrderedDict()
         self._clients: set[str] = set()  # hosts of those that use this one
-        self._asked: dict[str, HostLink] = {}  # hosts that this link did not reach yet, of which clients were asked
+        self._asked: dict[str, _Asked] = {}  # hosts that were not reached yet, of which clients were asked
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -268,15 +275,20 @@ class Routes:
     def _ask(self, host: str, link: HostLink, pause: float) -> None:
         """Asks the clients' hosts whether that host has ended, as long as the link has not reached it. They have spoken with
         it and know that at once; who dials it for the first time only finds that nobody listens yet."""
+        asked = self._asked.get(host)
         if self._links.get(host) is not link or link.lost or link.other_agent or not self._clients:
-            if self._asked.get(host) is link:
+            if asked is not None and asked.link is link:
                 del self._asked[host]
             return
-        self._asked[host] = link
-        ways = [way for way in map(self._links.get, self._clients) if way is not None and way is not link]
-        for way in {id(way): way for way in ways}.values():
+        if asked is None or asked.link is not link:
+            self._asked[host] = _Asked(link, set())
+        for way in self._client_ways(link):
             _try_send(way, HostAsked(host))
         self._station.loop.call_later(pause, lambda: self._ask(host, link, pause * 2))
+
+    def _client_ways(self, but: HostLink) -> list[HostLink]:
+        ways = [way for way in map(self._links.get, self._clients) if way is not None and way is not but]
+        return list({id(way): way for way in ways}.values())
 
     def may_be_back(self, host: str) -> None:
         """Somebody counts on it: its end is old news."""
@@ -439,7 +451,7 @@ class Routes:
                     self.pass_on(msg, frame, link)
             elif type(msg) is HostEnded:
                 self._host_ended(msg.host, msg.why, msg.generation, link)
-            elif type(msg) is HostAsked and self.has_ended(msg.host):
+            elif type(msg) is HostAsked and self.has_ended(msg.host) and link.queued <= self._limit:  # it asks again
                 _try_send(link, HostEnded(msg.host, self._gone[msg.host], self.generation(msg.host)))
 
     def _learn(self, host: str, link: HostLink) -> bool:
@@ -478,9 +490,13 @@ class Routes:
         if known in (link, None) and host not in self._gone:
             self._links.pop(host, None)
             self._tell_lost(host, why)
-        elif known is not None and self._asked.get(host) is known and not known.other_agent:
-            del self._asked[host]
-            self._leave_behind(host, why)
+        elif known is not None and not known.other_agent and host in self._asked and self._asked[host].link is known:
+            # One client may be cut off from a host that lives for another: all have to say so.
+            said, ways = self._asked[host].said, self._client_ways(known)
+            said.add(link)
+            if link in ways and said.issuperset(ways):
+                del self._asked[host]
+                self._leave_behind(host, why)
 
     def _tell_lost(self, host: str, why: str) -> None:
         self._clients.discard(host)

@@ -464,6 +464,56 @@ def test_a_client_that_has_gone_is_not_asked() -> None:
     assert asked(other) == []
 
 
+def test_a_host_that_only_one_of_two_clients_cannot_reach_has_not_ended() -> None:
+    agent = Agent()
+    a, cut_off, sees_it = agent.process("m.0"), agent.take(CLIENT), agent.take("unix:/run/d", "l2")
+    other = agent.take(OTHERS, "l3")
+    agent.routes.client_came(CLIENT)
+    agent.routes.client_came("unix:/run/d")
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)
+    agent.loop.wait(1)
+    assert len(asked(cut_off)) == len(asked(sees_it)) == 2
+    ended = [Frame(message.encode(HostEnded(THEM, "a cable")), b"", ())]
+    for link in (cut_off, cut_off, other):  # `other` is no client's, and was not asked
+        agent.routes.connection_received(link, ended)
+    assert agent.lost == [] and not agent.dialled[THEM].closed
+    agent.routes.connection_received(sees_it, ended)
+    assert agent.lost == [(THEM, "a cable")]
+
+
+def test_nobody_but_clients_is_believed_when_all_clients_have_gone() -> None:
+    agent = Agent()
+    a, client, other = agent.process("m.0"), agent.take(CLIENT), agent.take(OTHERS, "l3")
+    agent.routes.client_came(CLIENT)
+    agent.give(f"{THEM}/m.9", f"{US}/m.0", a)
+    agent.loop.wait(1)
+    agent.lose(client)
+    agent.routes.connection_received(other, [Frame(message.encode(HostEnded(THEM, "of old")), b"", ())])
+    assert agent.lost == [(CLIENT, "cut")]
+
+
+def test_clients_that_come_and_go_leave_nothing() -> None:
+    agent = Agent()
+    for number in range(100):
+        client = agent.take(f"unix:/run/{number}", f"l{number}")
+        agent.routes.client_came(f"unix:/run/{number}")
+        agent.lose(client)
+    assert agent.routes._clients == set()
+
+
+def test_who_asks_and_does_not_take_the_answers_gets_no_more() -> None:
+    agent = Agent()
+    agent.lose(agent.take(THEM), "power cut")
+    worker = agent.take(OTHERS, "l2")
+    question = [Frame(message.encode(HostAsked(THEM)), b"", ())]
+    worker.queued = LIMIT + 1
+    agent.routes.connection_received(worker, question * 100)
+    assert worker.got == []
+    worker.queued = 0
+    agent.routes.connection_received(worker, question)
+    assert worker.got == [HostEnded(THEM, "power cut")]
+
+
 def test_who_knows_of_an_end_answers_who_asks() -> None:
     agent = Agent()
     a, link = agent.process("m.0"), agent.take(THEM)
