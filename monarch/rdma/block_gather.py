@@ -58,6 +58,7 @@ class BlockGather:
     def __init__(self, reads: Sequence[Read], keep: Any) -> None:
         self._reads = reads
         self._keep = keep
+        self._moving: list[Transfer] = []
         self._plan()
 
     def _plan(self) -> None:
@@ -108,17 +109,31 @@ class BlockGather:
                     raise RDMAError(f"memory of a device cannot be reached: {exc}") from exc
                 self._plan()
 
+    def part(self) -> float:
+        """Returns the share that the last read has begun to move; 0.0 where not all of it goes in chunks."""
+        moving, left = self._moving, len(self._spans) + bool(self._passing)
+        sizes = [transfer.size for transfer in moving]
+        done = sum(
+            size * each.chunked.taken for size, each in zip(sizes, moving, strict=True) if each.chunked is not None
+        )
+        return 0.0 if left or not moving else done / max(1, sum(sizes))
+
     async def _read(self, deadline: float, timeout: float, after: Sequence[Any]) -> None:
         spare = _Spare()
         futures: list[Awaitable[None]] = []
+        moving: list[Transfer] = []
+        self._moving = moving
         try:
             if self._lent is not None:
                 await self._lent.open(max(0.0, deadline - monotonic()))
-                futures.append(_Gathering(self._lent.batches, self._keep, timeout, after).begin())
+                moving.append(lent := _Gathering(self._lent.batches, self._keep, timeout, after))
+                futures.append(lent.begin())
             if self._batches:
-                futures.append(_Gathering(self._batches, self._keep, timeout, after).begin())
+                moving.append(near := _Gathering(self._batches, self._keep, timeout, after))
+                futures.append(near.begin())
             streamed = self._streamed(spare, timeout) if self._parts else None
             if streamed is not None:
+                moving.append(streamed.transfer)
                 futures.append(streamed.begin())
             if self._spans:
                 futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
@@ -170,11 +185,11 @@ class _Streamed:
         self.to_be_moved: list[_Placed] = []
         self._placed = placed
         self._promise: Promise[None] = Promise()
-        self._transfer = batched_reads.StreamedGather(batches, keep, timeout, self._reroute)
-        self._transfer.ended = self._promise.settle
+        self.transfer = batched_reads.StreamedGather(batches, keep, timeout, self._reroute)
+        self.transfer.ended = self._promise.settle
 
     def begin(self) -> Future[None]:
-        self._transfer.begin()
+        self.transfer.begin()
         return self._promise.future
 
     def _reroute(self) -> None:

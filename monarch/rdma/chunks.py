@@ -20,6 +20,12 @@ class ChunkedTransfer:
         self._lock = Lock()
         self._next = 0
         self._error: Exception | None = None
+        transfer.chunked = self
+
+    @property
+    def taken(self) -> float:
+        """Returns the share of the chunks that have been begun, 1.0 for all."""
+        return self._next / self.chunks
 
     @property
     def has_more(self) -> bool:

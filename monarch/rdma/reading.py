@@ -6,7 +6,7 @@ A plan knows the reader's tensors and stays what it is. The route, which owner g
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._devices.memory import interface
@@ -50,6 +50,20 @@ class WeightsPlan:
         self._devices: dict[str, Any] = {}  # a tensor on each that is read into
         self._gone: frozenset[int] = frozenset()
         self._route: ReadRoute | None = None
+        self.nbytes = 0  # that are wanted
+        self._moved: Callable[[], int] = lambda: 0  # in the read that is under way
+
+    def far(self) -> tuple[int, int]:
+        """Returns the bytes of the read that have begun to move, and all. What was overtaken by an update begins anew."""
+        return self._moved(), self.nbytes
+
+    def gathers(self, route: ReadRoute, version: int) -> list[BlockGather]:
+        """Returns what reads that version, from one owner each."""
+        found = [route.gather(owner, version) for owner in route.owners]
+        self._moved = lambda: sum(
+            int(route.bytes_of(owner) * gather.part()) for owner, gather in zip(route.owners, found, strict=True)
+        )
+        return found
 
     def add(self, entry: TensorEntry, box: Box, staged: bool) -> None:
         """`box` of the whole tensor of that name goes into `entry`, which has its shape."""
@@ -64,6 +78,7 @@ class WeightsPlan:
             raise StateDictMismatchError(f"{name!r} and {entry.name!r} are one tensor here and two at the owner")
         if name == entry.name:
             flat = None if memory.device is None else memory.keep
+            self.nbytes += size
             self._wanted.append(WantedTensor(name, box, entry.item, size, memory.address, flat))
 
     def _memory(self, entry: TensorEntry, size: int, staged: bool) -> LocalMemory:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._errors import (
     BufferDroppedError,
@@ -14,6 +14,7 @@ from monarch._errors import (
     StateDictMismatchError,
 )
 from monarch.actor import Future, Promise, ValueMesh
+from monarch.actor.lowlevel import WatchedProgress, show_waits
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
 from monarch.rdma.entries import TensorEntry, entries_of, shorten, shown
@@ -27,6 +28,11 @@ from monarch.rdma.versions import Header, agreed, whole
 if TYPE_CHECKING:
     import asyncio
 
+T = TypeVar("T")
+
+_SHOWN = (
+    64 << 20
+)  # bytes of weights whose read shows people how far it is: of fewer, it is done before they would see it
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3  # seconds between two looks at the counters
 
 
@@ -186,7 +192,7 @@ class StateDictHandle:
         deadline = monotonic() + check_timeout(timeout)
         plan = self._plan(target, dict(shards or {}), strict, staged)
         after = plan.marks()
-        return manager.run(lambda: self._read(plan, after, deadline, timeout))
+        return self._shown(plan, lambda: self._read(plan, after, deadline, timeout))
 
     def reader(
         self, target: Any, *, shards: Mapping[str, Any] | None = None, strict: bool = True, staged: bool = False
@@ -227,7 +233,7 @@ class StateDictHandle:
         async def read() -> tuple[int, dict[Any, Any]]:
             return await self._read(plan, (), deadline, timeout), result
 
-        return manager.run(read)
+        return self._shown(plan, read)
 
     # --- versions
 
@@ -278,6 +284,13 @@ class StateDictHandle:
 
     # --- reading
 
+    def _shown(self, plan: WeightsPlan, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Begins that work, which reads. A wait for it shows how far it is."""
+        future = manager.run(work)
+        if plan.nbytes < _SHOWN:
+            return future
+        return show_waits(future, WatchedProgress(f"weights of {self.owner}", plan.far, of_bytes=True))
+
     async def _read(self, plan: WeightsPlan, after: Sequence[Any], deadline: float, timeout: float) -> int:
         import asyncio
 
@@ -309,7 +322,7 @@ class StateDictHandle:
             attempt.disturbed = True
             return None
         left = max(deadline - monotonic(), 0)
-        gathers = [attempt.route.gather(owner, version) for owner in owners]
+        gathers = plan.gathers(attempt.route, version)
         _raise_first(owners, await _ended([gather.read(left, after) for gather in gathers]))
         attempt.headers = await self._headers(owners, max(deadline - monotonic(), _LONGEST_PAUSE))
         copies = [self._owners[owner].copies for owner in owners]
@@ -424,7 +437,7 @@ class Reader:
         """Reads as `StateDictHandle.read_into` does. Begins now, or when the read before it has ended."""
         deadline = monotonic() + check_timeout(timeout)
         after = self._plan.marks()
-        return manager.run(lambda: self._read(after, deadline, timeout))
+        return self._handle._shown(self._plan, lambda: self._read(after, deadline, timeout))
 
     async def _read(self, after: Sequence[Any], deadline: float, timeout: float) -> int:
         if self._lock is None:

@@ -6,12 +6,15 @@ import math
 import operator
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMATimeoutError
 from monarch.rdma.buffer_handle import BufferHandle
 from monarch.rdma.local_memory import LocalMemory
+
+if TYPE_CHECKING:
+    from monarch.rdma.chunks import ChunkedTransfer
 
 _LIMIT = 2**64 - 1
 
@@ -39,7 +42,20 @@ class Transfer:
     A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
     """
 
-    __slots__ = ("after", "deadline", "ended", "handle", "kept", "memory", "offset", "path", "size", "timeout", "write")
+    __slots__ = (
+        "after",
+        "chunked",
+        "deadline",
+        "ended",
+        "handle",
+        "kept",
+        "memory",
+        "offset",
+        "path",
+        "size",
+        "timeout",
+        "write",
+    )
 
     def __init__(
         self, handle: BufferHandle, memory: LocalMemory, offset: int, size: int, write: bool, timeout: float
@@ -57,6 +73,7 @@ class Transfer:
         # What a backend keeps for the next transfer of the same RDMABuffer object, by its name.
         self.kept: dict[str, Any] = {}
         self.ended: Callable[[BaseException | None], None] = _nobody
+        self.chunked: ChunkedTransfer | None = None  # once it is one
 
     def late(self) -> bool:
         return monotonic() >= self.deadline
