@@ -193,7 +193,7 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
     host = site.host
     if host in ("0.0.0.0", "::", ""):
         host = socket.gethostname()
-    elif is_loopback(host):
+    elif host in ("127.0.0.1", "::1"):
         host = "localhost"
     scheme = "https" if site.certificate else "http"
     token = "" if is_loopback(site.host) else f"/?token={site.token}"
@@ -203,7 +203,6 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
 # --- who may ask
 
 COOKIE = "monarch_token"
-_HERE = ("localhost", "127.0.0.1", "[::1]")
 _READ = ("GET", "HEAD")
 _FOR_PROGRAMS = ("/api/", "/v1/")  # no pages
 
@@ -231,8 +230,9 @@ class LocalGate:
         self._application = application
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        name = _header(scope, b"host").rpartition(":")[0] or _header(scope, b"host")
-        if name not in _HERE:
+        host = _header(scope, b"host")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name != "localhost" and not is_loopback(name.strip("[]")):
             await _refuse(send, 403, "this server is for programs and pages of this machine: ask for it as localhost")
         else:
             await _let_in(self._application, scope, receive, send)

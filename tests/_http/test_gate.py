@@ -10,6 +10,7 @@ import pytest
 from monarch._http.server import COOKIE, LocalGate, TokenGate
 
 TOKEN = "t" * 32
+HERE = ("localhost", "127.0.0.1", "127.0.0.2", "[::1]")
 
 
 async def inside(scope: Any, receive: Any, send: Any) -> None:
@@ -44,12 +45,14 @@ def local() -> LocalGate:
     return LocalGate(inside)
 
 
-@pytest.mark.parametrize("host", ["localhost:8265", "127.0.0.1:8265", "[::1]:8265", "localhost"])
+@pytest.mark.parametrize("host", [*HERE, *(f"{name}:8265" for name in HERE)])
 def test_this_user_gets_in_by_the_names_of_this_machine(host: str) -> None:
     assert ask(local(), host=host)[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example:8265", "evil.example", "localhost.evil.example:8265", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example:8265", "evil.example", "localhost.evil.example:8265", "", "[::2]", "127.0.0.1.evil.example"]
+)
 def test_a_name_that_somebody_points_here_does_not_get_in(host: str) -> None:
     assert ask(local(), host=host)[0] == 403
 

@@ -57,11 +57,12 @@ def test_an_address_that_is_not_of_this_machine_is_an_error() -> None:
     [
         ("127.0.0.1", "", "http://localhost:5"),
         ("::1", "", "http://localhost:5"),
+        ("127.0.0.2", "", "http://127.0.0.2:5"),
         ("0.0.0.0", "", f"http://{socket.gethostname()}:5/?token=t"),
         ("10.0.0.1", "c.pem", "https://10.0.0.1:5/?token=t"),
         ("fd00::1", "", "http://[fd00::1]:5/?token=t"),
     ],
-    ids=["loopback", "IPv6 loopback", "everywhere", "TLS", "IPv6"],
+    ids=["loopback", "IPv6 loopback", "another loopback", "everywhere", "TLS", "IPv6"],
 )
 def test_the_url_is_one_that_people_can_open(host: str, certificate: str, url: str) -> None:
     assert http_server.url_of(http_server.Site([], host, 0, "t", certificate), (host, 5)) == url
