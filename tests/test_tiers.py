@@ -41,3 +41,11 @@ def test_what_starts_processes_is_marked(request: pytest.FixtureRequest) -> None
     assert tiers.counts(request.node)
     request.node.add_marker(tiers.full)
     assert not tiers.counts(request.node)
+
+
+def test_what_has_hosts_in_memory_is_not_marked(request: pytest.FixtureRequest) -> None:
+    request.node.fixturenames.append("hosts")
+    tiers.mark_processes(request.node, "testing")
+    assert not tiers.counts(request.node)
+    tiers.mark_processes(request.node, "procs")
+    assert tiers.counts(request.node)

@@ -19,10 +19,10 @@ full = pytest.mark.full
 slow = pytest.mark.slow
 
 # As many cases with real processes `make test` runs at most: tests/test_tiers.py.
-MOST_WITH_PROCESSES = 988
+MOST_WITH_PROCESSES = 944
 
-# The fixtures that start processes or programs, by the folder of their tests ("": of all). Who asks for one, whatever is in
-# between, gets the marker `procs`.
+# The fixtures that start processes or programs, by the folder of their tests ("": of all but those in IN_MEMORY, where names
+# mean what the cluster in memory has). Who asks for one, whatever is in between, gets the marker `procs`.
 STARTING = {
     "": {"hosts", "scripts"},
     "dashboard": {"observer"},
@@ -35,13 +35,14 @@ STARTING = {
     "tensor": {"procs", "square"},
     "trace": {"program"},
 }
+IN_MEMORY = {"testing"}
 COUNTED = pytest.StashKey[Counter[str]]()  # of what was collected: how many of each file count
 _ELSEWHERE = {"full", "slow", "device", "lab", "browser", "ray", "models"}
 
 
 def mark_processes(item: pytest.Item, folder: str) -> None:
     """`folder`: that of the test, in tests."""
-    starting = STARTING[""] | STARTING.get(folder, set())
+    starting = STARTING.get(folder, set()) | (set() if folder in IN_MEMORY else STARTING[""])
     if not starting.isdisjoint(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.procs)
 

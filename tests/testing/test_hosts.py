@@ -12,7 +12,6 @@ import monarch
 from monarch.actor import Actor, Channel, MeshFailure, Port, endpoint, this_host
 from monarch.testing import InProcessCluster, Local, VirtualClock
 from tests.support.actors import TIMEOUT, fails
-from tests.support.tiers import full
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 GIVEN_UP = 70.0  # virtual seconds after which a silent host is one that has ended
@@ -284,7 +283,6 @@ def test_who_waits_on_another_host_hears_of_a_hosts_death(hosts: InProcessCluste
     assert taken_failures(hosts, 1) == [[0]]
 
 
-@full
 def test_who_calls_a_dead_host_for_the_first_time_hears_of_it_soon(
     hosts: InProcessCluster, clock: VirtualClock
 ) -> None:
