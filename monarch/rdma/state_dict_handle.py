@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHOWN = (
-    64 << 20
-)  # bytes of weights whose read shows people how far it is: of fewer, it is done before they would see it
+_SHOWN = 64 << 20  # bytes of weights whose read shows how far it is; fewer are there before anybody would see it
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3  # seconds between two looks at the counters
 
 
