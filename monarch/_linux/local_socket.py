@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from typing import Protocol
 
 _LENGTH = struct.Struct("!I")
 _TIMEVAL = struct.Struct("@ll")
@@ -94,7 +95,14 @@ def receive(sock: socket.socket, limit: int) -> bytearray:
     return read_rest(sock, length)
 
 
-def read_exactly(sock: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+class Receiving(Protocol):
+    """The part of a socket by which it is read."""
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+
+def read_exactly(sock: Receiving, length: int, deadline: float | None = None) -> bytearray:
     """Reads so many bytes. PeerClosedError when the other side had closed before the first, TornMessageError afterwards.
 
     TimeoutError at `deadline`, a time of time.monotonic(), which sets the socket's timeout; without one, that one holds for

@@ -5,6 +5,11 @@ there checks that the connection may speak and hands its descriptor to the proce
 with a purpose. On one host there is nothing to dial: one end of a socket pair is handed to the other process. From its
 answer on, a LinkHello or a Bye that says why not, the runtime has no part in the socket.
 
+To a host with TLS the agent of this host dials, for a process has no key that proves anything. Over the TLS of the agents
+goes the LinkHello, with a key and a certificate that this process has made for the one stream; then each agent hands its end
+of the socket to its process, and these have TLS of their own over it (see `transport.tls_stream`). Only who says that it can
+use such streams (`serve_either`, `open_either`) has them.
+
 Bound: MOST streams that others have opened; a further one is refused. Those that are open when the process closes its
 links are shut down, which wakes those who wait for them.
 """
@@ -39,6 +44,11 @@ from monarch._wire.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
+    from monarch._wire.transport.tls_stream import TlsStream
+
+    Stream = socket.socket | TlsStream
+else:
+    Stream = Any
 
 MOST = 256
 _ANSWER_BYTES = 64 * 1024  # of an answer's head; a longer one is not ours
@@ -49,6 +59,7 @@ logger = logging.getLogger("monarch")
 
 # Serves one stream on a thread of its own, which closes the socket when this returns or raises.
 Handler = Callable[[socket.socket], None]
+TlsHandler = Callable[[Stream], None]
 
 
 class Streams:
@@ -57,12 +68,14 @@ class Streams:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._handlers: dict[str, Handler] = {}
+        self._tls_handlers: dict[str, TlsHandler] = {}  # of those with TLS
         self._lock = Lock()
         self._waiting: dict[str, list[Slot]] = {}  # by address
         # Hosts that the agent was asked for, and why there is no way to them, for good, or "".
         self._hosts: dict[str, str] = {}
         self._encrypted: set[str] = set()  # those of them whose messages go by TLS
-        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._coming: dict[str, Slot] = {}  # streams that the agent dials, by the link of their hello
         self._served = 0
         self._id = new_id()
 
@@ -72,24 +85,38 @@ class Streams:
     # --- the side that serves
 
     def serve(self, purpose: str, handler: Handler) -> None:
-        """Takes streams for that purpose from now on."""
+        """Takes streams for that purpose from now on, none with TLS."""
         self._handlers[purpose] = handler
 
+    def serve_either(self, purpose: str, handler: TlsHandler) -> None:
+        """Takes streams for that purpose from now on, with TLS and without."""
+        self._handlers[purpose] = self._tls_handlers[purpose] = handler
+
     def handed(self, sock: socket.socket, hello: LinkHello) -> None:
-        """On the I/O thread: somebody who may speak wants a stream."""
+        """On the I/O thread: somebody who may speak wants a stream, or the agent has dialled one for us."""
+        if hello.pem and hello.host == self._proc.address:
+            slot = self._coming.pop(hello.link, None)
+            if slot is None:  # too late
+                sock.close()
+            else:
+                slot.set(sock)
+            return
         why = self._unwanted(hello)
-        if not why:
+        if not why or (hello.pem and self._served < 2 * MOST):  # with TLS a refusal takes a thread too
             with self._lock:
                 self._served += 1
                 self._open.add(sock)
             try:
-                start_thread(self._serve, f"monarch-{hello.purpose}", sock, hello)
+                start_thread(self._serve, f"monarch-{hello.purpose}", sock, hello, why)
                 return
             except RuntimeError as exc:
                 with self._lock:
                     self._served -= 1
                 why = f"it cannot start a thread: {exc}"
-        refuse(sock, why)
+        if hello.pem:
+            sock.close()
+        else:
+            refuse(sock, why)
 
     def _unwanted(self, hello: LinkHello) -> str:
         proc = self._proc
@@ -99,18 +126,22 @@ class Streams:
             return f"the process {name_of(hello.to)} is not here"
         if hello.target_incarnation not in (-1, proc.incarnation):
             return "that process has ended, and a new one has taken its place"
-        if hello.purpose not in self._handlers:
-            return f"it takes no streams for {hello.purpose!r}"
+        if hello.purpose not in (self._tls_handlers if hello.pem else self._handlers):
+            return f"it takes no streams{' with TLS' if hello.pem else ''} for {hello.purpose!r}"
         return f"it has {MOST} streams already" if self._served >= MOST else ""
 
-    def _serve(self, sock: socket.socket, hello: LinkHello) -> None:
+    def _serve(self, sock: socket.socket, hello: LinkHello, why: str) -> None:
         with sock:
             try:
-                sock.settimeout(_ANSWER_SECONDS)
-                hello.agent, hello.host = self._id, self._proc.address
-                sock.sendall(frames.encode_small(message.encode(hello), b""))
-                sock.settimeout(None)
-                self._handlers[hello.purpose](sock)
+                stream = _over_tls(sock, hello.pem, server=True) if hello.pem else sock
+                stream.settimeout(_ANSWER_SECONDS)
+                if not isinstance(stream, socket.socket):
+                    stream.handshake()
+                hello.agent, hello.host, hello.pem = self._id, self._proc.address, b""
+                stream.sendall(frames.encode_small(message.encode(Bye(why) if why else hello), b""))
+                stream.settimeout(None)
+                if not why:
+                    self._serve_one(stream, hello.purpose)
             except OSError as exc:
                 logger.debug("a stream for %s broke: %s", hello.purpose, exc)
             except Exception:
@@ -118,6 +149,12 @@ class Streams:
             finally:
                 with self._lock:
                     self._served -= 1
+
+    def _serve_one(self, stream: Stream, purpose: str) -> None:
+        if isinstance(stream, socket.socket):
+            self._handlers[purpose](stream)
+        else:
+            self._tls_handlers[purpose](stream)
 
     # --- the side that opens
 
@@ -147,18 +184,27 @@ class Streams:
 
         NoStreamError when there is none to be had, with the reason; TimeoutError.
         """
+        stream = self._open_one(address, purpose, timeout, tls=False)
+        assert isinstance(stream, socket.socket)
+        return stream
+
+    def open_either(self, address: str, purpose: str, timeout: float) -> Stream:
+        """Does the same, and gives a stream with TLS where messages to that process go by TLS: never a plain one."""
+        return self._open_one(address, purpose, timeout, tls=True)
+
+    def _open_one(self, address: str, purpose: str, timeout: float, tls: bool) -> Stream:
         if self._proc.closed is not None:
             raise NoStreamError("this process is closing")
         deadline = monotonic() + timeout
         near = host_of(address) == self._proc.host
-        sock = self._hand(address, purpose) if near else self._dial(address, deadline)
+        stream = self._hand(address, purpose) if near else self._dial(address, purpose, deadline, tls)
         try:
-            self._introduce(sock, address, purpose, deadline, said=near)
+            self._introduce(stream, address, purpose, deadline, said=near)
         except BaseException:
-            sock.close()
+            stream.close()
             raise
-        self._open.add(sock)
-        return sock
+        self._open.add(stream)
+        return stream
 
     def _hand(self, address: str, purpose: str) -> socket.socket:
         transport = self._proc.transport
@@ -190,8 +236,10 @@ class Streams:
             purpose,
         )
 
-    def _dial(self, address: str, deadline: float) -> socket.socket:
+    def _dial(self, address: str, purpose: str, deadline: float, tls: bool) -> Stream:
         way = self._ask(address, deadline)
+        if way.encrypted and tls:
+            return self._through_agents(address, purpose, deadline)
         if way.why:
             raise NoStreamError(way.why)
         secret = Secret(way.secret) if way.secret else None
@@ -220,9 +268,33 @@ class Streams:
             raise NoStreamError(str(outcome))
         return outcome
 
-    def _introduce(self, sock: socket.socket, address: str, purpose: str, deadline: float, said: bool) -> None:
+    def _through_agents(self, address: str, purpose: str, deadline: float) -> TlsStream:
+        from monarch._wire.transport.tls_stream import make_pem
+
+        hello, slot = self._hello(address, purpose), Slot()
         try:
-            if not said:
+            hello.pem = make_pem()
+        except ModuleNotFoundError as exc:
+            raise NoStreamError(str(exc)) from exc
+        self._coming[hello.link] = slot
+        try:
+            self._post(AskDirect(address, True, hello))
+            outcome = _wait(slot, deadline, f"the connection to {host_of(address)}")
+        except BaseException:
+            slot.on_ready(lambda: _close(slot.value()))  # it may come all the same
+            raise
+        finally:
+            self._coming.pop(hello.link, None)
+        if not isinstance(outcome, socket.socket):
+            raise NoStreamError(str(outcome))
+        return _over_tls(outcome, hello.pem, server=False)
+
+    def _introduce(self, sock: Stream, address: str, purpose: str, deadline: float, said: bool) -> None:
+        try:
+            if not isinstance(sock, socket.socket):
+                sock.settimeout(_left(deadline))
+                sock.handshake()
+            elif not said:
                 sock.settimeout(_left(deadline))
                 hello = self._hello(address, purpose)
                 sock.sendall(frames.encode_small(message.encode(hello), b""))
@@ -247,19 +319,27 @@ class Streams:
         with self._lock:
             self._waiting.setdefault(address, []).append(slot)
         try:
-            self._proc.post(agent_of(self._proc.address), AskDirect(address, True))
+            self._post(AskDirect(address, True))
             told: MayDial = _wait(slot, deadline, "the agent of this host")
             return told
-        except (PeerEnded, RuntimeError) as exc:
-            raise NoStreamError(f"the agent of this host has ended: {exc}") from None
         finally:
             with self._lock:
                 left = [other for other in self._waiting.pop(address, ()) if other is not slot]
                 if left:
                     self._waiting[address] = left
 
+    def _post(self, ask: AskDirect) -> None:
+        try:
+            self._proc.post(agent_of(self._proc.address), ask)
+        except (PeerEnded, RuntimeError) as exc:
+            raise NoStreamError(f"the agent of this host has ended: {exc}") from None
+
     def may_dial(self, told: MayDial) -> None:
         """Runs on the I/O thread."""
+        if told.link:
+            if (coming := self._coming.pop(told.link, None)) is not None:
+                coming.set(DialFailed(told.why))
+            return
         if told.encrypted:
             self._encrypted.add(host_of(told.address))
         self._hosts[host_of(told.address)] = told.why
@@ -297,7 +377,17 @@ def _left(deadline: float) -> float:
     return min(left, _LONGEST)
 
 
-def _read_answer(sock: socket.socket, deadline: float) -> message.Message:
+def _over_tls(sock: socket.socket, pem: bytes, *, server: bool) -> TlsStream:
+    from monarch._wire.transport.tls_stream import TlsStream
+
+    try:
+        return TlsStream(sock, pem, server=server)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _read_answer(sock: Stream, deadline: float) -> message.Message:
     """Exactly one frame, so that what follows it is the stream's."""
     head, body, buffers = frames.PREFIX.unpack(read_exactly(sock, frames.PREFIX.size, deadline))
     if head > _ANSWER_BYTES or body or buffers:

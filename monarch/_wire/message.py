@@ -583,6 +583,12 @@ class LinkHello(_Message, tag=51):
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
     software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
+    pem: bytes = (
+        b""  # of a stream that goes on in TLS of its two processes: their key and certificate, made for it alone
+    )
+
+    def __repr__(self) -> str:
+        return f"<LinkHello of {self.host} {self.link} {self.purpose}>"
 
 
 WHO = "who"  # a LinkHello with it is answered by one that names the agent, and that is all
@@ -669,6 +675,8 @@ class AskDirect(_Message, tag=56):
 
     address: str
     stream: bool = False  # for a stream, not for a link
+    # Has the agent connect a stream to a host with TLS: the socket is handed over with this, or MayDial says why not.
+    hello: LinkHello | None = None
 
 
 class MayDial(_Telling, tag=57):
@@ -683,6 +691,7 @@ class MayDial(_Telling, tag=57):
     stream: bool = False  # as it was asked
     at: str = ""  # where its host is dialled
     encrypted: bool = False  # messages to that host go by TLS, which is the only reason why not
+    link: str = ""  # of the hello with which the agent should have connected a stream
 
     def __repr__(self) -> str:
         return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"

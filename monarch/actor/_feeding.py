@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from monarch._mesh.actors.feeding import (
     ActorsWatch,
     EndpointFacts,
@@ -16,10 +18,14 @@ from monarch._mesh.actors.feeding import (
     ordered,
     own_instance,
     sender_name,
+    take_streams,
 )
 from monarch._runtime.future import Source, check_timeout, make_future
 from monarch._runtime.remote_errors import decode_answer
 from monarch._wire.codec import decode, encode_call, encode_value
+
+if TYPE_CHECKING:
+    from monarch._runtime.streams import Stream as Stream  # noqa: PLC0414
 
 __all__ = [
     "ActorsWatch",
@@ -42,4 +48,5 @@ __all__ = [
     "ordered",
     "own_instance",
     "sender_name",
+    "take_streams",
 ]

@@ -5,7 +5,8 @@ own thread, which writers of other processes wake. Another thread receives, stra
 there is only one reader, in the gate's process, and one stream that has something for it, that thread stands aside while the
 reader waits: it reads the stream itself (`sleep`). A thread less is to be woken then on each side.
 
-The streams are those of the runtime (`_runtime.streams`): of processes that may speak to each other, and never beside TLS.
+The streams are those of the runtime (`_runtime.streams`): of processes that may speak to each other, and with TLS where
+messages between them have it.
 
 A stream that breaks ends the graph: its gate says why to all others, and the client to those that are not joined to it.
 """
@@ -19,18 +20,21 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._linux.local_socket import read_exactly
 from monarch._linux.locks import Lock
-from monarch.actor._feeding import open_stream_to
-from monarch.actor.lowlevel import serve_streams, start_thread
+from monarch.actor._feeding import open_stream_to, take_streams
+from monarch.actor.lowlevel import start_thread
 from monarch.config import settings
 from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin
 from monarch.graph.crossing import Crossed, CrossingError, EdgeReceiver, EdgeSender, Heard
 from monarch.graph.hosts import CLIENT_HOST, GateSpec, stream_reader
 from monarch.graph.memory import GateMemory, make_file
 from monarch.graph.plan import control_size
+
+if TYPE_CHECKING:
+    from monarch.actor._feeding import Stream
 
 PURPOSE = "graph"
 OPEN = 10.0  # seconds that a stream may take to open
@@ -59,7 +63,10 @@ class GateStream:
         self._sender = EdgeSender(spec.sends[host], memory.written, memory.value)
         self._receiver = EdgeReceiver(spec.takes[host], spec.hears[host], spec.depth, spec.slot_size, memory.slot)
         self._lock = Lock()  # of sending
-        self._sock: socket.socket | None = None
+        self._sock: Stream | None = None
+        self._pending: Callable[[], bool] = (
+            _nothing  # whether there may be more to read although the descriptor is silent
+        )
         self._own = False  # the socket is closed here
         self._over = False
         self._dozes = False
@@ -93,17 +100,18 @@ class GateStream:
             sock.close()
             raise
 
-    def welcome(self, sock: socket.socket) -> bool:
+    def welcome(self, sock: Stream) -> bool:
         """Takes the connection that the other gate has made; False where it is not wanted."""
         sock.sendall(_WELCOME)
         sock.settimeout(None)
         return self._take(sock)
 
-    def _take(self, sock: socket.socket) -> bool:
+    def _take(self, sock: Stream) -> bool:
         with self._lock:
             if self._sock is not None or self._over:
                 return False
             self._sock = sock
+            self._pending = getattr(sock, "pending", _nothing)
         if sock.family != socket.AF_UNIX:
             patience = min(round(settings.channel_reconnect_timeout() * 1000), _LONGEST)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
@@ -185,7 +193,8 @@ class GateStream:
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while self._end is None:
-            poll.poll()
+            if not self._pending():
+                poll.poll()
             if not self._stand_aside():
                 with self._reading:
                     self._take_in(None)
@@ -193,6 +202,12 @@ class GateStream:
 
     def _take_in(self, visitor: OwnBell | None) -> bool:
         """Receives what is there, and returns whether something was. `visitor` needs not be woken."""
+        something = self._take_some(visitor)
+        while self._pending() and self._end is None and self._take_some(visitor):
+            pass
+        return something
+
+    def _take_some(self, visitor: OwnBell | None) -> bool:
         sock, receiver, gate = self._sock, self._receiver, self._gate
         if sock is None or self._end is not None:
             return True
@@ -326,7 +341,7 @@ class GraphGate:
             os.close(fd)
             raise
         _gates[name] = self
-        serve_streams(PURPOSE, _serve)
+        take_streams(PURPOSE, _serve)
 
     @property
     def bells(self) -> dict[int, DescriptorAt]:
@@ -411,11 +426,15 @@ def _flat(lists: Iterable[list[Any]]) -> list[Any]:
     return [one for several in lists for one in several]
 
 
+def _nothing() -> bool:
+    return False
+
+
 def _why(exc: OSError) -> str:
     return exc.strerror or str(exc) or type(exc).__name__
 
 
-def _serve(sock: socket.socket) -> None:
+def _serve(sock: Stream) -> None:
     """Serves a stream that another gate has opened."""
     deadline = monotonic() + OPEN
     host, length = _GREETING.unpack(read_exactly(sock, _GREETING.size, deadline))

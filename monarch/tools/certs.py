@@ -5,7 +5,7 @@ the key may run code on all hosts. The runtime asks of the other side that its c
 nothing else, and not for its name; the names are in it for other tools that look at them. The authority's key is not
 needed to run.
 
-Needs the package `cryptography` (the extra `tls`), and only when certificates are made: using them needs nothing.
+Needs the package `cryptography` (the extra `tls`), when certificates are made; of what uses them compiled graphs need it too.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ class Process:
         self.transport = None
         self.told = told
         self.asked: list[str] = []
+        self.connect: Callable[[LinkHello], None] | None = None  # of its agent, for a stream with TLS
         self.peers: dict[str, Any] = {}
         self.streams = Streams(self)  # type: ignore[arg-type]
 
@@ -58,7 +60,14 @@ class Process:
         self.asked.append(ask.address)
         told = self.told
         if told is not None:
-            self.loop.call_soon(lambda: self.streams.may_dial(MayDial(ask.address, told.secret, told.why, True)))
+            answer = MayDial(ask.address, told.secret, told.why, True, encrypted=told.encrypted)
+            if ask.hello is not None:
+                answer.link, answer.why = ask.hello.link, "no certificate there"
+                if (connect := self.connect) is not None:
+                    hello = ask.hello
+                    self.loop.call_soon(lambda: connect(hello))
+                    return
+            self.loop.call_soon(lambda: self.streams.may_dial(answer))
 
 
 class Pair(RunningLoop):
@@ -217,6 +226,85 @@ def test_what_goes_by_tls_is_known(pair: Pair) -> None:
     pair.call(lambda: pair.a.streams.may_dial(told))
     assert pair.a.streams.encrypted(pair.b.address, TIMEOUT)
     assert "TLS" in pair.a.streams.obstacle(pair.b.address, TIMEOUT)
+
+
+class TlsPair:
+    """The same, where messages go by TLS; the agents give each process an end of a socket pair."""
+
+    def __init__(self, pair: Pair) -> None:
+        pytest.importorskip("cryptography")
+        self.pair = pair
+        pair.a.told = MayDial("", why="a connection with TLS cannot be handed over", encrypted=True)
+        pair.a.connect = self._connect
+        self.hello: Any = None
+        self.pem = lambda pem: pem  # what the agents make of it
+
+    def _connect(self, hello: LinkHello) -> None:
+        ours, theirs = socket.socketpair()
+        self.hello = message.decode(message.encode(hello))
+        self.hello.pem = self.pem(hello.pem)
+        self.wire = ours.dup()
+        self.pair.sockets.append(self.wire)
+        self.pair.b.streams.handed(theirs, self.hello)
+        self.pair.a.streams.handed(ours, hello)
+
+    def open(self, purpose: str = "echo") -> Any:
+        return self.pair.a.streams.open_either(self.pair.b.address, purpose, TIMEOUT)
+
+
+@pytest.fixture
+def tls(pair: Pair) -> TlsPair:
+    return TlsPair(pair)
+
+
+def test_where_messages_go_by_tls_a_stream_does_too(tls: TlsPair) -> None:
+    tls.pair.b.streams.serve_either("echo", echo)  # type: ignore[arg-type]
+    with tls.open() as stream:
+        assert not isinstance(stream, socket.socket) and stream.gettimeout() is None
+        stream.sendall(b"hello")
+        assert stream.recv(5) == b"hello"
+        assert not tls.pair.a.streams._coming
+        assert b"PRIVATE KEY" not in repr(tls.hello).encode()
+
+
+def test_who_takes_plain_streams_only_has_none(tls: TlsPair) -> None:
+    tls.pair.b.streams.serve("echo", echo)
+    with pytest.raises(NoStreamError, match="takes no streams with TLS for 'echo'"):
+        tls.open()
+    with pytest.raises(NoStreamError, match="cannot be handed over"):
+        tls.pair.open()
+
+
+def test_no_process_with_another_key_is_taken_for_it(tls: TlsPair) -> None:
+    from monarch._wire.transport.tls_stream import make_pem
+
+    tls.pair.b.streams.serve_either("echo", echo)  # type: ignore[arg-type]
+    tls.pem = lambda pem: make_pem()
+    with pytest.raises(NoStreamError, match="certificate"):
+        tls.open()
+
+
+def test_why_the_agent_could_not_connect_is_said(tls: TlsPair) -> None:
+    tls.pair.a.connect = None
+    with pytest.raises(NoStreamError, match="no certificate there"):
+        tls.open()
+
+
+def test_a_socket_that_the_agent_brings_too_late_is_closed(tls: TlsPair) -> None:
+    hellos: list[LinkHello] = []
+    tls.pair.a.connect = hellos.append
+    with pytest.raises(TimeoutError, match="the connection to"):
+        tls.pair.a.streams.open_either(tls.pair.b.address, "echo", 0.2)
+    ours, theirs = socket.socketpair()
+    tls.pair.call(lambda: tls.pair.a.streams.handed(ours, hellos[0]))
+    with theirs:
+        assert theirs.recv(1) == b""
+
+
+def test_without_the_package_that_makes_keys_there_is_none(tls: TlsPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(NoStreamError, match=r"pip install 'pymonarch\[tls\]'"):
+        tls.open()
 
 
 def test_nothing_against_it_is_remembered_as_well(pair: Pair) -> None:

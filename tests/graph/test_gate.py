@@ -40,7 +40,7 @@ class Pair:
     """The client's gate, to which ring 1 comes, and the other, to which ring 0 goes; ring 2 stays there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gates, "serve_streams", lambda purpose, handler: None)
+        monkeypatch.setattr(gates, "take_streams", lambda purpose, handler: None)
         monkeypatch.setattr(gates, "open_stream_to", self._open)
         self.ends: list[queue.Queue[str]] = [queue.Queue(), queue.Queue()]
         self.bells: list[Any] = [Told(), Told()]

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,38 @@ class AsyncFar(Actor):
             return maps.read().count("monarch-graph")
 
 
-@pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, HostMesh]]:
-    with hosts_in(tmp_path_factory.mktemp("graphs")) as hosts:
+TLS_LOOP = LOOP.replace(', ca="trust_all_connections"', "").replace("argv[1]", "argv[1].replace('tcp:', 'tls:')")
+
+
+@contextmanager
+def tls_hosts(hosts: Hosts, folder: Path, count: int) -> Iterator[HostMesh]:
+    """So many, which have certificates, as their client has."""
+    pytest.importorskip("cryptography")
+    made = make_certificates(folder / "certs")
+    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MONARCH_SECRET", "MONARCH_SECRET_FILE"):
+            patch.delenv(name, raising=False)
+        workers = [hosts.start_tcp(TLS_LOOP, {name: str(file) for name, file in env.items()}) for _ in range(count)]
+        addresses = [worker.address.replace("tcp:", "tls:") for worker in workers]
+        mesh = attach_to_workers(
+            workers=addresses, ca=made.ca, certificate=made.certificate, private_key=made.private_key
+        )
+    assert mesh.initialized.get(TIMEOUT) is True
+    yield mesh
+    mesh.shutdown().get(TIMEOUT)
+
+
+@pytest.fixture(scope="module", params=["tcp", "tls"])
+def two_hosts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Hosts, HostMesh]]:
+    folder = tmp_path_factory.mktemp("graphs")
+    with hosts_in(folder) as hosts:
+        if request.param == "tls":
+            with tls_hosts(hosts, folder, 2) as mesh:
+                yield hosts, mesh
+            return
         mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
         yield hosts, mesh
         mesh.shutdown().get(TIMEOUT)
@@ -297,25 +327,3 @@ def test_whoever_is_killed_whenever_the_graph_gives_right_results_or_the_error_o
         assert living.mapped.call().get(TIMEOUT).values() == [0, 0]
         assert living.threads.call().get(TIMEOUT).values() == [[], []]
         procs.stop().get(TIMEOUT)
-
-
-def test_a_job_with_tls_is_refused_when_the_graph_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cryptography")
-    made = make_certificates(tmp_path / "certs")
-    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
-    monkeypatch.delenv("MONARCH_SECRET", raising=False)
-    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
-    source = LOOP.replace(', ca="trust_all_connections"', "").replace(
-        "sys.argv[1]", "sys.argv[1].replace('tcp:', 'tls:')"
-    )
-    with hosts_in(tmp_path) as hosts:
-        worker = hosts.start_tcp(source, {name: str(file) for name, file in env.items()})
-        address = worker.address.replace("tcp:", "tls:")
-        mesh = attach_to_workers(
-            workers=[address], ca=made.ca, certificate=made.certificate, private_key=made.private_key
-        )  # fmt: skip
-        far = mesh.spawn_procs().spawn("far", Far)
-        with pytest.raises(ValueError, match=r"cannot connect to .*TLS cannot be handed.* Use ordinary calls"):
-            graph.compile(far.add.bind(InputNode()))
-        assert far.add.call_one(1).get(TIMEOUT) == 2
-        mesh.shutdown().get(TIMEOUT)

@@ -6,12 +6,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch import graph
 from monarch.actor import Actor, attach_to_workers, endpoint
 from monarch.config import configure
+from monarch.graph import InputNode
 from monarch.rdma import RDMABuffer
 from monarch.tools.certs import Certificates, make_certificates
 from tests.support.hosts import TIMEOUT, Hosts
@@ -35,6 +38,10 @@ class Echo(Actor):
     @endpoint
     def say(self, text: str) -> str:
         return text[::-1]
+
+    @endpoint
+    def wrap(self, text: str) -> str:
+        return f"<{text}>"
 
     @endpoint
     def lend(self) -> RDMABuffer:
@@ -191,3 +198,76 @@ def test_a_tls_worker_takes_nothing_in_plain(proxy: Proxy) -> None:
     mesh = attach_to_workers(workers=[f"tcp://{proxy.address}"], secret=SECRET)
     with pytest.raises(RuntimeError, match=r"attach failed.*it speaks TLS, and this side has no certificates"):
         mesh.initialized.get(TIMEOUT)
+
+
+def through(*echos: Any) -> Any:
+    with InputNode() as x:
+        last: Any = x
+        for echo in echos:
+            last = echo.wrap.bind(last)
+    return graph.compile(last)
+
+
+@full
+def test_the_values_of_a_graph_cannot_be_read_and_strangers_do_not_disturb_it(
+    hosts: Hosts, proxy: Proxy, made: Certificates
+) -> None:
+    """From the client to the hosts, and from one of these to the other: the second is reached through the proxy alone."""
+    certificates: Any = {"ca": made.ca, "certificate": made.certificate, "private_key": made.private_key}
+    other = hosts.start_tcp(WORKER, {"MONARCH_SECRET": SECRET} | with_certificates(made))
+    at = [other.address.replace("tcp://", "tls://"), f"tls://{proxy.address}"]
+    mesh = attach_to_workers(workers=at, secret=SECRET, **certificates)
+    echos = mesh.spawn_procs().spawn("echo", Echo)
+    with through(echos.slice(hosts=0), echos.slice(hosts=1)) as compiled:
+        assert compiled.execute(ARGUMENT).get(TIMEOUT) == f"<<{ARGUMENT}>>"
+        before = len(proxy.seen)
+        large = ARGUMENT * 20_000
+        assert compiled.execute(large).get(TIMEOUT) == f"<<{large}>>"
+        assert len(proxy.seen) - before > 2 * len(large)  # to the second host, and back to the client
+        host, _, port = proxy.address.rpartition(":")
+        for said in (b"\1" * 3000, b"\x16\x03\x01\x02\x00" + bytes(600)):
+            with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(ConnectionError):
+                stranger.sendall(said)
+                stranger.settimeout(TIMEOUT)
+                answer = b""
+                while data := stranger.recv(4096):
+                    answer += data
+                assert len(answer) < 100
+        assert compiled.execute(ARGUMENT).get(TIMEOUT) == f"<<{ARGUMENT}>>"
+    for text in (ARGUMENT, ARGUMENT[:12], "MNRCH", "PRIVATE KEY", "monarch stream"):
+        assert text.encode() not in proxy.seen
+    mesh.shutdown().get(TIMEOUT)
+
+
+@full
+@pytest.mark.parametrize("there", ["no TLS", "another authority"])
+def test_a_graph_over_hosts_that_do_not_trust_each_other_is_refused(
+    hosts: Hosts, made: Certificates, tmp_path: Path, there: str
+) -> None:
+    """The client knows both, each as it wants to be known."""
+    one = hosts.start_tcp(WORKER, {"MONARCH_SECRET": SECRET} | with_certificates(made))
+    theirs = make_certificates(tmp_path / "others")
+    other = hosts.start_tcp(
+        WORKER, {"MONARCH_SECRET": SECRET} | ({} if there == "no TLS" else with_certificates(theirs))
+    )
+    meshes = [attach_to_workers(
+        workers=[one.address.replace("tcp://", "tls://")], secret=SECRET, ca=made.ca, certificate=made.certificate,
+        private_key=made.private_key,
+    )]  # fmt: skip
+    meshes.append(
+        attach_to_workers(workers=[other.address], secret=SECRET)
+        if there == "no TLS"
+        else attach_to_workers(
+            workers=[other.address.replace("tcp://", "tls://")], secret=SECRET, ca=theirs.ca,
+            certificate=theirs.certificate, private_key=theirs.private_key,
+        )
+    )  # fmt: skip
+    echos = [mesh.spawn_procs().spawn("echo", Echo) for mesh in meshes]
+    for echo in echos:
+        with through(echo) as compiled:  # each by itself
+            assert compiled.execute(ARGUMENT).get(TIMEOUT) == f"<{ARGUMENT}>"
+    for ways in (echos, echos[::-1]):
+        with pytest.raises(ValueError, match=r"cannot connect to .*(certificate|TLS).*Use ordinary calls"):
+            through(*ways)
+    for mesh in meshes:
+        mesh.shutdown().get(TIMEOUT)

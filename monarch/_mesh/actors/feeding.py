@@ -3,9 +3,8 @@ into an actor's mailbox in its own process, answers as ordinary calls have them,
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh.actors.adverb_codes import CALL
@@ -21,6 +20,9 @@ from monarch._text import clip
 from monarch._wire import message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, VALUE, Call
+
+if TYPE_CHECKING:
+    from monarch._runtime.streams import Stream
 
 _TEXT = 2_000  # characters of each text of an error that is cut to fit
 SMALLEST_ANSWER = 64 << 10  # bytes that hold every error once it is cut
@@ -73,9 +75,14 @@ def is_own(facts: EndpointFacts) -> bool:
     return running is not None and running.instance.key == facts.key and running.instance.rank in facts.ranks
 
 
-def open_stream_to(address: str, purpose: str, timeout: float) -> socket.socket:
-    """Does what `open_stream` says, to the process of that address."""
-    return here().streams().open(address, purpose, timeout)
+def open_stream_to(address: str, purpose: str, timeout: float) -> Stream:
+    """Does what `open_stream` says, to the process of that address, and with TLS where the job has it."""
+    return here().streams().open_either(address, purpose, timeout)
+
+
+def take_streams(purpose: str, handler: Callable[[Stream], None]) -> None:
+    """Does what `serve_streams` says, also for those with TLS."""
+    here().streams().serve_either(purpose, handler)
 
 
 # Of a call that is waited for, but not at a port: another number may be that of a port of the same process, as of a watch.

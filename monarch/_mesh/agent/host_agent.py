@@ -190,10 +190,14 @@ class HostAgent(BaseHostAgent):
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
-        if type(connection) is not Relay:  # the secret leaves this host for nobody
-            told = self.links.may_dial(ask.address)
-            told.stream = ask.stream
-            self.send(connection, told)
+        if type(connection) is Relay:  # the secret leaves this host for nobody
+            return
+        if ask.hello is not None:
+            self.links.open_stream(ask.hello, lambda told: self.send(connection, told))
+            return
+        told = self.links.may_dial(ask.address)
+        told.stream = ask.stream
+        self.send(connection, told)
 
     def _on_trust(self, trust: SetCredentials, frame: Frame) -> None:
         settings.restore(msgspec.msgpack.decode(trust.config))

@@ -17,7 +17,7 @@ from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR, LinkTarget
 from monarch._wire.link_connection import LinkConnection, limits_from_settings
-from monarch._wire.message import WHO, LinkHello, MayDial
+from monarch._wire.message import WHO, Bye, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import ConnectionLost, DialFailed
 from monarch._wire.transport.dialling import DialAttempt
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from monarch._mesh.agent.routes import Routes
 
 _QUESTION_BYTES, _QUESTION_SECONDS = 1 << 16, 5.0
+_MOST_OPENING = 256  # streams with TLS that are dialled at once
 _KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled again, is looked at again
 
 
@@ -71,6 +72,7 @@ class HostLinks:
         self._closed = False
         self._knocking: dict[str, DialAttempt] = {}  # at hosts whose agents are to be asked who they are
         self._asking: set[_Question] = set()  # and those that are being asked
+        self._opening: dict[str, DialAttempt | None] = {}  # for streams of processes, by the link of their hello
         self._rng = random.Random()
         self._frame_limit = settings.codec_max_frame_length()
         listening.links = self
@@ -136,7 +138,8 @@ class HostLinks:
                 if self._closed:
                     outcome.close()
                 else:
-                    question = _Question(self._connection, outcome, self._who(host, link), self._loop, told)
+                    who = self._who(host, link)
+                    question = _Question(self._connection, outcome, who, self._loop, lambda said, _: told(said))
                     question.ask(self._asking)
                 return
             refused = getattr(outcome, "refused", False)
@@ -149,7 +152,8 @@ class HostLinks:
             elif not link.lost and link.suspected:
                 link.finish(f"nobody listens at {host} any more: the process has ended")
 
-        def told(agent: str) -> None:
+        def told(said: object) -> None:
+            agent = said.agent if type(said) is LinkHello else ""
             if agent in ("", link.other_agent):  # "": it did not say
                 self._loop.call_later(_KNOCK_AGAIN, knock)
             elif not link.lost and link.suspected:
@@ -199,6 +203,8 @@ class HostLinks:
 
     def _hand_over(self, connection: StreamConnection, hello: LinkHello) -> str:
         """Gives a connection to the process that it is for; returns why it cannot. That process may refuse it still."""
+        if hello.pem:
+            return self._hand_over_beneath(connection, hello)
         sock = connection.detach()
         if sock is None:
             return "a link of two processes goes without TLS, and whoever dials waits for the answer to its hello"
@@ -209,20 +215,82 @@ class HostLinks:
                 refuse(sock, f"it could not be handed to the process {name_of(hello.to)}: {exc}")
         return ""
 
+    def _hand_over_beneath(self, connection: StreamConnection, hello: LinkHello) -> str:
+        """Does the same with the socket under the TLS of two agents: two processes have TLS of their own over it from the
+        answer on. Until then the other agent sends nothing, so no byte is read by the wrong one."""
+        try:
+            unix.hand_over(self._folder, name_of(hello.to), connection, message.encode(hello))
+        except (OSError, ValueError) as exc:
+            return f"it could not be handed to the process {name_of(hello.to)}: {exc}"
+        answer = LinkHello(message.VERSION, hello.reached, self._routes.agent, hello.link, hello.reached, 0, False)
+        try:
+            connection.send(frames.encode(message.encode(answer)))
+        except ConnectionLost as exc:
+            return str(exc)
+        sock = connection.detach(beneath=True)
+        if sock is None:
+            return "it sent more before it was answered, or takes no answer"
+        sock.close()
+        return ""
+
+    def open_stream(self, hello: LinkHello, failed: Callable[[MayDial], None]) -> None:
+        """Connects a stream of a process here, which has made this hello, to one of a host with TLS, and hands it the socket;
+        `failed` hears why that cannot be. Bounds: _MOST_OPENING at once, 5 seconds each for an answer."""
+
+        def fail(why: str) -> None:
+            failed(MayDial(hello.to, why=why, stream=True, link=hello.link))
+
+        def connected(outcome: Any) -> None:
+            self._opening.pop(hello.link, None)
+            if isinstance(outcome, DialFailed):
+                fail(str(outcome))
+            elif self._closed:
+                outcome.close()
+            else:
+                _Question(self._connection, outcome, hello, self._loop, told).ask(self._asking)
+
+        def told(said: object, connection: StreamConnection) -> None:
+            if type(said) is not LinkHello:
+                fail(said.reason if type(said) is Bye else "the agent there did not answer")
+                return
+            sock = connection.detach(beneath=True)
+            if sock is None:
+                fail("the agent there said more than its answer")
+                return
+            with sock:
+                try:
+                    unix.hand_over(self._folder, name_of(hello.host), sock, message.encode(hello))
+                except (OSError, ValueError) as exc:
+                    fail(f"it could not be handed over: {exc}")
+
+        host = host_of(hello.to)
+        way = self.may_dial(hello.to)
+        if not way.encrypted or len(self._opening) >= _MOST_OPENING:
+            fail(way.why or f"{_MOST_OPENING} streams are being opened already")
+            return
+        self._opening[hello.link] = None
+        try:
+            self._opening[hello.link] = self._dial(host, self._address(host), connected)
+        except (OSError, ValueError) as exc:
+            del self._opening[hello.link]
+            fail(str(exc))
+
     def _connection(self, sock: Any, handler: Any, queue: int) -> StreamConnection:
         return StreamConnection(sock, self._loop, handler, limit=queue, frame_limit=self._frame_limit)
 
     def close(self) -> None:
         self._closed = True
         self._listening.close()
-        for dial in self._knocking.values():
-            dial.cancel()
+        for dial in (*self._knocking.values(), *self._opening.values()):
+            if dial is not None:
+                dial.cancel()
         for question in list(self._asking):
             question.close("this host is closing")
 
 
 class _Question:
-    """A connection on which one thing is asked: which agent is there. `told` hears its unique id, or "", once."""
+    """A connection on which one thing is asked: which agent is there, or for one of its processes. `told` hears the answer,
+    once, with the connection; None when there is none."""
 
     def __init__(
         self,
@@ -230,9 +298,9 @@ class _Question:
         sock: Any,
         hello: LinkHello,
         loop: Loop,
-        told: Callable[[str], None],
+        told: Callable[[object, StreamConnection], None],
     ) -> None:
-        self._told: Callable[[str], None] | None = told
+        self._told: Callable[[object, StreamConnection], None] | None = told
         self._connection = connect(sock, self, _QUESTION_BYTES)
         self._timer = loop.call_later(_QUESTION_SECONDS, lambda: self.close("it did not say who it is"))
         self._hello = hello
@@ -253,21 +321,22 @@ class _Question:
             answer = message.decode(received[0].head)
         except message.UNREADABLE:
             answer = None
-        self._tell(answer.agent if type(answer) is LinkHello else "")
+        self._asked.discard(self)
+        self._tell(answer)
         connection.close("it has said who it is")
 
     def connection_lost(self, connection: Any, reason: str) -> None:
         self._asked.discard(self)
-        self._tell("")
+        self._tell(None)
 
     def close(self, why: str) -> None:
         self._connection.close(why)
 
-    def _tell(self, agent: str) -> None:
+    def _tell(self, answer: object) -> None:
         told, self._told = self._told, None
         self._timer.cancel()
         if told is not None:
-            told(agent)
+            told(answer, self._connection)
 
 
 def _secret(given: Credentials) -> Secret | None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 from types import FrameType
+from typing import Any
 
 from monarch._linux.descriptors import OUT_OF
 from monarch._linux.locks import Lock
@@ -497,12 +498,18 @@ class StreamConnection:
             self._readable(final=True)
         self._lose(reason)
 
-    def detach(self) -> socket.socket | None:
+    def fileno(self) -> int:
+        return self._fd
+
+    def detach(self, beneath: bool = False) -> socket.socket | None:
         """On the I/O thread, from `connection_received`: gives the socket away, and is lost without a word to anybody.
 
-        None, and nothing changes, when bytes of it are here, or when it is no plain socket: another could not go on.
+        None, and nothing changes, when bytes of it are here, or when it is no plain socket: another could not go on. With
+        `beneath` that under TLS is given away, for a session of others: the other side must do the same at this point.
         """
-        sock = self._sock
+        sock: Any = self._sock
+        if beneath and hasattr(sock, "beneath"):
+            sock = sock.beneath()
         if self._lost or self._kept or not self._decoder.empty or not isinstance(sock, socket.socket):
             return None
         with self._lock:

@@ -7,6 +7,7 @@ be given to it again in the same memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -277,8 +278,11 @@ class TlsSocket:
         if len(views) > 1 and len(first) < _CHUNK // 8:  # small pieces go into a record together
             first = memoryview(b"".join(_beginning(views, _CHUNK)))
         done = 0
-        while done < len(first):
-            done += self._tls.write(first[done:])
+        try:
+            while done < len(first):
+                done += self._tls.write(first[done:])
+        except ssl.SSLEOFError:  # the reader has seen the end of the connection
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
         self._collect()
         return done
 
@@ -361,6 +365,10 @@ class TlsSocket:
         """Returns whether `recv_into` may give something although the descriptor is silent."""
         with self._lock:
             return self._ended or bool(self._in.pending) or bool(self._tls.pending())
+
+    def beneath(self) -> socket.socket | None:
+        """Returns the plain socket, for something else to go on over it; None when bytes of TLS are still here."""
+        return None if self.unsent or self.pending() else self._sock
 
     def shutdown(self, how: int, /) -> None:
         """Shuts the plain socket down: frames and links have ends of their own, so TLS need not announce one."""

@@ -88,7 +88,7 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
 
-def hand_over(folder: str, name: str, sock: socket.socket, data: bytes) -> None:
+def hand_over(folder: str, name: str, sock: socket.socket | StreamConnection, data: bytes) -> None:
     """Gives the process `name` of `folder` a connected socket of ours, and `data` with it. Never waits. OSError when nobody
     listens there or the process takes nothing at present."""
     _carry(folder, name, _HANDOVER, sock.fileno(), data)
