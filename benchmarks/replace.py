@@ -1,4 +1,4 @@
-"""How long from `kill -9` of a host's agent until the actor that was there has answered on the host in its place?"""
+"""How long from `kill -9` of hosts' agents until the actors that were there have answered on the hosts in their places?"""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from _question import Measure, Question, Run
 from _stats import MILLISECONDS
 
 
-def replace(count: int, quick: int, **params: object) -> Run:
-    """One of two hosts is killed `count` times a round, with a spare for each time. Hosts are workers on this machine."""
+def replace(count: int, quick: int, lost: int = 1, **params: object) -> Run:
+    """`lost` of one host more are killed `count` times a round, with as many spares for each time. Hosts are workers on this
+    machine."""
     torch = ", torch imported" if params.get("torch") else ""
     return Run(
         "replace",
         (
-            Measure(f"kill -9 of one of 2 hosts{torch}: until its end is known", "known", MILLISECONDS),
-            Measure("until a spare has its place, and all know", "replaced", MILLISECONDS),
-            Measure("until its actor has answered there", "answered", MILLISECONDS),
+            Measure(f"kill -9 of {lost} of {lost + 1} hosts{torch}: until its end is known", "known", MILLISECONDS),
+            Measure("until spares have their places, and all know", "replaced", MILLISECONDS),
+            Measure("until the actors have answered there", "answered", MILLISECONDS),
         ),
-        {"warmup": 1, "count": count, **params},
+        {"warmup": 1, "count": count, "lost": lost, **params},
         {"count": quick},
         contenders=("ours",),
         needs_torch=bool(params.get("torch")),
@@ -28,7 +29,11 @@ def replace(count: int, quick: int, **params: object) -> Run:
     )
 
 
-QUESTION = Question("replace", "How long until a lost host is replaced?", (replace(6, 2), replace(4, 2, torch=True)))
+QUESTION = Question(
+    "replace",
+    "How long until lost hosts are replaced?",
+    (replace(6, 2), replace(4, 1, 2), replace(3, 1, 4), replace(4, 2, torch=True)),
+)
 
 if __name__ == "__main__":
     sys.exit(main(QUESTION))

@@ -39,31 +39,32 @@ def workers(count: int) -> Iterator[tuple[list[str], str]]:
 
 
 def replace(params: Params) -> Samples:
-    """The program replaces the host, then its process, then its actor."""
+    """The program replaces the hosts, then their processes, then their actors."""
     if params.get("torch"):
         importlib.import_module("torch")  # so do the processes, when they start
-    times = params["warmup"] + params["count"]
+    times, many = params["warmup"] + params["count"], params["lost"]
     samples: Samples = {"known": [], "replaced": [], "answered": []}
-    with workers(2 + times) as (addresses, secret):
-        hosts = attach_to_workers(workers=addresses[:2], spares=addresses[2:], secret=secret)
+    with workers(1 + many + many * times) as (addresses, secret):
+        hosts = attach_to_workers(workers=addresses[: 1 + many], spares=addresses[1 + many :], secret=secret)
         procs = hosts.spawn_procs()
         residents = procs.spawn("residents", Resident)
-        lost = residents.slice(hosts=1)
-        agent = residents.agent.call().get().values()[1]
+        lost = [residents.slice(hosts=rank) for rank in range(1, 1 + many)]
+        agents = residents.agent.call().get().values()[1:]
         time.sleep(1)  # the spares start as well
         for _ in range(times):
             start = time.perf_counter()
-            os.kill(agent, signal.SIGKILL)
-            try:
-                while True:
-                    lost.agent.call_one().get()
-            except SupervisionError:
-                samples["known"].append(time.perf_counter() - start)
+            for agent in agents:
+                os.kill(agent, signal.SIGKILL)
+            for each in lost:
+                with contextlib.suppress(SupervisionError):
+                    while True:
+                        each.agent.call_one().get()
+            samples["known"].append(time.perf_counter() - start)
             hosts.replace(failed=True).get()
             samples["replaced"].append(time.perf_counter() - start)
             procs.restart(failed=True).get()
             residents.restart(failed=True).get()
-            agent = lost.agent.call_one().get()
+            agents = [each.agent.call_one().get() for each in lost]
             samples["answered"].append(time.perf_counter() - start)
         hosts.shutdown().get()
     return {name: values[params["warmup"] :] for name, values in samples.items()}

@@ -266,7 +266,8 @@ class HostMesh(MeshHandle):
         Who takes a place: a worker of `workers` (addresses in the order of the ranks; further ones are tried when one cannot
         be reached; or a function that is given the ranks and returns them); else who the job of the mesh finds; else a spare
         (`attach_to_workers(spares=...)`); else a worker that listens at the same address again, for which it waits as long as
-        attaching may take.
+        attaching may take. Up to 64 hosts are replaced side by side; a function that looks for workers is called on a thread
+        of this process, never on two at once.
 
         Every handle and slice of the mesh reaches the new host by the old one's name. It runs nothing: `ProcMesh.restart(
         failed=True)` starts the processes there again that were lost, and `ActorMesh.restart(failed=True)` the actors;
@@ -275,8 +276,8 @@ class HostMesh(MeshHandle):
 
         RuntimeError on a reference, of a mesh that was stopped or shut down, for a host that is not dead, and for `workers`
         while it is being replaced already (without, that is waited for). ValueError for fewer workers than hosts and for what
-        is no address. The Future raises RuntimeError, naming who was tried and why in vain, when a host was not replaced;
-        others may have been.
+        is no address. The Future raises RuntimeError when hosts were not replaced, naming for each who was tried and why in
+        vain; the others have been.
         """
         if self._session is None:
             raise RuntimeError(f"cannot replace hosts of {_REFERENCE}")

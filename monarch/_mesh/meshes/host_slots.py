@@ -20,6 +20,7 @@ class HostSlots:
         self.names = list(names)
         self.at = list(names)  # where each is dialled
         self.lost: dict[int, str] = {}  # rank -> why
+        self.answered: set[int] = set()  # lost ranks whose replacement has answered: it is told of other moves
         self.losses = [0] * len(self.names)  # how often its end was told
         self.spares = list(spares)  # those that are left, in the order in which they are used
         self.ready_spares: set[str] = set()  # those that have answered
@@ -40,8 +41,8 @@ class HostSlots:
         return rank
 
     def living(self) -> list[str]:
-        """The names of those that are not lost, and of the spares that have answered."""
-        names = [name for rank, name in enumerate(self.names) if rank not in self.lost]
+        """The names of those that are not lost, and of the replacements and spares that have answered."""
+        names = [name for rank, name in enumerate(self.names) if rank not in self.lost or rank in self.answered]
         return names + [spare for spare in self.spares if spare in self.ready_spares]
 
     def choose(self, ranks: Sequence[int] | None) -> list[int]:

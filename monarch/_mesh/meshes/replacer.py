@@ -7,13 +7,19 @@ Names, and with them the addresses of processes in every handle, stay; the gener
 hosts that this process has attached are told who goes by the name from now on (`routes.Routes.replaced`), and tell their
 processes, before the replacement is over.
 
-A replacement runs on a thread of its own, because it waits. One at a time in a process: what one learns the next must know.
+A replacement runs on a thread of its own, because it waits, and hosts that died together are replaced side by side. Each is
+attached with the moves that are known by then; those that come until it has answered are told to it behind that, and from
+then on it is among those who are told.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from monarch._linux.locks import Lock
 from monarch._mesh.failures.replace_policy import ReplacePolicy
@@ -21,7 +27,7 @@ from monarch._mesh.meshes.attaching import PATIENCE, Attaching
 from monarch._mesh.meshes.host_slots import HostSlots, NoReplacement
 from monarch._mesh.meshes.owned import Acks, Timeout
 from monarch._mesh.start import transports
-from monarch._runtime.future import All, Slot, Source, Then
+from monarch._runtime.future import All, Slot, Source
 from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
@@ -30,6 +36,8 @@ from monarch._wire.message import AttachedHost, HostReplaced
 
 logger = logging.getLogger("monarch")
 
+_AT_ONCE = 64  # hosts that one call of `replace` attaches side by side; each takes a thread of this process meanwhile
+
 Find = Callable[[list[int]], Sequence[str]]  # ranks that were lost -> the workers that take their places
 
 
@@ -37,7 +45,8 @@ class AttachedMeshes:
     """The meshes that one process has attached, and which of their hosts were replaced."""
 
     def __init__(self) -> None:
-        self.turn = Lock()  # to be held while a host is replaced
+        self.search = Lock()  # to be held while a program or a job looks for workers: they are not asked by two threads
+        self.turns = defaultdict[str, Any](Lock)  # by host, to be held while it is replaced
         self._lock = Lock()
         self._meshes: list[HostReplacer] = []
         self._moves: dict[str, HostReplaced] = {}
@@ -56,11 +65,13 @@ class AttachedMeshes:
         with self._lock:
             return list(self._moves.values())
 
-    def moved(self, told: HostReplaced) -> list[str]:
-        """Remembers it. Who is to be told: every host that lives, by name."""
+    def moved(self, told: HostReplaced, knew: Sequence[HostReplaced]) -> tuple[list[str], list[HostReplaced]]:
+        """Remembers it. Who is to be told: every host that lives, by name; and what the new host, which was attached with
+        the moves that it `knew`, is to be told itself."""
         with self._lock:
+            missed = [move for move in self._moves.values() if move.host != told.host and move not in knew]
             self._moves[told.host] = told
-            return list(dict.fromkeys(host for mesh in self._meshes for host in mesh.living()))
+            return list(dict.fromkeys(host for mesh in self._meshes for host in mesh.living())), missed
 
     def host_lost(self, host: str, why: str) -> None:
         """Takes the word that a host is lost, on the I/O thread."""
@@ -112,6 +123,7 @@ class HostReplacer:
         self._admit = admit
         self._attached: AttachedMeshes = proc.mesh.attached
         self._under_way: dict[int, Slot] = {}  # by rank
+        self._claimed: dict[int, str] = {}  # rank -> who is being tried for it, and so for no other
         self._ended = ""
         self._lock = Lock()
 
@@ -195,20 +207,42 @@ class HostReplacer:
             slots: list[Source] = [self._under_way[rank] for rank in wanted]
         if fresh:
             start_thread(self._by_hand, "monarch-replace", fresh, workers)
-        return Then(All(slots), lambda _values: wanted)
+        return _Replaced(wanted, slots)
 
     def _by_hand(self, ranks: list[int], workers: list[str] | Find | None) -> None:
-        with self._attached.turn:
-            errors = self._round(ranks, workers)
-        for rank in ranks:
-            self._over(rank, errors.get(rank))
+        try:
+            pool = self._pool(ranks, workers)
+        except BaseException as exc:
+            for rank in ranks:
+                self._over(rank, exc)
+            return
+        try:
+            for rank in ranks:  # in their order, before any thread is quicker than another
+                self._claim(rank, pool, {})
+        except NoReplacement:
+            pass  # the one whose turn it is finds out as well, with who was tried
+        left = deque(ranks)
+
+        def run() -> None:
+            while True:
+                try:
+                    rank = left.popleft()
+                except IndexError:
+                    return
+                self._over(rank, self._replaced(rank, pool))
+
+        for _ in ranks[1:_AT_ONCE]:
+            start_thread(run, "monarch-replace")
+        run()
 
     def _by_policy(self, rank: int) -> None:
         """Until it is replaced or the policy has enough."""
         assert self._intensity is not None
         while True:
-            with self._attached.turn:
-                error = self._round([rank], None).get(rank)
+            try:
+                error = self._replaced(rank, self._pool([rank], None))
+            except BaseException as exc:
+                error = exc
             with self._lock:
                 again = error is not None and not self._ended and self._proc.closed is None
                 delay = self._intensity.next(self._proc.loop.now()) if again else None
@@ -241,71 +275,90 @@ class HostReplacer:
         else:
             slot.fail(error)
 
-    def _round(self, ranks: list[int], workers: list[str] | Find | None) -> dict[int, BaseException]:
-        """Replaces each, if it can be; the errors of the others."""
-        errors: dict[int, BaseException] = {}
-        find = workers if callable(workers) else self._find if workers is None else None
-        pool = workers if isinstance(workers, list) else None
-        if find is not None:
-            try:
-                found = list(find(list(ranks)))
-                pool = [self._admit(worker) for worker in found]
-            except Exception as exc:
-                why = f"no worker was found to take the place of hosts {ranks}: {type(exc).__name__}: {exc}"
-                return {rank: NoReplacement(why) for rank in ranks}
-        for rank in ranks:
-            try:
-                self._replace(rank, pool)
-            except BaseException as exc:
-                errors[rank] = exc
-        return errors
+    def _pool(self, ranks: list[int], workers: list[str] | Find | None) -> list[str] | None:
+        """Returns who may take these places, and is taken out of it when tried; None: spares, or a worker at its address."""
+        if isinstance(workers, list):
+            return workers
+        find = self._find if workers is None else workers
+        if find is None:
+            return None
+        try:
+            with self._attached.search:
+                return [self._admit(worker) for worker in find(list(ranks))]
+        except Exception as exc:
+            why = f"no worker was found to take the place of hosts {ranks}: {type(exc).__name__}: {exc}"
+            raise NoReplacement(why) from None
 
-    def _replace(self, rank: int, pool: list[str] | None) -> None:
-        """`pool`: who may take its place, and is taken out of it; None: spares, or a worker at its address."""
+    def _replaced(self, rank: int, pool: list[str] | None) -> BaseException | None:
+        """Replaces it, by whoever can be reached; why nobody could, else None."""
         tried: dict[str, str] = {}
-        while True:
-            with self._lock:
-                candidates = self._slots.candidates(rank) if pool is None else list(pool)
-                left = [worker for worker in candidates if worker not in tried]
-                if self._ended or self._proc.closed is not None or not left:
-                    why = f"the mesh was {self._ended}" if self._ended else ""
-                    raise NoReplacement(why or self._slots.why_none(rank, tried, pool is not None))
-                worker = left[0]
-                wrong = self._slots.check(rank, worker)
-            if pool is not None:
+        try:
+            with self._attached.turns[self._slots.names[rank]]:
+                while True:
+                    worker = self._claim(rank, pool, tried)
+                    try:
+                        wrong = self._take(rank, worker)
+                    finally:
+                        with self._lock:
+                            del self._claimed[rank]
+                    if not wrong:
+                        return None
+                    tried[worker] = wrong
+        except BaseException as exc:
+            return exc
+
+    def _claim(self, rank: int, pool: list[str] | None, tried: dict[str, str]) -> str:
+        """Returns who is to be tried for that rank now; from then on nobody else tries that worker."""
+        with self._lock:
+            left: list[str] = [self._claimed[rank]] if rank in self._claimed else []
+            if not left:
+                taken = {*tried, *self._claimed.values()}
+                candidates = self._slots.candidates(rank) if pool is None else pool
+                left = [worker for worker in candidates if worker not in taken]
+            if self._ended or self._proc.closed is not None or not left:
+                why = f"the mesh was {self._ended}" if self._ended else ""
+                raise NoReplacement(why or self._slots.why_none(rank, tried, pool is not None))
+            worker = self._claimed[rank] = left[0]
+            if pool is not None and worker in pool:
                 pool.remove(worker)
-            try:
-                if wrong:
-                    raise NoReplacement(wrong)
-                self._dial(rank, worker)
-                with self._lock:
-                    losses = self._slots.losses[rank]
-                facts = self._attach(rank)
-            except Exception as exc:
-                tried[worker] = str(exc)
-                continue
-            self._tell(rank, worker, facts.agent)
+            return worker
+
+    def _take(self, rank: int, worker: str) -> str:
+        """Puts that worker in the place; why it cannot be, or ""."""
+        with self._lock:
+            wrong = self._slots.check(rank, worker)
+        if wrong:
+            return wrong
+        try:
+            self._dial(rank, worker)
             with self._lock:
-                if self._slots.losses[rank] == losses:
-                    self._slots.taken(rank, worker)
-                    return
-            tried[worker] = "it was lost again at once"
+                losses = self._slots.losses[rank]
+            knew = self._attached.moves()
+            facts = self._attach(rank, knew)
+        except Exception as exc:
+            return str(exc)
+        with self._lock:
+            self._slots.answered.add(rank)
+        self._tell(rank, worker, facts.agent, knew)
+        with self._lock:
+            self._slots.answered.discard(rank)
+            if self._slots.losses[rank] == losses:
+                self._slots.taken(rank, worker)
+                return ""
+        return "it was lost again at once"
 
     def _dial(self, rank: int, worker: str) -> None:
         """Dials that worker by the name of the lost host from now on. What is said of that one has come before: to dial
         it anew, as when something was sent there, has been given up."""
         proc, host = self._proc, self._slots.names[rank]
-        generation = proc.host_generations.get(host, 0)
-        self._ask(
-            [agent for agent in self._way() if agent != agent_at(host)],
-            lambda port, index: HostReplaced(host, worker, "", generation, port, index),
-        )
+        told = HostReplaced(host, worker, "", proc.host_generations.get(host, 0))
+        self._ask([(agent, told) for agent in self._way() if agent != agent_at(host)])
 
-    def _attach(self, rank: int) -> AttachedHost:
+    def _attach(self, rank: int, knew: Sequence[HostReplaced]) -> AttachedHost:
         """It gets the name. Nobody else is told yet."""
         host = self._slots.names[rank]
         attaching = Attaching(self._proc, [host])
-        attaching.ask(self._env, [told for told in self._attached.moves() if told.host != host], host)
+        attaching.ask(self._env, [told for told in knew if told.host != host], host)
         attaching.wait(None)
         (facts,) = attaching.value()
         assert facts is not None
@@ -316,27 +369,27 @@ class HostReplacer:
         gateway = transports.gateway()
         return [agent_of(self._proc.address), *([agent_at(gateway)] if gateway else [])]
 
-    def _tell(self, rank: int, worker: str, agent: str) -> None:
-        """Everybody hears who goes by that name now; returns when they have, but waits for nobody for long: who hears it
-        later hears it before all else that is sent from here."""
+    def _tell(self, rank: int, worker: str, agent: str, knew: Sequence[HostReplaced]) -> None:
+        """Everybody hears who goes by that name now, and the new host what it missed; returns when they have, but waits for
+        nobody for long: who hears it later hears it before all else that is sent from here."""
         proc, host = self._proc, self._slots.names[rank]
-        generation = proc.host_generations.get(host, 0) + 1
-        others = self._attached.moved(HostReplaced(host, worker, agent, generation))
-        addresses = list(dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)]))
+        told = HostReplaced(host, worker, agent, proc.host_generations.get(host, 0) + 1)
+        others, missed = self._attached.moved(told, knew)
+        addresses = dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)])
+        self._ask([*((address, told) for address in addresses), *((agent_at(host), move) for move in missed)])
 
-        self._ask(addresses, lambda port, index: HostReplaced(host, worker, agent, generation, port, index))
-
-    def _ask(self, addresses: list[str], told: Callable[[int, int], HostReplaced]) -> None:
-        """Tells these agents what `told(port, rank)` gives, and waits for their answers, not for long."""
+    def _ask(self, told: Sequence[tuple[str, HostReplaced]]) -> None:
+        """Tells each of these agents that, and waits for their answers, not for long."""
         proc = self._proc
 
         def ask(port: int, index: int) -> None:
-            proc.post(addresses[index], told(port, index))
+            agent, move = told[index]
+            proc.post(agent, msgspec.structs.replace(move, port=port, rank=index))
 
-        acks = Acks(addresses, ask)
+        acks = Acks([agent for agent, _move in told], ask)
         proc.ports.add(acks)
         timer = proc.loop.call_later(PATIENCE, lambda: acks.give_up(TimeoutError()))
-        acks.ask(range(len(addresses)))
+        acks.ask(range(len(told)))
         acks.wait(None)
         timer.cancel()
 
@@ -349,3 +402,27 @@ class HostReplacer:
             hosts = self._slots.living()
         self._attached.remove(self)
         return hosts
+
+
+class _Replaced(All):
+    """Ready when each of these hosts was replaced, or was not. Its value is their ranks; raises what all failures say."""
+
+    __slots__ = ("_ranks",)
+
+    def __init__(self, ranks: list[int], slots: list[Source]) -> None:
+        super().__init__(slots)
+        self._ranks = ranks
+
+    def value(self) -> list[int]:
+        errors: list[BaseException] = []
+        for source in self._sources:
+            try:
+                source.value()
+            except BaseException as exc:
+                if exc not in errors:  # one search for all of them has failed once
+                    errors.append(exc)
+        if len(errors) > 1:
+            raise NoReplacement("\n".join(map(str, errors)))
+        if errors:
+            raise errors[0]
+        return self._ranks

@@ -16,6 +16,9 @@ def test_each_loss_is_told_once_until_another_is_there() -> None:
     assert slots.host_lost(B, "power cut") == 1
     assert slots.host_lost(B, "again") is None
     assert slots.lost == {1: "power cut"} and slots.living() == [A, C]
+    slots.answered.add(1)
+    assert slots.living() == [A, B, C] and slots.lost  # it is told what others are told
+    slots.answered.discard(1)
     slots.taken(1, S)
     assert slots.living() == [A, B, C] and slots.at == [A, S, C]  # by name
     assert slots.host_lost(S, "names count") is None

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from monarch._mesh.meshes.attaching import PATIENCE
 from monarch._mesh.start import transports
 from monarch._runtime import log_thread
+from monarch._wire import message
 from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, context, current_rank, endpoint
-from monarch.testing import InProcessCluster
+from monarch.config import settings
+from monarch.testing import InProcessCluster, VirtualClock
+from monarch.testing.network import DeliveredFrame
 from tests.support.patience import TIMEOUT
+from tests.support.tiers import full
 
 
 class Counter(Actor):
@@ -141,6 +147,62 @@ def test_hosts_are_replaced_again_and_again(cluster: InProcessCluster) -> None:
         counted = [values[lost] for values in askers.ask.call(counters).get(TIMEOUT).values()]
         assert sorted(counted) == [1, 2, 3]
         assert counters.slice(hosts=lost).address.call_one().get(TIMEOUT) == cluster.worker(at[lost])
+
+
+@full
+def test_hosts_that_died_together_are_replaced_side_by_side() -> None:
+    """Both are asked while neither has answered; each hears of the other what came to pass while it was attached."""
+    with InProcessCluster(hosts=3) as cluster:
+        cluster.hosts.initialized.get(TIMEOUT)
+        procs = cluster.hosts.spawn_procs()
+        counters, askers = procs.spawn("counters", Counter), procs.spawn("askers", Counter)
+        for lost in (1, 2):
+            lose(cluster, counters, lost)
+            cluster.start_host(lost)
+        workers = [cluster.worker(index) for index in (1, 2)]
+        asked = [cluster.expect("LinkHello", target=f"{worker}/agent") for worker in workers]
+        held = [cluster.network.hold(source=f"{worker}/agent") for worker in workers]
+        replaced = cluster.hosts.replace(failed=True)
+        for expected in asked:
+            expected.wait()
+        told = cluster.expect("HostReplaced", target=f"{cluster.worker(0)}/agent")
+        held[1].end()  # the second is there, and everybody but the first knows, before that one has answered
+        told.wait()
+        cluster.settle()
+        held[0].end()
+        assert replaced.get(TIMEOUT) == [1, 2]
+        assert cluster._agents[workers[0]].routes.generation(workers[1]) == 1
+        for mesh in (procs, counters, askers):
+            mesh.restart(failed=True).get(TIMEOUT)
+        assert [len(answer) for answer in askers.ask.call(counters).get(TIMEOUT).values()] == [3, 3, 3]
+
+
+@full
+def test_the_time_of_several_is_that_of_one_and_each_failure_is_told() -> None:
+    """Nobody listens at two of the addresses: both are given up at the same time, and the third is there."""
+    clock, attaching = VirtualClock(), threading.Semaphore(0)
+
+    def seen(sent: DeliveredFrame) -> None:
+        msg = message.decode(sent.head)
+        if type(msg) is message.Envelope and type(message.decode(msg.head)) is message.Attach:
+            attaching.release()
+
+    with InProcessCluster(hosts=4, clock=clock) as cluster:
+        cluster.hosts.initialized.get(TIMEOUT)
+        for lost in (1, 2, 3):
+            cluster.kill_agent(lost)
+        clock.advance(5.0)  # so that it is known
+        cluster.start_host(2)
+        cluster.network.tap(seen, cluster.proc.address)
+        second, replaced = cluster.hosts.replace(hosts=2), cluster.hosts.replace(failed=True)
+        for _ in (1, 2, 3):
+            assert attaching.acquire(timeout=TIMEOUT)  # each has its timer now
+        assert second.get(TIMEOUT) == [2]
+        clock.advance(PATIENCE + settings.mesh_attach_config_timeout())
+        with pytest.raises(RuntimeError) as raised:
+            replaced.get(TIMEOUT)
+        for rank in (1, 3):
+            assert f"host {rank} of the mesh, {cluster.worker(rank)}, was not replaced" in str(raised.value)
 
 
 def test_by_policy_with_every_actor_back_under_its_own(caplog: pytest.LogCaptureFixture) -> None:
