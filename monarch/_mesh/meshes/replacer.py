@@ -15,7 +15,7 @@ then on it is among those who are told.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,7 +46,7 @@ class AttachedMeshes:
 
     def __init__(self) -> None:
         self.search = Lock()  # to be held while a program or a job looks for workers: they are not asked by two threads
-        self.turns = defaultdict[str, Any](Lock)  # by host, to be held while it is replaced
+        self._turns: dict[str, Any] = {}
         self._lock = Lock()
         self._meshes: list[HostReplacer] = []
         self._moves: dict[str, HostReplaced] = {}
@@ -64,6 +64,11 @@ class AttachedMeshes:
         """Returns the moves for the host that is attached next."""
         with self._lock:
             return list(self._moves.values())
+
+    def turn(self, host: str) -> Any:
+        """Returns the lock that is to be held while that host is replaced."""
+        with self._lock:
+            return self._turns.setdefault(host, Lock())
 
     def moved(self, told: HostReplaced, knew: Sequence[HostReplaced]) -> tuple[list[str], list[HostReplaced]]:
         """Remembers it. Who is to be told: every host that lives, by name; and what the new host, which was attached with
@@ -293,7 +298,7 @@ class HostReplacer:
         """Replaces it, by whoever can be reached; why nobody could, else None."""
         tried: dict[str, str] = {}
         try:
-            with self._attached.turns[self._slots.names[rank]]:
+            with self._attached.turn(self._slots.names[rank]):
                 while True:
                     worker = self._claim(rank, pool, tried)
                     try:
