@@ -583,9 +583,7 @@ class LinkHello(_Message, tag=51):
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
     software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
-    pem: bytes = (
-        b""  # of a stream that goes on in TLS of its two processes: their key and certificate, made for it alone
-    )
+    pem: bytes = b""  # of a stream with TLS of its two processes: their key and certificate, made for it alone
 
     def __repr__(self) -> str:
         return f"<LinkHello of {self.host} {self.link} {self.purpose}>"
