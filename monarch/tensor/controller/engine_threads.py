@@ -114,7 +114,11 @@ class UnfetchedFailures:
                 self._engine.note((None, failures))
                 if self._engine.ended:
                     self.say_untold(self._why)
-            self._engine.end(_STOPPED)
+            if not self._engine.ended:
+                first = next(iter(self._engine.untold), None)
+                after = f" after {first.command} had failed on rank {first.rank}: {first.text.strip()}" if first else ""
+                self.say_untold(_STOPPED)
+                self._engine.end(_STOPPED + after)  # to the program, whose next operation may be the first to tell it
 
     def read(self, answers: Future[Any]) -> None:
         """Logs their failures: their Future was dropped unseen."""
