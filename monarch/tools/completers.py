@@ -1,17 +1,20 @@
 """Words that a shell completes besides verbs and options: pids and ranks of programs that run, meshes, jobs, contexts.
 
-Whoever presses Tab waits: a look takes SECONDS at most, and what was not found by then is not offered. Nothing is ever
-printed, nothing unpickled: running programs of this user answer in msgpack, jobs are read from the project's file.
+Whoever presses Tab waits: a look takes SECONDS at most once its modules are loaded (0.1 s of processor time, which a busy
+machine is slow to give), and what was not found by then is not offered. Nothing is ever printed, nothing unpickled: running
+programs of this user answer in msgpack, jobs are read from the project's file.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +42,14 @@ def attach(parser: argparse.ArgumentParser) -> None:
     for verb, inner in _verbs(parser):
         for action in inner._actions:
             for name in (*action.option_strings, action.dest):
-                completer = _COMPLETERS.get((verb, name)) or _COMPLETERS.get(("", name))
-                if completer is not None:
-                    _set(action, completer)
+                found = _COMPLETERS.get((verb, name)) or _COMPLETERS.get(("", name))
+                if found is not None:
+                    _set(action, *found)
 
 
-def _set(action: Any, completer: Completer) -> None:
+def _set(action: Any, completer: Completer, module: str) -> None:
     def complete(prefix: str, parsed_args: argparse.Namespace, **_more: object) -> Words:
-        return within(SECONDS, lambda: completer(prefix, parsed_args))
+        return within(SECONDS, lambda: completer(prefix, parsed_args), module)
 
     action.completer = complete
 
@@ -60,8 +63,11 @@ def _verbs(parser: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[st
                 yield from _verbs(inner, full)
 
 
-def within(seconds: float, look: Callable[[], Words]) -> Words:
-    """Returns what `look` finds in so many seconds, MOST words at most; none when it takes longer, or fails."""
+def within(seconds: float, look: Callable[[], Words], module: str = __name__) -> Words:
+    """Returns what `look` finds in so many seconds once `module` is loaded, MOST words at most; none when it takes longer, or
+    fails."""
+    with suppress(Exception):  # as below
+        importlib.import_module(module)
     found: list[Words] = []
 
     def run() -> None:
@@ -192,22 +198,29 @@ def _contexts(prefix: str, given: argparse.Namespace) -> Words:
     return contexts.names()
 
 
-# By verb and argument; "" is any verb.
-_COMPLETERS: dict[tuple[str, str], Completer] = {
-    ("", "--pid"): _pids,
-    ("", "--job"): _jobs,
-    ("apply", "module_path"): _jobs_of_modules,
-    ("logs", "--rank"): _ranks_of(_processes),
-    ("logs", "--mesh"): _meshes_of(_processes),
-    ("stacks", "ranks"): _ranks_of(_actors),
-    ("stacks", "--mesh"): _meshes_of(_actors),
-    ("metrics", "--mesh"): _meshes_of(_actors),
-    ("debug", "--mesh"): _meshes_of(_actors),
-    ("debug", "--dap"): _ranks_of(_actors),
-    ("exec", "--mesh"): _job_meshes,
-    ("run", "--mesh"): _job_meshes,
-    ("shell", "--mesh"): _job_meshes,
-    ("kill", "context"): _contexts,
-    ("context use", "name"): _contexts,
-    ("context rm", "name"): _contexts,
+_PROGRAM, _PLACES, _PROJECT, _CONTEXT, _FILES = (
+    "monarch.admin.programs",
+    "monarch.admin.places",
+    "monarch.job.project_file",
+    "monarch.job.contexts",
+    "monarch._linux.private_files",
+)
+# By verb and argument; "" is any verb. Each with the module that it loads.
+_COMPLETERS: dict[tuple[str, str], tuple[Completer, str]] = {
+    ("", "--pid"): (_pids, _PROGRAM),
+    ("", "--job"): (_jobs, _PROJECT),
+    ("apply", "module_path"): (_jobs_of_modules, _FILES),
+    ("logs", "--rank"): (_ranks_of(_processes), _PLACES),
+    ("logs", "--mesh"): (_meshes_of(_processes), _PLACES),
+    ("stacks", "ranks"): (_ranks_of(_actors), _PLACES),
+    ("stacks", "--mesh"): (_meshes_of(_actors), _PLACES),
+    ("metrics", "--mesh"): (_meshes_of(_actors), _PLACES),
+    ("debug", "--mesh"): (_meshes_of(_actors), _PLACES),
+    ("debug", "--dap"): (_ranks_of(_actors), _PLACES),
+    ("exec", "--mesh"): (_job_meshes, _PROJECT),
+    ("run", "--mesh"): (_job_meshes, _PROJECT),
+    ("shell", "--mesh"): (_job_meshes, _PROJECT),
+    ("kill", "context"): (_contexts, _CONTEXT),
+    ("context use", "name"): (_contexts, _CONTEXT),
+    ("context rm", "name"): (_contexts, _CONTEXT),
 }

@@ -142,6 +142,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "job/schedulers.py: job_of: importlib.import_module",
         "rdma/backends/nixl/nixl_agent.py: _module: importlib.import_module",
         "tensor/__init__.py: __getattr__: importlib.import_module",
+        "tools/completers.py: within: importlib.import_module",
     ),
     "a module that the program itself has imported, named over an authenticated connection": (
         "_mesh/workspace/reload.py: Reloader.reload: importlib.reload",

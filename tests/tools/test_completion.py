@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -66,6 +67,26 @@ def test_a_look_that_does_not_end_is_not_waited_for() -> None:
         assert completers.within(0.01, look) == []
     finally:
         over.set()
+
+
+def test_what_a_look_imports_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy machine takes for it, so that there is something left to look in."""
+    events: list[str] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            events.append("begun")
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    monkeypatch.setattr(importlib, "import_module", events.append)
+    assert completers.within(TIMEOUT, lambda: ["word"], "a.module") == ["word"]
+    assert events == ["a.module", "begun"]
+
+
+def test_each_names_the_module_that_takes_long() -> None:
+    for completer, module in completers._COMPLETERS.values():
+        assert importlib.util.find_spec(module) is not None, completer
 
 
 def test_a_look_that_fails_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
