@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Any
 
+from monarch._linux.locks import Lock
 from monarch._text import coloured, fitting, one_line, visible
 
 _ERASE_LINE = "\r\x1b[K"
@@ -40,14 +41,41 @@ def erase_all() -> None:
         print(_ERASE_ALL, end="", flush=True)
 
 
+_lock = Lock()
+_standing: tuple[str, Any] | None = None  # what `replace_line` has put into the line of the cursor, and where
+_hidden = False  # behind half a line that somebody else has written
+
+
 def erase_line(stream: Any = None) -> None:
     """Makes the line of the cursor empty, on a terminal (None: stdout)."""
-    print(_ERASE_LINE, end="", file=stream, flush=True)
+    global _standing
+    with _lock:
+        _standing = None
+        print(_ERASE_LINE, end="", file=stream, flush=True)
 
 
 def replace_line(text: str, width: int, stream: Any) -> None:
-    """Shows a text on a terminal in place of the line that is there, as much of it as has room."""
-    print(f"{_ERASE_LINE}{fitting(one_line(text), width)}", end="", file=stream, flush=True)
+    """Shows a text on a terminal in place of the line that is there, as much of it as has room. It stands until
+    `erase_line`."""
+    global _hidden, _standing
+    with _lock:
+        line = fitting(one_line(text), width)
+        print(f"{_ERASE_LINE}{line}", end="", file=stream, flush=True)
+        _standing, _hidden = (line, stream), False
+
+
+def write_beside(text: str, stream: Any) -> None:
+    """Writes to a terminal; the line that stands is taken away before, and shown again behind whole lines."""
+    global _hidden
+    with _lock:
+        if _standing is not None and not _hidden:
+            print(_ERASE_LINE, end="", file=_standing[1], flush=True)
+        stream.write(text)
+        stream.flush()
+        if _standing is not None:
+            _hidden = not text.endswith("\n")
+            if not _hidden:
+                print(_standing[0], end="", file=_standing[1], flush=True)
 
 
 class VisibleFormatter(logging.Formatter):

@@ -127,11 +127,13 @@ class _Streams:
     def show(self, number: int, text: str) -> None:
         """Prints output of a process."""
         stream = sys.stdout if number == 1 else sys.stderr
-        if getattr(stream, "isatty", bool)():
-            if number not in self._filters:
-                from monarch._linux.terminal import OutputFilter  # only a program at a terminal needs it
+        if not getattr(stream, "isatty", bool)():
+            stream.write(text)
+            stream.flush()
+            return
+        from monarch._linux import terminal  # only a program at a terminal needs it
 
-                self._filters[number] = OutputFilter(by_line=True)
-            text = self._filters[number].feed(text.encode(errors="backslashreplace")).decode()
-        stream.write(text)
-        stream.flush()
+        if number not in self._filters:
+            self._filters[number] = terminal.OutputFilter(by_line=True)
+        text = self._filters[number].feed(text.encode(errors="backslashreplace")).decode()
+        terminal.write_beside(text, stream)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch._linux import terminal
 from monarch._mesh.output.printer import Printer
 
 HOSTILE = [
@@ -68,3 +69,16 @@ def test_colours_stay_and_end_with_their_line(screen: Screen) -> None:
 def test_a_sequence_in_pieces_is_none(screen: Screen) -> None:
     said = shown(screen, "a\x1b", "[2", "J", "b\n")
     assert said == ("a\\x1b[2Jb\n" if screen.terminal else "a\x1b[2Jb\n")
+
+
+def test_a_line_of_progress_is_taken_away_for_it_and_shown_again_behind_it() -> None:
+    """Or what is printed would stand behind it, in the same line."""
+    screen = Screen(True)
+    terminal.replace_line("3 of 10", 80, screen)
+    shown(screen, "one\n", "half")
+    shown(screen, " a line\n")
+    terminal.erase_line(screen)
+    shown(screen, "two\n")
+    erase = "\r\x1b[K"
+    whole = f"{erase}3 of 10{erase}one\n3 of 10{erase}half a line\n3 of 10{erase}two\n"
+    assert screen.getvalue() == whole
