@@ -14,7 +14,7 @@ import msgspec
 from monarch._mesh.inspection import identities
 from monarch._mesh.inspection.description import ActorFacts, FailureFacts, OrderingFacts, ProcessFacts
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
 from monarch._wire.address import AGENT, CLIENT, agent_at, host_of, name_of
 from monarch.admin.payloads import (

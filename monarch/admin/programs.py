@@ -11,9 +11,9 @@ import msgspec
 
 from monarch._errors import NotFoundError
 from monarch._linux import local_socket, private_files, procfs
-from monarch._mesh.inspection import admin_socket
-from monarch._mesh.inspection.admin_socket import AskAll, AskAnswers, Refused, Request, Response, StreamRequest
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection import admin_messages
+from monarch._mesh.inspection.admin_messages import AskAll, AskAnswers, Refused, Request, Response, StreamRequest
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.start.run_directory import user_folders
 from monarch._text import one_line
 
@@ -79,7 +79,7 @@ class Program:
 
     def _connect(self, timeout: float) -> socket.socket:
         try:
-            return local_socket.connect(os.path.join(self.folder, admin_socket.NAME), timeout)
+            return local_socket.connect(os.path.join(self.folder, admin_messages.NAME), timeout)
         except (FileNotFoundError, ConnectionRefusedError):
             raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
         except TimeoutError:
@@ -87,9 +87,9 @@ class Program:
 
     def _exchange(self, sock: socket.socket, request: Request) -> Response:
         try:
-            sock.sendall(admin_socket.packed(request))
+            sock.sendall(admin_messages.packed(request))
             response: Response = msgspec.msgpack.decode(
-                local_socket.receive(sock, admin_socket.LARGEST_ANSWER), type=Response
+                local_socket.receive(sock, admin_messages.LARGEST_ANSWER), type=Response
             )
             return response
         except TimeoutError:
@@ -124,7 +124,7 @@ def running_programs() -> list[Program]:
 
 def program_at(folder: str) -> Program | None:
     """The program of that run folder; None when none runs there, or when somebody else can have made what is there."""
-    path = os.path.join(folder, admin_socket.NAME)
+    path = os.path.join(folder, admin_messages.NAME)
     contained = False
     try:
         pid = int(private_files.read(os.path.join(folder, "pid"), _PID, root=False))

@@ -17,7 +17,7 @@ from monarch._mesh.inspection import doctor, sampler
 from monarch._mesh.inspection.description import ProcessFacts, SettingFacts, TreeRequest
 from monarch._mesh.inspection.diagnosis import Diagnosis
 from monarch._mesh.inspection.status_tables import StatusTable
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.output.kept import OutputPage, OutputRequest
 from monarch._wire.address import agent_of, name_of, split_proc_name
 from monarch.admin import pyspy, references

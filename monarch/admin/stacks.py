@@ -12,7 +12,7 @@ from monarch._mesh.inspection import agent_stacks, diagnosis, doctor, fault_sign
 from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, StacksByAgent, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.inspection.wait_graph import section
 from monarch._text import one_line
 from monarch._wire.address import CLIENT, name_of, split_proc_name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._linux import private_files
 from monarch._mesh.inspection import survey
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch.trace import perfetto
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
 from monarch.trace.timeline import Timeline, chrome

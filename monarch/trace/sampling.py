@@ -13,7 +13,7 @@ from monarch._wire.address import CLIENT, name_of
 from monarch.trace.flame import Flame
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import SurveyAnswers
+    from monarch._mesh.inspection.survey_answers import SurveyAnswers
     from monarch.admin.programs import Program
 
 __all__ = ["addresses_of", "check", "flame_of", "names_of", "sample"]

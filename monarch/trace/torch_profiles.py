@@ -20,7 +20,7 @@ from monarch._wire.address import CLIENT, host_of, name_of
 from monarch.trace.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import SurveyAnswers
+    from monarch._mesh.inspection.survey_answers import SurveyAnswers
 
 # Question, argument, time, addresses (None: all processes).
 Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "SurveyAnswers"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from monarch._linux import local_socket, private_files, procfs
-from monarch._mesh.inspection import admin_socket
+from monarch._mesh.inspection import admin_messages
 from monarch.admin import programs
 from monarch.admin.programs import Program
 from monarch.config import configured
@@ -39,7 +39,7 @@ def one(base: Path) -> Iterator[Path]:
     folder.parent.chmod(0o700)
     private_files.write(folder / "pid", b"%d" % os.getpid())
     with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(folder / admin_socket.NAME))
+        door.bind(str(folder / admin_messages.NAME))
         door.listen(10)
         yield folder
 
@@ -70,7 +70,7 @@ def test_a_stranger_adds_no_program_and_doubles_none(base: Path, one: Path) -> N
 
     as_stranger(plant)
     with socket.socket(socket.AF_UNIX) as door:  # takes everybody, and says nothing
-        door.bind(str(base / f"{NAME}-11111111" / "his" / admin_socket.NAME))
+        door.bind(str(base / f"{NAME}-11111111" / "his" / admin_messages.NAME))
         door.listen(10)
         assert found() == [str(one)]
         assert programs.choose(os.getpid()).folder == str(one)

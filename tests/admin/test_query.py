@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.query import ProgramQueries, ProgramQueryFailed
 

@@ -11,8 +11,8 @@ import threading
 
 import msgspec
 
-from monarch._mesh.inspection import admin_socket
-from monarch._mesh.inspection.admin_socket import AskAll, Refused, Response, StreamRequest
+from monarch._mesh.inspection import admin_messages
+from monarch._mesh.inspection.admin_messages import AskAll, Refused, Response, StreamRequest
 from monarch.admin.programs import program_at
 from tests.fuzz.http import spoilt
 from tests.fuzz.targets import FuzzedProgram, Target
@@ -34,7 +34,7 @@ ARGUMENTS = (
 
 def target(program: FuzzedProgram) -> Target:
     """Returns the client of the program, at its door."""
-    path = os.path.join(program.folder, admin_socket.NAME)
+    path = os.path.join(program.folder, admin_messages.NAME)
     found = program_at(program.folder)
     assert found is not None
 
@@ -80,11 +80,11 @@ def connected(path: str) -> socket.socket:
 def message(rng: random.Random) -> bytes:
     argument = rng.choice(ARGUMENTS)
     if rng.random() < 0.3:
-        return admin_socket.packed(StreamRequest(rng.choice(STREAMS), argument))
+        return admin_messages.packed(StreamRequest(rng.choice(STREAMS), argument))
     only = rng.choice((None, None, [], ["nobody"], ["x/y"] * 50))
     timeout = rng.choice((0.0, 0.01, 0.1, -1.0, float("nan")))
     asked = AskAll(rng.choice(QUESTIONS), argument, timeout, only, rng.random() < 0.3)
-    body = admin_socket.packed(asked)
+    body = admin_messages.packed(asked)
     return body if rng.random() < 0.8 else struct.pack("!I", rng.randrange(64)) + rng.randbytes(rng.randrange(64))
 
 
@@ -98,7 +98,7 @@ def check(connection: socket.socket) -> None:
     if len(came) < 4:
         return
     (length,) = struct.unpack_from("!I", came)
-    assert length <= admin_socket.LARGEST_ANSWER, came[:200]
+    assert length <= admin_messages.LARGEST_ANSWER, came[:200]
     if len(came) >= 4 + length:
         answer = msgspec.msgpack.decode(came[4 : 4 + length], type=Response)
         assert not isinstance(answer, Refused) or "Traceback" not in answer.why, answer

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from monarch._linux import local_socket
-from monarch._mesh.inspection import admin_socket
+from monarch._mesh.inspection import admin_messages, admin_socket
 from monarch._mesh.inspection.wait_graph import Report
 from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
 from tests.support.patience import TIMEOUT
@@ -98,7 +98,7 @@ def test_it_is_found_among_those_that_run(program: Program, monkeypatch: pytest.
 
 
 def door(program: Program) -> str:
-    return f"{program.folder}/{admin_socket.NAME}"
+    return f"{program.folder}/{admin_messages.NAME}"
 
 
 @full
@@ -113,7 +113,7 @@ def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
     ):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(TIMEOUT)
-            sock.connect(f"{program.folder}/{admin_socket.NAME}")
+            sock.connect(f"{program.folder}/{admin_messages.NAME}")
             sock.sendall(data)
             refused = b""
             while part := sock.recv(1000):
@@ -129,7 +129,7 @@ def test_those_who_ask_nothing_give_way(program: Program) -> None:
         for asking in (program, program):
             assert asking.ask("waits", timeout=TIMEOUT).silent == {}
         assert idle[0].recv(1) == b""
-        idle[-1].sendall(admin_socket.packed(admin_socket.AskAll("waits")))
+        idle[-1].sendall(admin_messages.packed(admin_messages.AskAll("waits")))
         assert idle[-1].recv(1)
 
 
@@ -137,7 +137,7 @@ def test_those_who_ask_nothing_give_way(program: Program) -> None:
 def test_only_so_many_are_answered_at_a_time(program: Program) -> None:
     """Makes room at once when one of them has gone."""
     with contextlib.ExitStack() as stack:
-        asked = admin_socket.packed(admin_socket.AskAll("waits", timeout=1000.0))
+        asked = admin_messages.packed(admin_messages.AskAll("waits", timeout=1000.0))
         waiting = [
             stack.enter_context(local_socket.connect(door(program), TIMEOUT)) for _ in range(admin_socket.CONNECTIONS)
         ]
@@ -154,9 +154,9 @@ def test_only_so_many_are_answered_at_a_time(program: Program) -> None:
 @full
 def test_a_time_that_is_no_number_is_none(program: Program) -> None:
     with local_socket.connect(door(program), TIMEOUT) as connection:
-        connection.sendall(admin_socket.packed(admin_socket.AskAll("waits", timeout=float("nan"))))
-        answer = msgspec.msgpack.decode(local_socket.receive(connection, 1 << 20), type=admin_socket.Response)
-        assert isinstance(answer, admin_socket.AskAnswers)
+        connection.sendall(admin_messages.packed(admin_messages.AskAll("waits", timeout=float("nan"))))
+        answer = msgspec.msgpack.decode(local_socket.receive(connection, 1 << 20), type=admin_messages.Response)
+        assert isinstance(answer, admin_messages.AskAnswers)
     assert program.ask("waits", timeout=TIMEOUT).silent == {}
 
 

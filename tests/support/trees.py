@@ -19,7 +19,7 @@ from monarch._mesh.inspection.description import (
 )
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts, RunningProcess
 from monarch._mesh.inspection.status_tables import StatusTable
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._runtime.flight_recorder import Event
 from monarch.admin.program_tree import ProgramTree, assemble
 from monarch.admin.programs import ProgramGone

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from monarch._mesh.inspection.sampler import Samples
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch.trace.flame import Flame, boxes
 from monarch.trace.sampling import flame_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch import trace
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch.job import LocalJob
 from monarch.telemetry.store import Store
 from monarch.trace.profiling import Profile, actor_names, spans

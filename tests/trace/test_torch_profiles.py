@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from monarch._mesh.inspection import torch_profile
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.inspection.torch_profile import LARGEST, Trace
 from monarch.trace import perfetto
 from monarch.trace.timeline import Timeline, chrome, lanes

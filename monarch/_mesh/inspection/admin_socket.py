@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 from typing import Any
 
 import msgspec
@@ -21,17 +20,28 @@ import msgspec
 from monarch._linux.local_socket import same_user
 from monarch._linux.locks import Lock
 from monarch._mesh import plugins
-from monarch._mesh.inspection.survey import Survey, SurveyAnswers
+from monarch._mesh.inspection.admin_messages import (
+    LARGEST_ANSWER,
+    LENGTH,
+    NAME,
+    AskAll,
+    AskAnswers,
+    Refused,
+    Request,
+    Response,
+    Streaming,
+    StreamRequest,
+    packed,
+)
+from monarch._mesh.inspection.survey import Survey
 from monarch._runtime.loop import TimerHandle, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.message import UNREADABLE
 from monarch._wire.transport import unix
 from monarch._wire.transport.accepting import Accepting
 
-NAME = "door"
 CONNECTIONS = 32  # at a time; then the oldest that is asking nothing gives way, else who comes is told and sent away
 LARGEST_REQUEST = 1 << 20
-LARGEST_ANSWER = 256 << 20  # a larger one is not sent; the reason is
 SLOWEST = 30.0  # seconds a reader may take none of an answer before the connection is closed
 LAST = 5.0  # seconds until a connection that was refused is closed at the latest
 LONGEST = 3600.0  # seconds that a question may take
@@ -39,49 +49,9 @@ LONGEST = 3600.0  # seconds that a question may take
 # Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
 STREAMS = {"dashboard": "dashboard.serve", "debug": "debugger.serve"}  # by name: which of `plugins.OUTER`
 
-_LENGTH = struct.Struct("!I")
 _READ = 1 << 16
 
-
-class AskAll(msgspec.Struct, frozen=True, tag="ask"):
-    """A question to the processes of the program; the answer is AskAnswers. Fields as those of `survey.ask`."""
-
-    question: str
-    argument: bytes = b""
-    timeout: float = 2.0
-    only: list[str] | None = None
-    agents: bool = False
-
-
-class StreamRequest(msgspec.Struct, frozen=True, tag="stream"):
-    """The connection becomes a stream of that name. The answer is Streaming; what follows is the stream's."""
-
-    name: str
-    argument: bytes = b""
-
-
-class AskAnswers(msgspec.Struct, frozen=True, tag="answers"):
-    answers: SurveyAnswers
-
-
-class Streaming(msgspec.Struct, frozen=True, tag="streaming"):
-    pass
-
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    why: str
-
-
-Request = AskAll | StreamRequest
-Response = AskAnswers | Streaming | Refused
-
 _decode = msgspec.msgpack.Decoder(Request).decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def packed(message: Request | Response) -> bytes:
-    body = _encode(message)
-    return _LENGTH.pack(len(body)) + body
 
 
 class LocalAdminSocket:
@@ -188,16 +158,16 @@ class _AdminConnection:
             if len(self._came) > LARGEST_REQUEST:
                 self.close()
             return
-        if len(self._came) < _LENGTH.size:
+        if len(self._came) < LENGTH.size:
             return
-        (length,) = _LENGTH.unpack_from(self._came)
+        (length,) = LENGTH.unpack_from(self._came)
         if length > LARGEST_REQUEST:
             self.send(Refused(f"a request has at most {LARGEST_REQUEST:,} bytes"), last=True)
             return
-        end = _LENGTH.size + length
+        end = LENGTH.size + length
         if len(self._came) < end:
             return
-        body = bytes(self._came[_LENGTH.size : end])
+        body = bytes(self._came[LENGTH.size : end])
         del self._came[:end]
         try:
             request = _decode(body)

@@ -16,7 +16,8 @@ from monarch._mesh.inspection.host_usage import HostUsage, decode_host
 from monarch._mesh.inspection.small_answers import FailureNote, decode_failures
 from monarch._mesh.inspection.stacks_of_program import AskProgram, Stacks, StacksQuery, gather, ordered
 from monarch._mesh.inspection.status_tables import StatusTable
-from monarch._mesh.inspection.survey import SurveyAnswers, open_proc
+from monarch._mesh.inspection.survey import open_proc
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, ask_graph, combined
 from monarch._runtime.future import Future, check_timeout
 from monarch._runtime.promise import in_thread

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from monarch._mesh.inspection import stacks_of_program, survey
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks, StacksQuery
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._runtime.future import Future, check_timeout
 from monarch._runtime.promise import in_thread
 from monarch._wire.address import host_of

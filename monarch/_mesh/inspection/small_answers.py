@@ -15,7 +15,7 @@ from monarch._runtime.future import Future, Then, detach, make_future
 from monarch._text import sendable
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import SurveyAnswers
+    from monarch._mesh.inspection.survey_answers import SurveyAnswers
     from monarch._runtime.proc import Proc
 
 LOG_LEVEL = "log.level"

@@ -19,7 +19,7 @@ from monarch._mesh.inspection.stack_records import (
     ThreadStack,
     decode_process,
 )
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._mesh.inspection.thread_stacks import StacksWanted
 from monarch._wire.address import AGENT, agent_of, name_of
 

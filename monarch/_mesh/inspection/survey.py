@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch._linux.locks import Lock
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.remote_errors import Raw
@@ -26,26 +27,6 @@ STOPPED = (
 
 
 LARGEST_REPLY = 80 << 20  # bytes of one answer; a larger one counts as none
-
-T = TypeVar("T")
-
-
-class SurveyAnswers(msgspec.Struct, frozen=True):
-    """The answers of processes, by address. `silent`: those that gave no answer, and why."""
-
-    replies: dict[str, bytes]
-    silent: dict[str, str]
-
-    def decoded(self, decode: Callable[[bytes], T]) -> dict[str, T]:
-        """Returns the answers as `decode` reads them. A process whose answer cannot be read has given none: `silent` says
-        so from then on."""
-        found: dict[str, T] = {}
-        for address, reply in self.replies.items():
-            try:
-                found[address] = decode(reply)
-            except (ValueError, RecursionError) as exc:
-                self.silent[address] = f"its answer cannot be read: {exc}"
-        return found
 
 
 def ask(

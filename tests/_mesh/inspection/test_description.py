@@ -13,7 +13,7 @@ import pytest
 from monarch._mesh.inspection import survey
 from monarch._mesh.inspection.description import ActorFacts, ProcessFacts, SettingFacts, TreeRequest
 from monarch._mesh.inspection.host_description import HostFacts
-from monarch._mesh.inspection.survey import SurveyAnswers
+from monarch._mesh.inspection.survey_answers import SurveyAnswers
 from monarch._runtime.flight_recorder import KEPT, TEXT, FlightRecorder
 from monarch.actor import Actor, ActorAddr, ActorError, ActorMesh, concurrent_endpoint, context, endpoint, this_host
 from monarch.config import configured
