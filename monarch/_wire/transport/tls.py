@@ -148,6 +148,7 @@ class TlsSocket:
         self._unsent = memoryview(b"")  # ciphertext that the kernel has not taken
         self._owed = 0  # bytes of the next send that are encrypted already: 0 or 1
         self._empty = 0  # bytes of ciphertext that came, less those that plaintext has explained
+        self._more = True  # the kernel may have more than was read last
         self._broken = ""
         self.spoken = False  # whether OpenSSL had something to say: of a server, to a valid first message
         self._ended = False
@@ -332,6 +333,8 @@ class TlsSocket:
                     break
                 count += got
                 self._empty = max(0, self._empty - _WORTH * got)
+                if not self._more and not self._in.pending and not self._tls.pending():
+                    break  # asking both OpenSSL and the kernel for nothing takes as long as a small record
         return count
 
     def _read_more(self, count: int) -> int:
@@ -354,6 +357,7 @@ class TlsSocket:
             size = self._sock.recv_into(scratch, limit)
         except (BlockingIOError, InterruptedError):
             return 0
+        self._more = not 0 < size < limit
         if size:
             self._in.write(scratch[:size])
             self._empty += size
