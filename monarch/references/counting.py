@@ -37,6 +37,26 @@ class Ticket(NamedTuple):
     number: int
 
 
+def is_told(told: Any) -> bool:
+    """Returns whether an owner can take that from another process: (what, reference, facts...)."""
+    match told:
+        case ("create" | "release", RefId()) | ("failed", RefId(), str()):
+            return True
+        case ("claim", RefId(), ticket):
+            return is_ticket(ticket)
+        case ("lend", RefId(), ticket, [*addresses]):
+            return is_ticket(ticket) and all(isinstance(address, str) for address in addresses)
+    return False
+
+
+def is_ticket(ticket: Any) -> bool:
+    """Returns whether it can be claimed."""
+    match ticket:
+        case Ticket((str(), int()), int()):
+            return True
+    return False
+
+
 class _Held:
     """The holders of one reference, and which tickets of it were not claimed: (ticket, address of the receiver).
 

@@ -31,7 +31,7 @@ from monarch.actor.lowlevel import (
     watch_processes,
     when_ready,
 )
-from monarch.references.counting import HolderTable, LocalHandles, Process, RefId, Ticket
+from monarch.references.counting import HolderTable, LocalHandles, Process, RefId, Ticket, is_ticket, is_told
 from monarch.references.errors import ReferenceLost
 from monarch.references.mapping import idle
 from monarch.references.object_ref import ObjectRef, RefFacts, handle
@@ -266,7 +266,11 @@ class ReferenceStore:
         return handle(facts, self)
 
     def arrived(self, facts: RefFacts, ticket: Ticket) -> ObjectRef[Any]:
-        """A handle that a message has brought."""
+        """A handle that a message has brought. TypeError when its owner would refuse the claim."""
+        if not is_ticket(ticket):
+            raise TypeError(
+                f"the reference of {facts.maker} comes with no claim on it ({ticket!r:.100}): send the ObjectRef itself"
+            )
         with self._sending:
             with self.lock:
                 self.handles.added(facts.ref)
@@ -324,7 +328,13 @@ class ReferenceStore:
     def hear(self, process: Process, batch: Sequence[tuple[Any, ...]]) -> None:
         """Another process, or this one, tells what it holds."""
         self._watch(process)
-        for what, ref, *facts in batch:
+        for told in batch:
+            if not is_told(told):
+                _log.error(
+                    "%s told of a reference what cannot be understood, and it was left out: %.200r", process[0], told
+                )
+                continue
+            what, ref, *facts = told
             if what == "failed":
                 self._fill(ref, failed_with(SupervisionError(facts[0])))
                 continue

@@ -17,6 +17,7 @@ from monarch.actor import Actor, ActorError, Channel, ProcMesh, SupervisionError
 from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, stored_value, values
 from monarch.references import store as stores
+from monarch.references.counting import RefId, Ticket
 from monarch.references.mapping import MappedRegion, map_region
 from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
@@ -496,3 +497,40 @@ def test_a_reference_that_is_taken_for_its_value_says_how_to_get_it(makers: Make
         with pytest.raises(TypeError, match=r"'ObjectRef'.*: it is <ObjectRef of put\(\).*>, and not the value, which"):
             eval(mistake, {"ref": ref})
     assert ref == ref and bool(ref)
+
+
+WRONG = [
+    ("claim", RefId("p", "", 1, 0), "no ticket"),
+    ("claim", RefId("p", "", 1, 0), ["unhashable"]),
+    ("claim", RefId("p", "", 1, 0), Ticket(("p", 0), [1])),  # type: ignore[arg-type]
+    ("claim", RefId("p", "", 1, 0), Ticket("p", 1)),  # type: ignore[arg-type]
+    ("claim", RefId("p", "", 1, 0)),
+    ("lend", RefId("p", "", 1, 0), Ticket(("p", 0), 1), 3),
+    ("lend", RefId("p", "", 1, 0), Ticket(("p", 0), 1), [3]),
+    ("create", "no reference"),
+    ("more", RefId("p", "", 1, 0)),
+    (),
+    None,
+]
+
+
+def test_who_tells_what_cannot_be_understood_does_not_end_the_owners_references(
+    makers: Maker, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = one(makers, 0).squares.keep.call_one(4)
+    assert ref.get(30) == [0, 1, 4, 9]
+    mine = stores.store()
+    for told in WRONG:
+        mine._service(ref.owner).tell.broadcast(mine.process, [told])
+    assert ref.get(30) == [0, 1, 4, 9]
+    until(lambda: caplog.text.count("cannot be understood, and it was left out") == len(WRONG))
+    assert ref.get(30) == [0, 1, 4, 9]
+
+
+def test_a_reference_without_a_claim_is_refused_where_it_arrives(makers: Maker) -> None:
+    ref = one(makers, 0).squares.keep.call_one(4)
+    with pytest.raises(
+        TypeError, match=r"squares.* comes with no claim on it \('no ticket'\): send the ObjectRef itself"
+    ):
+        stores.store().arrived(ref._facts, "no ticket")  # type: ignore[arg-type]
+    assert ref.get(30) == [0, 1, 4, 9]
