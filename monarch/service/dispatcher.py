@@ -68,7 +68,9 @@ class Dispatcher(Fleet):
             return
         full = self.taken >= self.limit
         replica = None if full else self._choose(request)
-        able = any(replica.state in _TAKING for replica in self.replicas.values())
+        states = {replica.state for replica in self.replicas.values()}
+        # One that starts will have room: what fits the service waits for it, whether others are up already or none.
+        able = not states.isdisjoint(_TAKING) and (request.bound or "starting" not in states)
         if replica is None and (full or able):
             if not request.wait:
                 self._refuse(request)

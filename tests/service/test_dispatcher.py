@@ -81,6 +81,23 @@ def test_before_a_replica_is_up_requests_wait_within_the_limit() -> None:
     made.finish()
 
 
+def test_while_some_replicas_start_requests_wait_within_the_limit_of_all() -> None:
+    made = Simulation(replace(RULES, replicas=3))
+    made.slow = 10.0
+    while not any(replica.state == "up" for replica in made.machine.replicas.values()):
+        made.run(0.01)
+    states = sorted(replica.state for replica in made.machine.replicas.values())
+    assert states == ["starting", "starting", "up"]
+    bound = [made.request(session="s") for _ in range(4)]  # to the one that is up
+    numbers = [made.request() for _ in range(7)]
+    assert kinds(made, bound) == [NONE, NONE, NONE, ServiceOverloaded]
+    assert kinds(made, numbers) == [NONE] * 6 + [ServiceOverloaded]
+    made.slow = 0.0
+    made.run(60)
+    assert kinds(made, [*bound[:3], *numbers[:6]]) == [ReplyWith] * 9
+    made.finish()
+
+
 def test_a_deadline_drops_what_has_not_begun() -> None:
     made = world()
     made.slow = 10.0
