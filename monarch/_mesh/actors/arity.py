@@ -20,9 +20,9 @@ class Arity:
         import inspect  # slow to import
 
         whole = inspect.signature(method)
-        parameters = list(whole.parameters.values())[skip:]
+        parameters = [p.replace(annotation=_as_written(p.annotation)) for p in list(whole.parameters.values())[skip:]]
         self._name = getattr(method, "__qualname__", repr(method))
-        self.signature = whole.replace(parameters=parameters)
+        self.signature = whole.replace(parameters=parameters, return_annotation=_as_written(whole.return_annotation))
         kinds = [p.kind for p in parameters]
         self._simple = all(k is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in kinds)
         self._needed = sum(1 for p in parameters if p.default is inspect.Parameter.empty)
@@ -36,6 +36,19 @@ class Arity:
         except TypeError as exc:
             limit = ". A time limit is set with mesh.endpoint.with_timeout(seconds)" if "'timeout'" in str(exc) else ""
             raise TypeError(f"{exc}: it is {self._name}{self.signature}{limit}") from None
+
+
+class _Annotation(str):
+    """An annotation that is kept as text (`from __future__ import annotations`), shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _as_written(annotation: Any) -> Any:
+    return _Annotation(annotation) if type(annotation) is str else annotation
 
 
 _arities: dict[tuple[Any, int], Arity] = {}

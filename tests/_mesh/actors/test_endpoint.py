@@ -238,7 +238,7 @@ def test_what_an_endpoint_is_not() -> None:
         pickle.dumps(on_mesh())
     with pytest.raises(NotImplementedError, match="its propagate is None"):
         on_mesh().rref(1)
-    assert repr(on_mesh()) == "<Endpoint worker.plus(y: 'int', z: 'int' = 0) -> 'int' of 3 actors>"
+    assert repr(on_mesh()) == "<Endpoint worker.plus(y: int, z: int = 0) -> int of 3 actors>"
     plain_method = NotAnEndpoint(Mesh(1), "helper")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"Worker\.helper is not annotated as an endpoint.*as_endpoint"):
         plain_method(1)

@@ -52,7 +52,7 @@ def test_an_endpoint_has_the_signature_and_the_words_of_its_method(counters: Any
     assert counters.slice(gpus=0).later.__doc__.startswith("An endpoint on 1 actor.")
     assert inspect.getsource(counters.add).strip().startswith("@endpoint")
     shown = pydoc.plain(pydoc.render_doc(counters.add))
-    assert "counters.add(amount: 'int', twice: 'bool' = False) -> 'int' of 2 actors" in shown
+    assert "counters.add(amount: int, twice: bool = False) -> int of 2 actors" in shown
     assert "Adds, and returns the sum." in shown
 
 
@@ -60,7 +60,7 @@ def test_a_mesh_lists_its_endpoints(counters: Any) -> None:
     public = {name for name in dir(counters) if not name.startswith("_")}
     assert {"add", "later", "restart", "slice", "stop", "sizes"} <= public
     assert "helper" not in public and "value" not in public
-    assert "add(amount: 'int', twice: 'bool' = False) -> 'int'" in counters.__doc__
+    assert "add(amount: int, twice: bool = False) -> int" in counters.__doc__
     assert counters.__doc__.startswith("Counts.\n\nA mesh of 2 actors of class Counter.")
 
 
