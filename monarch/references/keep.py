@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, NoReturn, TypeVar
 
-from monarch.actor import Endpoint, ValueMesh, current_actor_name
+from monarch.actor import Endpoint, ValueMesh, context, current_actor_name
 from monarch.references.counting import RefId
 from monarch.references.object_ref import ObjectRef, RefFacts
 from monarch.references.store import Answered, store
@@ -25,7 +25,10 @@ def put(value: T) -> ObjectRef[T]:
 
 
 def _here() -> str:
-    return f"put() in {current_actor_name() or 'the client'}"
+    running = context().actor_instance
+    return (
+        "put() in the client" if running.class_name is None else f"put() in {running.name} (rank {running.rank.rank})"
+    )
 
 
 class KeptEndpoint:

@@ -534,3 +534,15 @@ def test_a_reference_without_a_claim_is_refused_where_it_arrives(makers: Maker) 
     ):
         stores.store().arrived(ref._facts, "no ticket")  # type: ignore[arg-type]
     assert ref.get(30) == [0, 1, 4, 9]
+
+
+def test_what_was_put_says_in_which_rank_of_which_actor(procs: ProcMesh) -> None:
+    class Putting(Actor):
+        @endpoint
+        def put(self) -> ObjectRef[int]:
+            return put(1)
+
+    putting = procs.spawn("putting", Putting)
+    refs = putting.put.call().get().values()
+    assert [repr(ref) for ref in refs] == [f"<ObjectRef of put() in putting (rank {rank})>" for rank in (0, 1)]
+    assert repr(put(1)) == "<ObjectRef of put() in the client>"
