@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch._linux.locks import Lock
-from monarch.actor import Future, PortReceiver
+from monarch.actor import Future, PortReceiver, SupervisionError
 from monarch.actor.lowlevel import read_if_dropped, start_thread, when_ready
 from monarch.tensor.failures import Failed
 
@@ -106,7 +106,7 @@ class UnfetchedFailures:
             while self._silent:
                 try:
                     failures = self._next.get(0)
-                except TimeoutError:
+                except (TimeoutError, SupervisionError):  # not yet, or the client has ended first
                     return
                 self._silent -= 1
                 if self._silent:
