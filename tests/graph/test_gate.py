@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monarch._wire.transport.tls_stream import TlsStream, make_pem
 from monarch.actor.lowlevel import start_thread
 from monarch.graph import gate as gates
 from monarch.graph.bells import OwnBell, Spin
@@ -36,6 +38,24 @@ class Told:
         pass
 
 
+class Patient(TlsStream):
+    """Reads the first byte when more has come behind it, which TLS then holds."""
+
+    def recv(self, size: int, /) -> bytes:
+        come(self._sock, 1000)
+        return super().recv(size)
+
+
+def come(sock: socket.socket, size: int) -> None:
+    """Waits until so many bytes can be read."""
+    end = time.monotonic() + TIMEOUT
+    found = 0
+    while found < size:
+        assert time.monotonic() < end
+        select.select([sock], [], [], TIMEOUT)
+        found = len(sock.recv(2 * size, socket.MSG_PEEK))
+
+
 class Pair:
     """The client's gate, to which ring 1 comes, and the other, to which ring 0 goes; ring 2 stays there."""
 
@@ -55,15 +75,22 @@ class Pair:
         self.memories = [GraphMemory(os.dup(gate.at.fd), 3, DEPTH, SLOT, [False] * 3, SLOT) for gate in self.gates]
         self.wires: list[socket.socket] = []
         self.served: Any = None
+        self.pem = b""  # with TLS
 
     def _open(self, address: str, purpose: str, timeout: float) -> socket.socket:
         ours, theirs = socket.socketpair()
         self.wires = [ours, theirs]
         self.served = start_thread(self._serve, "serve", theirs)
+        if self.pem:
+            ours = Patient(ours, self.pem, server=False)  # type: ignore[assignment]
+            ours.handshake()  # type: ignore[attr-defined]
         return ours
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: Any) -> None:
         with sock:
+            if self.pem:
+                sock = TlsStream(sock, self.pem, server=True)
+                sock.handshake()
             gates._serve(sock)
 
     def connect(self) -> str:
@@ -152,6 +179,7 @@ def test_a_stream_that_breaks_ends_both_and_says_which(pair: Pair) -> None:
     assert all(memory.ended for memory in pair.memories)
 
 
+<<<<<<< HEAD
 def test_who_closes_the_gate_before_its_words_are_said_says_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors of a host close it, and they leave the graph as soon as the memory says so."""
     pair.connect()
@@ -160,6 +188,38 @@ def test_who_closes_the_gate_before_its_words_are_said_says_them(pair: Pair, mon
     assert [end.get(timeout=TIMEOUT) for end in pair.ends] == [
         "the connection between tcp://there and tcp://own broke (reset by peer)"
     ] * 2
+=======
+def test_who_leaves_as_it_is_woken_by_the_end_takes_no_reason_from_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader of the gate that has lost a stream closes it before that has told the other streams."""
+    pair.connect()
+    pair.write(1, 1, 0, [b"both have the stream"])
+    pair.read(0, 1, 0)
+
+    def leave() -> None:
+        thread = start_thread(pair.gates[1].close, "leaves")
+        thread.join(TIMEOUT)
+
+    monkeypatch.setattr(pair.bells[1], "ring", leave)
+    pair.gates[1].lost(0, "it has broken", said=True)
+    assert pair.ends[0].get(timeout=TIMEOUT) == "it has broken"
+
+
+def test_what_tls_holds_of_a_stream_is_taken_although_its_descriptor_is_silent(pair: Pair) -> None:
+    pytest.importorskip("cryptography")
+    pair.pem = make_pem()
+    small, large = b"first" * 300, b"second" * 20_000
+    pair.write(1, 1, 0, [small])  # is there with the welcome
+    assert pair.connect() == ""
+    assert pair.read(0, 1, 0) == [small]
+    stream = pair.gates[0].streams[1]
+    with stream._reading:
+        pair.write(1, 1, 1, [large])
+        come(pair.wires[0], len(large))
+        assert stream._take_in(None)  # once
+        assert pair.read(0, 1, 1) == [large]
+>>>>>>> 987e007c (Tests of a gate: what TLS holds of a stream is taken, and who is woken by the end takes no reason from others)
 
 
 def test_what_is_no_frame_ends_the_graph(pair: Pair) -> None:
