@@ -179,7 +179,6 @@ def test_a_stream_that_breaks_ends_both_and_says_which(pair: Pair) -> None:
     assert all(memory.ended for memory in pair.memories)
 
 
-<<<<<<< HEAD
 def test_who_closes_the_gate_before_its_words_are_said_says_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors of a host close it, and they leave the graph as soon as the memory says so."""
     pair.connect()
@@ -188,22 +187,6 @@ def test_who_closes_the_gate_before_its_words_are_said_says_them(pair: Pair, mon
     assert [end.get(timeout=TIMEOUT) for end in pair.ends] == [
         "the connection between tcp://there and tcp://own broke (reset by peer)"
     ] * 2
-=======
-def test_who_leaves_as_it_is_woken_by_the_end_takes_no_reason_from_others(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader of the gate that has lost a stream closes it before that has told the other streams."""
-    pair.connect()
-    pair.write(1, 1, 0, [b"both have the stream"])
-    pair.read(0, 1, 0)
-
-    def leave() -> None:
-        thread = start_thread(pair.gates[1].close, "leaves")
-        thread.join(TIMEOUT)
-
-    monkeypatch.setattr(pair.bells[1], "ring", leave)
-    pair.gates[1].lost(0, "it has broken", said=True)
-    assert pair.ends[0].get(timeout=TIMEOUT) == "it has broken"
 
 
 def test_what_tls_holds_of_a_stream_is_taken_although_its_descriptor_is_silent(pair: Pair) -> None:
@@ -219,7 +202,6 @@ def test_what_tls_holds_of_a_stream_is_taken_although_its_descriptor_is_silent(p
         come(pair.wires[0], len(large))
         assert stream._take_in(None)  # once
         assert pair.read(0, 1, 1) == [large]
->>>>>>> 987e007c (Tests of a gate: what TLS holds of a stream is taken, and who is woken by the end takes no reason from others)
 
 
 def test_what_is_no_frame_ends_the_graph(pair: Pair) -> None:
