@@ -13,6 +13,8 @@ from monarch._linux.locks import Condition
 SMALL = 1 << 20  # files below it are delivered whole, before anybody asks
 BLOCK = 8 << 20  # of larger ones, what is fetched at a time
 
+Block = bytes | bytearray
+
 FILE, FOLDER, LINK = "file", "folder", "link"
 _TYPES = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}
 
@@ -96,18 +98,18 @@ class Contents:
         """`ask(content, block)` fetches one, later; `patience`: seconds until a read that waits fails with EIO."""
         self._ask = ask
         self._patience = patience
-        self._blocks: dict[tuple[int, int], bytes | int] = {}  # the bytes, or an errno
+        self._blocks: dict[tuple[int, int], Block | int] = {}  # the bytes, or an errno
         self._asked: set[tuple[int, int]] = set()
         self._came = Condition()
         self._closed = False
 
-    def put(self, content: int, block: int, data: bytes, error: int = 0) -> None:
+    def put(self, content: int, block: int, data: Block, error: int = 0) -> None:
         with self._came:
             self._asked.discard((content, block))
             self._blocks[content, block] = error or data
             self._came.notify_all()
 
-    def get(self, content: int, block: int) -> bytes:
+    def get(self, content: int, block: int) -> Block:
         """OSError with what reading it gave; EIO when it does not come."""
         key = (content, block)
         with self._came:

@@ -10,6 +10,7 @@ import msgspec
 from monarch._linux import local_socket
 from monarch._linux.locks import Lock
 
+_SMALL = 64 << 10  # bytes of a block that are quicker copied than sent by themselves
 _LARGEST = 64 << 20  # of one message: a tree of a million files, or some blocks
 
 # path, kind, size, mode, mtime_ns, target, content. Names are bytes: not all of them are text.
@@ -37,12 +38,14 @@ class SetTree(Message, frozen=True):
 
 
 class Content(Message, frozen=True):
-    """A message to the process: block number `block` of a content, or the errno that reading it gives."""
+    """A message to the process: block number `block` of a content, or the errno that reading it gives. On the wire its
+    bytes follow it, so that nobody copies them."""
 
     content: int
     block: int
-    data: bytes
+    data: Any  # bytes, or a buffer of them
     error: int = 0
+    follow: int = 0  # so many bytes
 
 
 class FuseReply(Message, frozen=True):
@@ -125,17 +128,25 @@ class Wire:
 
     def send(self, message: Message) -> None:
         """Sends a message. OSError when the other end is gone."""
+        body: Any = b""
+        if isinstance(message, Content) and len(message.data) > _SMALL:
+            body = message.data
+            message = msgspec.structs.replace(message, data=b"", follow=len(body))
         data = _encoder.encode(message)
         with self._sending:
             local_socket.send(self._end, data, _LARGEST)
+            self._end.sendall(body)
 
     def receive(self) -> Message | None:
         """Returns the next message; None when the other end is gone."""
         try:
-            data = local_socket.receive(self._end, _LARGEST)
+            message: Message = _decoder.decode(local_socket.receive(self._end, _LARGEST))
+            if isinstance(message, Content) and message.follow:
+                if message.follow > _LARGEST:
+                    return None
+                return msgspec.structs.replace(message, data=local_socket.read_rest(self._end, message.follow))
         except (OSError, ValueError):
             return None
-        message: Message = _decoder.decode(data)
         return message
 
     def shut(self) -> None:

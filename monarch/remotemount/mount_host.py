@@ -12,8 +12,8 @@ from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_messages import Content, Message, SetTree, TreeEntry, Want
 from monarch.remotemount.mount_point import MOUNTED_ALREADY, OTHER_MOUNT, MountPointState, point_of, state_of
 
-# What a host is sent of a file: content, block, bytes, errno.
-Delivery = tuple[int, int, bytes, int]
+# What a host is sent of a file: content, block, bytes (many of them as a PickleBuffer, which comes as a buffer), errno.
+Delivery = tuple[int, int, Any, int]
 
 
 class MountHost(Actor):

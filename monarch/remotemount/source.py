@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pickle import PickleBuffer
 from typing import Any
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, endpoint
@@ -138,7 +139,7 @@ class MountSource(Actor):
         size = 0
         for content in contents:
             batch.append(self._block(content, 0, *self._versions.files[content]))
-            size += len(batch[-1][2])
+            size += self._versions.files[content][1].size
             if size >= _BATCH_BYTES or len(batch) == _BATCH_FILES:
                 yield batch
                 batch, size = [], 0
@@ -155,7 +156,7 @@ class MountSource(Actor):
                 data = _read(file, length)
                 status = os.fstat(file.fileno())
             if (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns) and len(data) == length:
-                return content, block, data, 0
+                return content, block, PickleBuffer(data) if length >= SMALL else data, 0
         except OSError as exc:
             if exc.errno == errno.EACCES:
                 return content, block, b"", errno.EACCES

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import monarch.remotemount
 from monarch.actor.file_sync import FILE, FOLDER, LINK, ManifestEntry
 from monarch.remotemount import fuse_program
 from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
-from monarch.remotemount.fuse_messages import BeginMount, FuseReply, Settled, SetTree, Unmounted, Wire
+from monarch.remotemount.fuse_messages import BeginMount, Content, FuseReply, Settled, SetTree, Unmounted, Wire
 from monarch.remotemount.fuse_program import GatherMountView, ReadAhead
 from monarch.remotemount.gather import gather_mount
 from monarch.remotemount.mount_point import (
@@ -227,6 +228,29 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
         one.send(FuseReply(1, 0, bytes(65 << 20)))
     one.shut()
     assert other.receive() is None
+    one.close()
+    other.close()
+
+
+def test_the_bytes_of_a_block_follow_its_message_and_the_next_follows_them() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = Wire(ours), Wire(theirs)
+    sent = [Content(1, number, bytes([number]) * size) for number, size in enumerate((0, 10, SMALL, BLOCK))]
+
+    def send() -> None:
+        for message in sent:
+            one.send(msgspec.structs.replace(message, data=memoryview(message.data)))
+        one.send(Settled(5))
+        one.shut()
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    for wanted in sent:
+        came = other.receive()
+        assert isinstance(came, Content) and (came.block, came.error) == (wanted.block, 0)
+        assert bytes(came.data) == wanted.data
+    assert other.receive() == Settled(5) and other.receive() is None
+    thread.join()
     one.close()
     other.close()
 
