@@ -316,9 +316,11 @@ def test_names(cluster: InProcessCluster) -> None:
     long: Any = this_host().spawn_procs().spawn("x" * (20 << 20), Thrower)
     assert long.nothing.call_one().get(TIMEOUT) == 1
     assert get_or_spawn_controller(LONE, Thrower).get(TIMEOUT).nothing.call_one().get(TIMEOUT) == 1
-    cluster.kill(named)
-    with pytest.raises(SupervisionError) as caught:
-        named.nothing.call_one().get(TIMEOUT)
+    with cluster.network.hold(target=cluster.address_of(named)):
+        called = named.nothing.call_one()
+        cluster.kill(named)
+        with pytest.raises(SupervisionError) as caught:
+            called.get(TIMEOUT)
     str(caught.value)
     assert SEEN in cluster.next_failure(handled=True).report()
 
