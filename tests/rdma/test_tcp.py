@@ -588,9 +588,9 @@ def test_lanes_give_their_room_back(ends: Ends, register: Any, monkeypatch: pyte
 
 
 @pytest.fixture
-def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> RegisteredBuffer:
+def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RegisteredBuffer]:
     """A buffer whose owner there is a lane to that has nothing to do. Answers are waited for as long as it takes."""
-    monkeypatch.setattr(tcp, "IDLE", 0.5)
+    monkeypatch.setattr(tcp, "IDLE", TIMEOUT)
     monkeypatch.setattr(tcp, "PATIENCE", TIMEOUT)
     monkeypatch.setattr(tcp, "SLOW", TIMEOUT)
     region = register(bytearray(b"0123456789"))
@@ -598,7 +598,12 @@ def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> Regis
     give_up = monotonic() + TIMEOUT
     while not tcp.lanes_to(registry().owner)._resting:
         assert monotonic() < give_up
-    return region
+    yield region
+    ends.serve = _serve
+    monkeypatch.setattr(tcp, "IDLE", 0.0)
+    while left := list(tcp.lanes_to(registry().owner)._resting):  # each ends when it has had something to do once more
+        for outcome in [begin(register(bytearray(tcp.AT_ONCE + 1)), bytearray(tcp.AT_ONCE + 1), False) for _ in left]:
+            outcome.wait()
 
 
 def test_a_small_transfer_is_done_when_it_has_begun(resting: RegisteredBuffer, ends: Ends) -> None:
