@@ -105,6 +105,7 @@ def test_a_spare_takes_the_place_of_a_killed_host(hosts: Hosts, kind: str) -> No
 
 
 @full
+@pytest.mark.usefixtures("calls_are_in_time")
 def test_what_is_spawned_on_a_lost_host_fails_at_once(hosts: Hosts) -> None:
     """Again and again: nobody dials it until the time for attaching is over, which is TIMEOUT here."""
     first, second = hosts.start(), hosts.start()

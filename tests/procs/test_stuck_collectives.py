@@ -19,7 +19,7 @@ from monarch.dashboard.pages.api import PageData
 from monarch.dashboard.pages.latest_findings import LatestFindings
 from monarch.dashboard.pages.live_program import LiveProgram
 from monarch.telemetry.store import Store
-from tests.support.patience import TIMEOUT
+from tests.support.patience import TIMEOUT, until
 from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, full]
@@ -133,9 +133,14 @@ def test_what_each_rank_tells_of_its_groups(spawn_procs: Any) -> None:
     procs = spawn_procs({"gpus": 2}, name="telling")
     setup_torch_distributed(procs, "gloo").get(TIMEOUT)
     procs.spawn("rank", Rank).sum.call().get(TIMEOUT)
-    replies = survey.ask("collectives", timeout=TIMEOUT).get(TIMEOUT).replies
-    told = [state for reply in replies.values() for state in collectives.decode_groups(reply)]
-    states = [state for state in told if state.ranks == [0, 1] and state.begun == 2]
+
+    def asked() -> list[Any]:
+        replies = survey.ask("collectives", timeout=TIMEOUT).get(TIMEOUT).replies
+        told = [state for reply in replies.values() for state in collectives.decode_groups(reply)]
+        return [state for state in told if state.ranks == [0, 1] and state.begun == 2]
+
+    until(lambda: not any(state.running for state in asked()))  # torch notes the end behind the one who waits for it
+    states = asked()
     assert sorted(state.rank for state in states) == [0, 1]
     assert {(state.label, state.operation, tuple(state.shape), state.running) for state in states} == {
         ("default_pg", "all_reduce", (3, 5), False)

@@ -18,7 +18,7 @@ from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, stored_value, values
 from monarch.references import store as stores
 from monarch.references.counting import RefId, Ticket
-from monarch.references.mapping import MappedRegion, map_region
+from monarch.references.mapping import MappedRegion, idle, map_region
 from monarch.references.outcomes import KeptValue
 from monarch.testing import InProcessCluster
 from tests.references.actors import Maker
@@ -202,6 +202,7 @@ def test_memory_is_used_again_once_nobody_views_it(makers: Maker) -> None:
 def test_who_reads_the_next_value_in_a_memory_has_it_mapped_already(makers: Maker) -> None:
     numpy = pytest.importorskip("numpy")
     maps = 0
+    idle.clear()  # of tests before, in memory that is used again
 
     def read(number: int, how: Any) -> Any:
         own = stores.store()
