@@ -27,7 +27,7 @@ from monarch._wire.transport.stream import StreamConnection
 from tests.support.interrupts import Interrupted, Steps, each_step
 from tests.support.patience import TIMEOUT
 
-LONG = 1.0  # seconds that the I/O thread stands aside in these tests: who waits is sure to lead meanwhile
+LONG = 4.0  # seconds that the I/O thread stands aside in these tests: who waits is sure to lead meanwhile
 
 
 class Wire:

@@ -15,7 +15,7 @@ from monarch._runtime.progress import AwaitedProgress, ProgressMeter, WatchedPro
 from monarch._runtime.promise import Promise
 from monarch._runtime.shown_waits import show_waits
 from tests.support.hostile import NAME, fit
-from tests.support.patience import TIMEOUT
+from tests.support.patience import TIMEOUT, until
 
 
 def test_the_line_has_rate_and_time_left() -> None:
@@ -216,26 +216,19 @@ def test_work_of_others_is_shown_to_who_waits_for_it(monkeypatch: pytest.MonkeyP
 
 
 def test_the_line_stands_only_during_waits_and_the_thread_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, looked = Stream(True), threading.Event()
+    stream = Stream(True)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(module, "_SHORT", 0.0)
     monkeypatch.setattr(module, "_LIVE", 0.001)
     monkeypatch.setenv("TERM", "xterm")
-
-    def far() -> tuple[int, int]:
-        if "t: 3" in stream.getvalue():
-            looked.set()
-        return 3, 4
-
-    progress = WatchedProgress("t", far, shown=True)
+    progress = WatchedProgress("t", lambda: (3, 4), shown=True)
     promise: Promise[int] = Promise()
     future = show_waits(promise.future, progress)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             future.get(0.001)
     with progress, progress:
-        assert looked.wait(TIMEOUT)
-        assert not stream.getvalue().endswith("\r\x1b[K")
+        until(lambda: not stream.getvalue().endswith("\r\x1b[K"))
     assert stream.getvalue().endswith("\r\x1b[K")
     promise.set(7)
     assert future.get() == 7
