@@ -68,14 +68,24 @@ def write_beside(text: str, stream: Any) -> None:
     """Writes to a terminal; the line that stands is taken away before, and shown again behind whole lines."""
     global _hidden
     with _lock:
-        if _standing is not None and not _hidden:
-            print(_ERASE_LINE, end="", file=_standing[1], flush=True)
+        if not _hidden:
+            _show_standing(_ERASE_LINE)
         stream.write(text)
         stream.flush()
         if _standing is not None:
             _hidden = not text.endswith("\n")
             if not _hidden:
-                print(_standing[0], end="", file=_standing[1], flush=True)
+                _show_standing(_standing[0])
+
+
+def _show_standing(text: str) -> None:
+    """Writes where the line stands, if one does; where that has been closed, none does any more."""
+    global _standing
+    if _standing is not None:
+        try:
+            print(text, end="", file=_standing[1], flush=True)
+        except (OSError, ValueError):
+            _standing = None
 
 
 class VisibleFormatter(logging.Formatter):

@@ -164,5 +164,6 @@ def test_what_is_shown_is_visible(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.note("a\x07")
     terminal.replace_line("a\nb\x1b[2J" + "c" * 100, 8, sys.stderr)
     out, err = capsys.readouterr()
+    terminal.erase_line(sys.stderr)
     assert out == "a\\x1b[2Jb\n\x1b[31mred\\x1b[2J\x1b[0m"
     assert err == "a\\x07\n\r\x1b[Ka\\nb\\x1b"

@@ -82,3 +82,10 @@ def test_a_line_of_progress_is_taken_away_for_it_and_shown_again_behind_it() -> 
     erase = "\r\x1b[K"
     whole = f"{erase}3 of 10{erase}one\n3 of 10{erase}half a line\n3 of 10{erase}two\n"
     assert screen.getvalue() == whole
+
+
+def test_a_line_that_stood_where_nobody_can_write_any_more_stops_nothing() -> None:
+    closed = Screen(True)
+    terminal.replace_line("3 of 10", 80, closed)
+    closed.close()
+    assert shown(Screen(True), "a\n", "b\n") == "a\nb\n"
