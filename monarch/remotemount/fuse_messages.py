@@ -135,7 +135,8 @@ class Wire:
         data = _encoder.encode(message)
         with self._sending:
             local_socket.send(self._end, data, _LARGEST)
-            self._end.sendall(body)
+            if len(body):  # to send nothing fails as well where the other end, which has all, has gone
+                self._end.sendall(body)
 
     def receive(self) -> Message | None:
         """Returns the next message; None when the other end is gone."""

@@ -232,6 +232,20 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
     other.close()
 
 
+def test_who_takes_a_message_and_goes_has_taken_it() -> None:
+    """That of a process which could not mount is its last, and its owner closes the socket when it has it."""
+    sent: list[bytes] = []
+
+    class End:
+        def sendall(self, data: bytes) -> None:
+            if sent:
+                raise BrokenPipeError
+            sent.append(data)
+
+    Wire(End()).send(Settled(1))  # type: ignore[arg-type]
+    assert len(sent) == 1
+
+
 def test_the_bytes_of_a_block_follow_its_message_and_the_next_follows_them() -> None:
     ours, theirs = socket.socketpair()
     one, other = Wire(ours), Wire(theirs)
