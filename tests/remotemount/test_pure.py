@@ -233,7 +233,7 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
 
 
 def test_who_takes_a_message_and_goes_has_taken_it() -> None:
-    """That of a process which could not mount is its last, and its owner closes the socket when it has it."""
+    """A process that could not mount says so at last, and its owner closes the socket when it has that."""
     sent: list[bytes] = []
 
     class End:
