@@ -64,9 +64,7 @@ class GateStream:
         self._receiver = EdgeReceiver(spec.takes[host], spec.hears[host], spec.depth, spec.slot_size, memory.slot)
         self._lock = Lock()  # of sending
         self._sock: Stream | None = None
-        self._pending: Callable[[], bool] = (
-            _nothing  # whether there may be more to read although the descriptor is silent
-        )
+        self._pending: Callable[[], bool] = _nothing  # may there be more to read although the descriptor is silent?
         self._own = False  # the socket is closed here
         self._over = False
         self._dozes = False

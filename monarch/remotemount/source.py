@@ -139,7 +139,7 @@ class MountSource(Actor):
         size = 0
         for content in contents:
             batch.append(self._block(content, 0, *self._versions.files[content]))
-            size += self._versions.files[content][1].size
+            size += len(batch[-1][2])
             if size >= _BATCH_BYTES or len(batch) == _BATCH_FILES:
                 yield batch
                 batch, size = [], 0
