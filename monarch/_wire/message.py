@@ -425,6 +425,7 @@ class Shutdown(_Message, tag=23):
     """Stop every process, remove the runtime folder, exit."""
 
     grace: float
+    agent: str = ""  # whom it is for, by its unique id: not who has taken that address meanwhile; "": whoever gets it
 
 
 class Flush(_Message, tag=24):

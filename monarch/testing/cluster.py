@@ -458,6 +458,9 @@ class InProcessCluster:
 
     def _on_loop(self, fn: Callable[[], Any]) -> None:
         """Runs `fn` on the I/O loop, waits for it, and raises what it raised."""
+        if self._loop.in_loop():
+            fn()
+            return
         slot = Slot()
 
         def run() -> None:

@@ -122,7 +122,7 @@ class BaseHostAgent:
             Watch: lambda c, m, f: self.act(roster.watch(now(), c, m)),
             IncarnationAck: lambda c, m, f: self.act(roster.heard(now(), c, m)),
             ListProcs: lambda c, m, f: self.act(roster.census(now(), c, m)),
-            Shutdown: lambda c, m, f: self.shutdown(m.grace),
+            Shutdown: lambda c, m, f: self._on_shutdown(m),
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
             CastPlan: lambda c, m, f: self._on_plan(c, m),
             ForgetPlan: lambda c, m, f: self._cast_on(self.casts.forget(now(), c, m)),
@@ -184,6 +184,11 @@ class BaseHostAgent:
 
     def shutdown(self, grace: float) -> None:
         self.act(self.roster.shutdown(self.loop.now(), grace))
+
+    def _on_shutdown(self, order: Shutdown) -> None:
+        """An order that crossed the end of the agent it was for goes over a new link, to whoever has the address now."""
+        if order.agent in ("", self.routes.agent):
+            self.shutdown(order.grace)
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         self.act(self.roster.alive(self.loop.now(), connection))

@@ -27,7 +27,7 @@ from monarch._runtime.loop import start_thread
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import host_address
-from monarch._wire.address import agent_at, agent_of
+from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.auth import Secret
 from monarch._wire.message import HostReplaced, SetCredentials, Shutdown
 from monarch._wire.peer import PeerEnded
@@ -229,9 +229,9 @@ class AttachedHosts:
 
         def done() -> None:
             try:
-                attaching.value()
-                if self._replacer is not None:
-                    self._replacer.spare_ready(spare)
+                (facts,) = attaching.value()
+                if self._replacer is not None and facts is not None:
+                    self._replacer.spare_ready(spare, facts.agent)
             except Exception as exc:
                 if not self._ended and self._proc.closed is None:
                     log(logger, logging.WARNING, "the spare %s cannot be reached: %s", spare, exc)
@@ -240,7 +240,11 @@ class AttachedHosts:
 
     def _done(self, attaching: Attaching) -> None:
         try:
-            self._attached.set(attaching.value())
+            found = attaching.value()
+            if self._replacer is not None:
+                agents = {host: facts.agent for host, facts in zip(self._hosts, found, strict=True) if facts is not None}
+                self._replacer.attached(agents)
+            self._attached.set(found)
         except BaseException as exc:
             self._attached.fail(exc)
 
@@ -309,15 +313,14 @@ class AttachedHosts:
         passing = [host for host in hosts if host == transports.gateway()]
         others = HostAcks(host for host in hosts if host not in passing)
         self._proc.ports.add(others)
-        self._order(others.left())
+        self._order(others.left(), hosts)
         # Last, what is said to the others and comes from them goes through it.
-        others.on_ready(once(lambda: self._order([agent_at(host) for host in passing])))
+        others.on_ready(once(lambda: self._order([agent_at(host) for host in passing], hosts)))
 
-    def _order(self, addresses: Sequence[str]) -> None:
-        order = Shutdown(settings.mesh_terminate_timeout())
+    def _order(self, addresses: Sequence[str], agents: Mapping[str, str]) -> None:
         for address in addresses:
             try:
-                self._proc.post(address, order)
+                self._proc.post(address, Shutdown(settings.mesh_terminate_timeout(), agents[host_of(address)]))
             except PeerEnded as exc:  # it has ended just now, which those who wait are told
                 self._proc.ports.process_ended(exc.why)
 

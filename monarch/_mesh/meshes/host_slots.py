@@ -19,6 +19,7 @@ class HostSlots:
     def __init__(self, names: Sequence[str], spares: Iterable[str] = ()) -> None:
         self.names = list(names)
         self.at = list(names)  # where each is dialled
+        self.agents: dict[str, str] = {}  # name of a host or spare -> the unique id of its agent, once it has answered
         self.lost: dict[int, str] = {}  # rank -> why
         self.answered: set[int] = set()  # lost ranks whose replacement has answered: it is told of other moves
         self.losses = [0] * len(self.names)  # how often its end was told

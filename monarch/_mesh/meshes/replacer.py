@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -155,10 +155,16 @@ class HostReplacer:
             rank = self._slots.names.index(host)
             return "" if rank in self._under_way else self._slots.lost.get(rank, "")
 
-    def spare_ready(self, spare: str) -> None:
-        """Notes that a spare was attached."""
+    def attached(self, agents: Mapping[str, str]) -> None:
+        """Notes the agents of hosts that were attached first."""
+        with self._lock:
+            self._slots.agents = {**agents, **self._slots.agents}
+
+    def spare_ready(self, spare: str, agent: str) -> None:
+        """Notes that a spare was attached, with that agent."""
         with self._lock:
             self._slots.ready_spares.add(spare)
+            self._slots.agents[spare] = agent
 
     def host_lost(self, host: str, why: str) -> None:
         """On the I/O thread. Under a policy, its replacement begins."""
@@ -344,6 +350,7 @@ class HostReplacer:
             return str(exc)
         with self._lock:
             self._slots.answered.add(rank)
+            self._slots.agents[self._slots.names[rank]] = facts.agent
         self._tell(rank, worker, facts.agent, knew)
         with self._lock:
             self._slots.answered.discard(rank)
@@ -400,11 +407,12 @@ class HostReplacer:
 
     # --- the end
 
-    def close(self, how: str) -> list[str]:
-        """The mesh was stopped or shut down: nothing is replaced any more. Its hosts and spares that live."""
+    def close(self, how: str) -> dict[str, str]:
+        """The mesh was stopped or shut down: nothing is replaced any more. Its hosts and spares that live, each with the id
+        of its agent ("" not known)."""
         with self._lock:
             self._ended = how
-            hosts = self._slots.living()
+            hosts = {host: self._slots.agents.get(host, "") for host in self._slots.living()}
         self._attached.remove(self)
         return hosts
 

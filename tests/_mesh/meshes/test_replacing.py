@@ -267,3 +267,27 @@ def test_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
         askers.restart(failed=True).get(TIMEOUT)
         assert len(askers.ask.call(counters).get(TIMEOUT).values()) == 3
         assert counters.slice(hosts=1).address.call_one().get(TIMEOUT) == cluster.worker(3)
+
+
+def test_an_order_to_end_is_not_for_who_took_the_address(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given when the host's end is known to the program's agent, and not to the program yet: it goes over a new link,
+    to another worker."""
+    cluster.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(TIMEOUT)
+    routes = cluster.agent.routes
+    tell_lost = routes._tell_lost
+    over: list[Any] = []
+
+    def order_first(host: str, why: str) -> None:
+        if not over:
+            cluster.start_host(1)
+            over.append(cluster.hosts.shutdown())
+        tell_lost(host, why)
+
+    monkeypatch.setattr(routes, "_tell_lost", order_first)
+    ordered = cluster.expect("Shutdown", target=cluster.worker(1) + "*")
+    cluster.kill_agent(1)
+    ordered.wait(TIMEOUT)
+    over[0].get(TIMEOUT)
+    cluster.settle()
+    with pytest.raises(ValueError, match="host 1 has not ended"):
+        cluster.start_host(1)
