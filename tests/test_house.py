@@ -215,6 +215,12 @@ def test_what_a_handler_of_signals_raises_leaves_no_lock_locked() -> None:
     assert plain == [], "for `with`, take Lock, RLock or Condition of monarch/_linux/locks.py"
 
 
+def test_what_threads_run_is_asked_in_one_place() -> None:
+    files = {*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - {Path(__file__).resolve()}
+    asking = {file.name for file in files if "sys._current_frames(" in file.read_text()}
+    assert asking == {"thread_frames.py", "test_thread_frames.py"}, "it asks so that it cannot stop the interpreter"
+
+
 def entered(source: str) -> list[str]:
     """Returns the names of threading's locks and conditions that a `with` of the file takes."""
     names = [

@@ -18,6 +18,7 @@ from typing import Any
 
 from monarch._errors import PACKAGE
 from monarch._linux.locks import RLock
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._runtime.replies import Entry
@@ -109,7 +110,7 @@ class Replayer:
         """On the I/O thread: the event loop gets no turn while its thread waits for an answer, as in `future.get()`."""
         if not self._due:
             return
-        frame = sys._current_frames().get(self._instance.thread_ident)
+        frame = thread_frames().get(self._instance.thread_ident)
         if looks == 0 or (frame is not None and frame.f_code.co_filename.startswith(_WAITING)):
             self._feed()
         else:
@@ -339,7 +340,7 @@ class Replayer:
     def _give_up(self, patience: float, thread: int) -> None:
         self.stuck = True
         self.stopped = f"it stood still for {patience:g} s"
-        frame = sys._current_frames().get(thread or self._instance.thread_ident)
+        frame = thread_frames().get(thread or self._instance.thread_ident)
         frame = _user_frame(frame) if frame is not None else None
         where = ""
         if frame is not None:

@@ -20,6 +20,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from monarch._linux.locks import Condition
+from monarch._linux.thread_frames import thread_frames
 from monarch._text import first_line
 from monarch.actor import ProcMesh
 from monarch.actor.lowlevel import explain_errors, hold_health, own_process, start_thread, watch_processes
@@ -223,7 +224,7 @@ class ThreadInside(NamedTuple):
 def threads_inside() -> Iterator[ThreadInside]:
     """Yields the threads of this process that are in a collective, in a backward pass, or in the making of a group."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in list(sys._current_frames().items()):
+    for ident, frame in list(thread_frames().items()):
         codes = list(_codes(frame))
         found = next((code for code in codes if _is_of_group(code)), None)
         if found is not None:

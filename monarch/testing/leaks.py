@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import time
 import traceback
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from monarch._linux import private_files, procfs
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.process import client as clients
 from monarch._mesh.start.run_directory import user_folders
 
@@ -108,7 +108,7 @@ def _descriptors(own: _OfTheClient) -> Iterator[Leak]:
 
 
 def _threads(own: _OfTheClient) -> Iterator[Leak]:
-    stacks = sys._current_frames()
+    stacks = thread_frames()
     for thread in threading.enumerate():
         if thread.name in own.threads:
             continue

@@ -24,6 +24,7 @@ ERROR = "monarch._errors.UnhandledFaultError: "
 PRELUDE = """
     import asyncio, atexit, ctypes, os, queue, select, signal, sys, threading, time
     import monarch.actor
+    from monarch._linux.thread_frames import thread_frames
     from monarch.actor import Actor, Channel, UnhandledFaultError, endpoint, this_host
     from monarch._mesh.failures.main_thread import faults
 
@@ -53,7 +54,7 @@ PRELUDE = """
         '''Calls act() on another thread once the main thread is below a function named wait, and sleeps in the kernel.'''
         main = threading.main_thread()
         def asleep():
-            frame = sys._current_frames()[main.ident]
+            frame = thread_frames()[main.ident]
             while frame is not None and frame.f_code.co_name != "wait":
                 frame = frame.f_back
             with open(f"/proc/self/task/{main.native_id}/stat") as file:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SET_UP = """
     import os, signal, sys, threading
+    from monarch._linux.thread_frames import thread_frames
     from monarch.actor import Actor, endpoint, this_host
 
     class Talker(Actor):
@@ -61,7 +62,7 @@ SET_UP = """
         def run():
             main = threading.main_thread().ident
             while True:
-                frame = sys._current_frames()[main]
+                frame = thread_frames()[main]
                 while frame is not None:
                     if frame.f_code.co_qualname == "Future.get":
                         return os.kill(os.getpid(), signal.SIGINT)

@@ -26,6 +26,7 @@ from functools import partial
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
+from monarch._linux.thread_frames import thread_frames
 from monarch._wire.transport.base import Turn
 
 _SIGNAL = signal.SIGUSR2
@@ -373,7 +374,7 @@ class Schedules:
     # --- states
 
     def _was_met(self, me: _Turns) -> bool:
-        frames = sys._current_frames()
+        frames = thread_frames()
         self._names = {thread.ident: thread.name for thread in self.threads}
         norm = self._norm
         try:
@@ -424,7 +425,7 @@ class Schedules:
         return kind.__name__
 
     def _where(self, thread: _Turns) -> str:
-        frame = sys._current_frames().get(thread.ident)
+        frame = thread_frames().get(thread.ident)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
         return f"{thread} at {_place(frame)}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from monarch._linux.thread_frames import thread_frames
 from tests.support.patience import TIMEOUT
 
 
@@ -57,6 +57,6 @@ def stacks() -> str:
 
 
 def _with_stacks() -> list[tuple[threading.Thread, str]]:
-    frames = sys._current_frames()
+    frames = thread_frames()
     found = [(thread, frames.get(thread.ident or 0)) for thread in threading.enumerate()]
     return [(thread, "".join(traceback.format_stack(frame)) if frame else "(no stack)") for thread, frame in found]

@@ -25,11 +25,6 @@ _HIDDEN = (PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), *_DEB
 _DEEPEST = 1000  # frames looked at; of a deeper stack the innermost
 
 
-def frames() -> dict[int, FrameType]:
-    """Returns what every thread of this interpreter runs now, for `of_thread`."""
-    return sys._current_frames()
-
-
 def of_thread(frame: FrameType | None) -> list[Line]:
     """The program's lines of a thread, outermost first; `frame` is what it runs now."""
     return _shown(map(line_of, frames_of_thread(frame)))

@@ -23,6 +23,7 @@ from types import FrameType
 
 from monarch._errors import DeadlockError
 from monarch._linux.locks import Lock
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import (
     Helpers,
@@ -160,7 +161,7 @@ class Watchdog:
     def _describe(self, blocked: Blocked) -> str:
         for wait in self._proc.waits.standing():
             if wait.number == blocked.number:
-                return str(edge_of(self._proc, wait, Jobs(self._proc), stacks.frames()))
+                return str(edge_of(self._proc, wait, Jobs(self._proc), thread_frames()))
         return f"{blocked.who} (its wait has just ended)"
 
     # --- endpoints that run long
@@ -176,7 +177,7 @@ class Watchdog:
         fresh = [job for job in slow if job.delivery not in self._logged][:_REPORTED]
         if fresh:
             self._logged.update(job.delivery for job in fresh)
-            frames, waits = stacks.frames(), self._proc.waits.standing()
+            frames, waits = thread_frames(), self._proc.waits.standing()
             reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
             aside(partial(_log, reports))  # files are read as well
             aside(partial(self._on_slow, [lines for _, lines in reports]))

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from monarch._devices.own_figures import OWN, DeviceFigures
-from monarch._mesh.failures import stacks
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.failures.activity import Job, jobs_of, lines_of_job
 from monarch._mesh.inspection import identities
 from monarch._runtime.context import root_of
@@ -233,7 +233,7 @@ class _Clock:
     def __init__(self, now: float, loop: float) -> None:
         self.now = now
         self.loop = loop
-        self.frames = stacks.frames()
+        self.frames = thread_frames()
 
     def epoch(self, at: float) -> float:
         return self.now - max(0.0, self.loop - at)

@@ -8,7 +8,6 @@ look: code that holds the GIL for long is seen less often, and `overhead` says w
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from monarch._errors import PACKAGE
+from monarch._linux.thread_frames import thread_frames
 from monarch._text import sendable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def sample(proc: Proc, wanted: SamplingOptions, now: Callable[[], float] = time.
     me = threading.get_ident()
     while proc.closed is None:
         look_began = time.thread_time()
-        frames = sys._current_frames()
+        frames = thread_frames()
         frames.pop(me, None)
         for ident, name, waits in _threads(proc, wanted, frames):
             if waits:

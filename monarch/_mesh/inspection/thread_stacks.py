@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._linux.procfs import thread_state
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of
 from monarch._mesh.inspection.folding import is_library
@@ -83,7 +84,7 @@ class _Collector:
         self._proc = proc
         self._all = all_threads
         self._locals_of = locals_of
-        self._running = stacks.frames()
+        self._running = thread_frames()
         # Not by threading.enumerate(), whose lock a thread may hold that is stuck.
         self._threads: dict[int, Any] = dict(getattr(threading, "_active", {}))
 

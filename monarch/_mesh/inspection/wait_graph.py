@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._mesh.failures import stacks
+from monarch._linux.thread_frames import thread_frames
 from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
 from monarch._mesh.inspection.survey import Survey, open_proc
 from monarch._runtime.future import Future, make_future
@@ -105,7 +105,7 @@ _decode_report = msgspec.msgpack.Decoder(Report).decode
 
 def answer(proc: Proc, argument: bytes) -> bytes:
     """Answers the question "waits": who waits here, and for whom."""
-    frames = stacks.frames()
+    frames = thread_frames()
     waits, jobs = proc.waits.standing(), Jobs(proc)
     left_out = max(0, len(waits) - _MOST) + max(0, len(jobs.all) - _MOST)
     edges = [edge_of(proc, wait, jobs, frames) for wait in waits[:_MOST]]

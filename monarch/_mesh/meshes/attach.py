@@ -242,7 +242,9 @@ class AttachedHosts:
         try:
             found = attaching.value()
             if self._replacer is not None:
-                agents = {host: facts.agent for host, facts in zip(self._hosts, found, strict=True) if facts is not None}
+                agents = {
+                    host: facts.agent for host, facts in zip(self._hosts, found, strict=True) if facts is not None
+                }
                 self._replacer.attached(agents)
             self._attached.set(found)
         except BaseException as exc:

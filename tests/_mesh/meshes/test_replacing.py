@@ -269,7 +269,9 @@ def test_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counters.slice(hosts=1).address.call_one().get(TIMEOUT) == cluster.worker(3)
 
 
-def test_an_order_to_end_is_not_for_who_took_the_address(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_to_end_is_not_for_who_took_the_address(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is given when the host's end is known to the program's agent, and not to the program yet: it goes over a new link,
     to another worker."""
     cluster.hosts.spawn_procs().spawn("counters", Counter).add.call(1).get(TIMEOUT)
