@@ -4,14 +4,12 @@ examples in every run. Here are the fixtures that tests of several folders use; 
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from tests.support import tiers
 from tests.support.devices import default_device
 from tests.support.faults import Faults
 from tests.support.hosts import Hosts, hosts_in
+from tests.support.long_tests import LongTests
 from tests.support.processes import Watch, descendants
 from tests.support.scripts import Scripts
 
@@ -47,7 +46,7 @@ sys.dont_write_bytecode = False
 def pytest_configure(config: pytest.Config) -> None:
     """Shells start background jobs with SIGINT ignored, nohup with SIGHUP: the programs that tests start would inherit
     that, and tests that send these signals would wait in vain."""
-    config.stash[_STACKS] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+    config.stash[_LONG_TESTS] = LongTests(os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -66,26 +65,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # --- tests that take long
 
-_LONG = 60.0  # seconds after which, at the latest ten later, the stacks of all threads are printed
-_LOOKS = 10.0
-_STACKS = pytest.StashKey[int]()  # a descriptor that no test captures
-_armed = -_LOOKS
+_LONG_TESTS = pytest.StashKey[LongTests]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Arms the watch over long tests, seldom: ending the thread that waited costs more than most tests where the processor
-    is busy, so pytest's own `faulthandler_timeout`, which does so behind each test, is not used."""
-    global _armed
-    now = time.monotonic()
-    if now - _armed >= _LOOKS:
-        faulthandler.dump_traceback_later(_LONG + _LOOKS, file=item.config.stash[_STACKS])
-        _armed = now
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    watch = item.config.stash[_LONG_TESTS]
+    in_worker = hasattr(item.config, "workerinput")  # where nobody sits in a debugger
+    watch.began(item.nodeid, may_last=not in_worker or tiers.may_last(item))
     try:
         return (yield)
     finally:
-        if nextitem is None:
-            faulthandler.cancel_dump_traceback_later()
+        watch.ended()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_LONG_TESTS].close()
 
 
 # --- the garbage collector, which many tests call and which would look at all modules and tests each time
@@ -104,7 +99,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_LONG_TESTS].watch()
     gc.disable()  # while tests are collected, nothing becomes garbage
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, ActorError, Channel, ProcMesh, SupervisionError, ValueMesh, endpoint, this_host
+from monarch.actor.lowlevel import PooledMemory
 from monarch.config import configured
 from monarch.references import ObjectRef, ReferenceLimitError, ReferenceLost, put, stored_value, values
 from monarch.references import store as stores
@@ -167,47 +169,61 @@ def test_a_large_value_is_not_copied_for_who_reads_it(makers: Maker) -> None:
     assert one_[5] == 5  # views live as long as they are held
 
 
+def in_memory(value: Any) -> tuple[ObjectRef[Any], PooledMemory]:
+    """Puts a value, and returns where it is: the memory goes a moment later than the value is counted no more."""
+    ref = put(value)
+    kept = stores.store()._kept[ref._facts.ref]
+    assert isinstance(kept, KeptValue) and kept.stored._memory is not None
+    return ref, kept.stored._memory
+
+
+def gone(memory: weakref.ref[PooledMemory]) -> None:
+    until(lambda: memory() is None)
+
+
 def test_memory_is_used_again_once_nobody_views_it(makers: Maker) -> None:
     numpy = pytest.importorskip("numpy")
     size = 1 << 20
     own = stores.store()
 
-    def filled(number: int) -> tuple[ObjectRef[object], int]:
-        ref = put(numpy.full(size, number, dtype=numpy.uint8))
-        kept = own._kept[ref._facts.ref]
-        assert isinstance(kept, KeptValue)
-        place = kept.stored.place
-        assert place is not None
-        return ref, place.identity[1]
+    def filled(number: int) -> tuple[ObjectRef[object], int, weakref.ref[PooledMemory]]:
+        ref, memory = in_memory(numpy.full(size, number, dtype=numpy.uint8))
+        return ref, os.fstat(memory.fd).st_ino, weakref.ref(memory)
 
-    ref, first = filled(1)
+    ref, first, one_memory = filled(1)
     one(makers, 0).keep_value.call_one(ref).get()
     del ref
-    other, second = filled(2)  # the actor views the first
+    other, second, other_memory = filled(2)  # the actor views the first
     assert second != first
     assert one(makers, 0).sum_of_kept.call_one().get() == size
     view = other.get()
     del other
     until(lambda: own.number == 1)
-    third_ref, third = filled(3)  # this process views the second
+    third_ref, third, third_memory = filled(3)  # this process views the second
     assert third not in (first, second)
     assert (view == 2).all()
     del third_ref, view
     one(makers, 0).forget.call_one().get()
-    until(lambda: not own.number)
+    for memory in (one_memory, other_memory, third_memory):
+        gone(memory)
     refs = [filled(4) for _ in range(3)]
-    assert {place for _, place in refs} == {first, second, third}
+    assert {place for _, place, _ in refs} == {first, second, third}
 
 
 def test_who_reads_the_next_value_in_a_memory_has_it_mapped_already(makers: Maker) -> None:
     numpy = pytest.importorskip("numpy")
     maps = 0
     idle.clear()  # of tests before, in memory that is used again
+    stored_value.memory._pool.trim(float("inf"), 0)
 
     def read(number: int, how: Any) -> Any:
-        own = stores.store()
-        until(lambda: not own.number)
-        return how.call_one(put(numpy.full(1 << 20, number, dtype=numpy.uint8))).get()
+        ref, memory = in_memory(numpy.full(1 << 20, number, dtype=numpy.uint8))
+        was = weakref.ref(memory)
+        del memory
+        answer = how.call_one(ref).get()
+        del ref
+        gone(was)
+        return answer
 
     def mapped(*args: Any) -> MappedRegion:
         nonlocal maps
@@ -226,14 +242,12 @@ def test_who_reads_the_next_value_in_a_memory_has_it_mapped_already(makers: Make
 
 def test_pages_that_are_given_back_are_so_where_they_are_mapped_too(makers: Maker) -> None:
     numpy = pytest.importorskip("numpy")
-    ref = put(numpy.ones(1 << 20, dtype=numpy.uint8))
-    kept = stores.store()._kept[ref._facts.ref]
-    assert isinstance(kept, KeptValue) and kept.stored._memory is not None
-    file = os.dup(kept.stored._memory.fd)
+    ref, memory = in_memory(numpy.ones(1 << 20, dtype=numpy.uint8))
+    file, was = os.dup(memory.fd), weakref.ref(memory)
     assert one(makers, 0).read.call_one(ref).get()[1] == 1 << 20
     assert os.fstat(file).st_blocks >= (1 << 20) // 512
-    del ref, kept
-    until(lambda: not stores.store().number)
+    del ref, memory
+    gone(was)
     stored_value.memory._pool.trim(float("inf"), 0)
     assert os.fstat(file).st_blocks == 0
     os.close(file)

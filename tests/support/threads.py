@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -52,8 +53,14 @@ def left_beside(before: set[threading.Thread]) -> list[str]:
 
 
 def stacks() -> str:
-    """Returns those of all threads."""
-    return "\n".join(f"{thread.name}:\n{stack}" for thread, stack in _with_stacks())
+    """Returns those of all threads, equal ones once; that of the main thread comes first."""
+    alike: dict[str, Counter[str]] = {}
+    for thread, stack in sorted(_with_stacks(), key=lambda found: found[0] is not threading.main_thread()):
+        alike.setdefault(stack, Counter())[thread.name] += 1
+    return "\n".join(
+        ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items()) + f":\n{stack}"
+        for stack, names in alike.items()
+    )
 
 
 def _with_stacks() -> list[tuple[threading.Thread, str]]:

@@ -37,7 +37,7 @@ STARTING = {
 }
 IN_MEMORY = {"testing"}
 COUNTED = pytest.StashKey[Counter[str]]()  # of what was collected: how many of each file count
-_ELSEWHERE = {"full", "slow", "device", "lab", "browser", "ray", "models"}
+_APART = {"slow", "device", "lab", "browser", "ray", "models"}
 
 
 def mark_processes(item: pytest.Item, folder: str) -> None:
@@ -50,7 +50,12 @@ def mark_processes(item: pytest.Item, folder: str) -> None:
 def counts(item: pytest.Item) -> bool:
     """True if `make test` runs it, and it uses real processes."""
     marks = {mark.name for mark in item.iter_markers()}
-    return "procs" in marks and marks.isdisjoint(_ELSEWHERE)
+    return "procs" in marks and marks.isdisjoint({"full", *_APART})
+
+
+def may_last(item: pytest.Item) -> bool:
+    """True if `make test-all` does not run it."""
+    return any(mark.name in _APART for mark in item.iter_markers())
 
 
 def first_of(cases: Iterable[Any], quick: int = 1, full: int | None = None) -> list[Any]:
