@@ -89,9 +89,9 @@ test-devices: $(READY)  ## the tests that need a GPU or an RDMA device, with the
 test-debian:  ## README's own commands on a fresh Debian, which is made for it (as root): make test-debian SUITE=trixie
 	@tests/fresh_debian.sh $(or $(SUITE),trixie)
 
-LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
+LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3 zsh fish
 
-lab:  ## install what the labs need: Slurm, munge, sshd, FUSE (as root, on Debian)
+lab:  ## install what the labs need: Slurm, munge, sshd, FUSE, shells (as root, on Debian)
 	@missing=$$(for package in $(LABS); do \
 		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
 	if [ -z "$$missing" ]; then echo 'lab: everything is installed'; exit 0; fi; \

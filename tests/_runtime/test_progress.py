@@ -228,7 +228,7 @@ def test_the_line_stands_only_during_waits_and_the_thread_ends_with_them(monkeyp
         with pytest.raises(TimeoutError):
             future.get(0.001)
     with progress, progress:
-        until(lambda: not stream.getvalue().endswith("\r\x1b[K"))
+        until(lambda: stream.getvalue() and not stream.getvalue().endswith("\r\x1b[K"))
     assert stream.getvalue().endswith("\r\x1b[K")
     promise.set(7)
     assert future.get() == 7

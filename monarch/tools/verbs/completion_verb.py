@@ -31,9 +31,17 @@ def run(options: argparse.Namespace) -> int:
             "completing words needs the package argcomplete: pip install 'pymonarch[completion]'"
         ) from None
     script = argcomplete.shellcode(["monarch"], shell=options.shell)
+    if options.shell == "zsh":
+        script = _with_completions(script)
     if options.json:
         from monarch.tools.documents import CompletionScript
 
         return json_output.end(CompletionScript(shell=options.shell, script=script))
     print(script, flush=True)
     return 0
+
+
+def _with_completions(script: str) -> str:
+    """A plain .zshrc loads none; its first line says of whom the script is, where a folder of completions has it."""
+    first, rest = script.split("\n", 1)
+    return f"{first}\n(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit -i }}\n{rest}"
