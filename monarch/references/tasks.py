@@ -118,7 +118,8 @@ def _check_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         signature.bind(*args, **kwargs)
     except TypeError as exc:
-        raise TypeError(f"submit of {getattr(plain, '__qualname__', plain)}{signature}: {exc}") from None
+        shown = inspect.Signature([one.replace(annotation=one.empty) for one in signature.parameters.values()])
+        raise TypeError(f"submit of {getattr(plain, '__qualname__', plain)}{shown}: {exc}") from None
 
 
 class TaskWorker(Actor):
