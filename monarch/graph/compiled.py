@@ -15,6 +15,7 @@ from monarch._linux.locks import Lock
 from monarch.actor import ForkedClientError, Future, SupervisionError
 from monarch.actor._feeding import (
     ActorsWatch,
+    call_each,
     check_timeout,
     decode_answer,
     encode_call,
@@ -513,14 +514,8 @@ class CompiledGraph:
             self._gate.end()
         for watch in self._watches:
             watch.close()
-        calls = []
-        for order in self._orders:
-            with contextlib.suppress(Exception):  # the runtime is shutting down, or the mesh was stopped
-                calls.append(order.call("leave", self._name))
         with Blocking("close() of a compiled graph was called", "Use `await asyncio.to_thread(graph.close)` here"):
-            for call in calls:
-                with contextlib.suppress(Exception):  # what has ended needs not leave
-                    call.get(_PATIENCE)
+            self._have_actors_leave()
         with self._reading:
             self._fail_all()
             self._pending.clear()
@@ -538,6 +533,24 @@ class CompiledGraph:
                 self._gate.close()
             self._bell.close()
         self._wake_follower()
+
+    def _have_actors_leave(self) -> None:
+        calls = []
+        for order in self._orders:
+            with contextlib.suppress(Exception):  # the runtime is shutting down, or the mesh was stopped
+                calls.append((order, order.call("leave", self._name)))
+        alone = []
+        for order, call in calls:
+            try:
+                call.get(_PATIENCE)
+            except SupervisionError:  # one has ended, and perhaps no other was told
+                with contextlib.suppress(Exception):
+                    alone += call_each(order, "leave", self._name)
+            except Exception:
+                pass
+        for one in alone:
+            with contextlib.suppress(Exception):  # what has ended needs not leave
+                one.get(_PATIENCE)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -569,7 +582,8 @@ def compile(output: EndpointNode | MultiOutput, *, depth: int = 8, buffer: int |
     larger, the error says which. Takes memory for depth x buffer for each value, as it is used.
 
     ValueError or TypeError when something is wrong with the graph: a cycle, a node that takes nothing of it, more memory than
-    a host has, endpoints that overlap or answer through a port, hosts that cannot connect (they use TLS, or a gateway).
+    a host has, endpoints that overlap or answer through a port, hosts that cannot connect (they speak through a gateway, or
+    with TLS and without the package cryptography).
     What a call would raise when an actor has ended.
 
     It waits for the actors, as does `close`; in an event loop: `await asyncio.to_thread(compile, output)`. Since 0.2.0.

@@ -72,6 +72,10 @@ class Worker(Actor):
         return x
 
     @endpoint
+    def takes_part(self) -> bool:
+        return own_instance().mailbox.feed is not None
+
+    @endpoint
     def end(self, x: Any) -> None:
         raise KeyboardInterrupt
 
@@ -506,6 +510,24 @@ def test_one_that_ends_while_others_join_is_told_of_and_not_what_is_missing_of_i
         patch.setattr(GraphJoining, "share", gone)
         one = spawn()
         graph.compile(spawn().add.bind(InputNode()))
+
+
+def test_those_that_live_leave_a_graph_that_one_did_not_live_to_join(
+    cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have entered, and have no memory in which they would see its end."""
+    workers = spawn(3)
+    share = GraphJoining.share
+
+    def kill_one(*args: Any) -> Any:
+        cluster.kill(workers, 1)
+        cluster.next_failure()
+        return share(*args)
+
+    monkeypatch.setattr(GraphJoining, "share", kill_one)
+    with pytest.raises(SupervisionError):
+        graph.compile(workers.add.bind(InputNode()))
+    assert [workers.slice(gpus=rank).takes_part.call_one().get(10) for rank in (0, 2)] == [False, False]
 
 
 def test_an_actor_that_ends_within_the_first_step_of_a_program_ends_the_graph(cluster: InProcessCluster) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._errors import MessageTooLargeError
-from monarch._mesh.actors.adverb_codes import CALL
+from monarch._mesh.actors.adverb_codes import CALL, CALL_ONE
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty
 from monarch._runtime.context import current, here, root
-from monarch._runtime.future import no_value
+from monarch._runtime.future import Future, make_future, no_value
 from monarch._runtime.instance import Fed, Instance
 from monarch._runtime.remote_errors import RemoteError, decode_failure, decode_remote_error
-from monarch._runtime.replies import Gather
+from monarch._runtime.replies import Gather, OneReply
 from monarch._shape.extent import Extent
 from monarch._text import clip
 from monarch._wire import message
@@ -93,6 +93,16 @@ def ordered(endpoint: Endpoint[Any, Any]) -> Endpoint[Any, Any]:
     """Returns the endpoint by which those actors are told of a graph."""
     method = endpoint._mesh._spec.cls._serve_graph  # type: ignore[attr-defined]
     return Endpoint(endpoint._mesh, "_serve_graph", EndpointProperty(method, checked=False))
+
+
+def call_each(endpoint: Endpoint[Any, Any], *args: Any) -> list[Future[Any]]:
+    """Calls the endpoint on every rank by itself: a `call` goes to nobody when a rank is known to have ended."""
+    futures: list[Future[Any]] = []
+    for rank in range(len(endpoint._mesh._plan)):
+        entry = OneReply(endpoint._target or endpoint._make_target(), rank)
+        endpoint._cast(entry, CALL_ONE, args, {}, only=rank)
+        futures.append(make_future(entry))
+    return futures
 
 
 def own_instance() -> Instance:
