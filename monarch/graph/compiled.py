@@ -583,8 +583,7 @@ def compile(output: EndpointNode | MultiOutput, *, depth: int = 8, buffer: int |
 
     ValueError or TypeError when something is wrong with the graph: a cycle, a node that takes nothing of it, more memory than
     a host has, endpoints that overlap or answer through a port, hosts that cannot connect (they speak through a gateway, or
-    with TLS and without the package cryptography).
-    What a call would raise when an actor has ended.
+    with TLS and without the package cryptography). What a call would raise when an actor has ended.
 
     It waits for the actors, as does `close`; in an event loop: `await asyncio.to_thread(compile, output)`. Since 0.2.0.
     """
