@@ -181,9 +181,9 @@ class ProcessCluster:
         this_host()
         proc = home()
         assert proc is not None
-        self._proc = proc
-        self._root = context().actor_instance._instance
-        owners = self._proc.mesh.owners
+        self.proc = proc
+        self.root = context().actor_instance._instance
+        owners = self.proc.mesh.owners
         self._before = owners.fault, owners.handled
         self._thread = threading.Thread(target=self._disturb, daemon=True)
         self._thread.start()
@@ -192,7 +192,7 @@ class ProcessCluster:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
-        owners = self._proc.mesh.owners
+        owners = self.proc.mesh.owners
         owners.fault, owners.handled = self._before
         for fd in self._open.values():
             with contextlib.suppress(ProcessLookupError):
@@ -208,7 +208,7 @@ class ProcessCluster:
         time.sleep(_LOOK)
 
     def statistics(self) -> dict[str, Any]:
-        return {"network": {}, self._proc.address: self._proc.statistics()}
+        return {"network": {}, self.proc.address: self.proc.statistics()}
 
     # --- signals
 

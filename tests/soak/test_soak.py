@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from monarch.testing import check_leaks
-from tests.soak.soak import check, check_faults
-from tests.support.tiers import first_of
+from tests.soak.soak import check, check_faults, check_processes
+from tests.support.tiers import first_of, full
 
 SEEDS = 2000
 _QUICK = 100
@@ -39,3 +39,10 @@ def test_programs_keep_every_promise_while_system_calls_fail(first: int) -> None
             wrong = check_faults(seed)
             if wrong:
                 pytest.fail(wrong, pytrace=False)
+
+
+@full
+@pytest.mark.procs
+def test_a_program_in_real_processes_keeps_every_promise() -> None:
+    if wrong := check_processes(2):
+        pytest.fail(wrong, pytrace=False)
