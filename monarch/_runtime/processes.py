@@ -386,8 +386,9 @@ class Processes:
         """A process can be reached; perhaps a new one in the place of one that ended."""
         address, incarnation = there.address, there.incarnation
         peer = self.peers.get(address)
-        unheard = peer is not None and peer.route and not peer.incarnation_known and peer.ended is None
+        unheard = peer is not None and not peer.incarnation_known and peer.ended is None
         if peer is not None and unheard and incarnation > peer.incarnation:
+            # What was sent is for whoever is there: should it have gone to the one before, its connection breaks.
             peer.incarnation = incarnation
             self._replaced_unheard(peer)
         if peer is not None and incarnation > peer.incarnation:

@@ -334,6 +334,30 @@ def test_a_welcome_says_that_we_dialled_a_later_one(us: Us) -> None:
     assert us.known.incarnation_at(M0) == 3 and us.incarnations.of("key", 0, M0) == first_in(3)
 
 
+def test_the_first_call_to_a_later_process_that_dials_us_at_the_same_time_is_not_lost(us: Us) -> None:
+    """Both have just taken the place of others, of whom this one knows nothing."""
+    us.listening.add(M0)
+    dialled = send(us)
+    new, _ = us.hello(incarnation=2)
+    us.known.early(new, Frame(b"first", b"", ()))
+    us.known.reachable(ProcReachable(M0, 2))  # before the Welcome to what was dialled
+    us.known.welcome(M0, Welcome(2))
+    assert us.events == [[b"first"]] and not dialled.lost and us.known.peer(M0).connection is dialled
+    assert us.known.incarnation_at(M0) == 2 and us.incarnations.of("key", 0, M0) == first_in(2)
+    us.known.lost(dialled, "closed")  # it had gone to the one before
+    us.known.peer(M0).lost(dialled, port=3)
+    us.known.reachable(ProcReachable(M0, 2))
+    assert us.events[1:] == [("broke", M0, [3])]
+
+
+def test_nor_one_that_was_kept_until_it_listens(us: Us) -> None:
+    send(us)
+    us.listening.add(M0)
+    us.known.reachable(ProcReachable(M0, 2))
+    connection: Any = us.known.peer(M0).connection
+    assert us.events == [] and connection.sent[-1] == Flushed(1)
+
+
 # --- on other hosts
 
 
