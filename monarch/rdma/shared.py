@@ -17,13 +17,14 @@ import operator
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch._linux import procfs
-from monarch._linux.locks import RLock
+from monarch._linux.locks import Lock
 from monarch.rdma.backends.owner_view import view_of_owner, why_unreachable
 from monarch.rdma.buffer_handle import BufferHandle, SegmentLocation, owner_ended
 from monarch.rdma.local_memory import LocalMemory
@@ -31,15 +32,30 @@ from monarch.rdma.local_memory import LocalMemory
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+class _Segment(NamedTuple):
+    """Memory of a segment: where it is, and its descriptor."""
+
+    start: int
+    size: int
+    file: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
 class _Segments:
-    """The segments of this process that are alive, by address. Any thread; a finalizer may come in the middle of
-    anything.
+    """The segments of this process that are alive, by address. Any thread.
+
+    Python unmaps a segment before its finalizer is called, so another may be at its address by then. The finalizer may come
+    in the middle of anything: it takes no lock, and leaves word for who looks next.
     """
 
     def __init__(self) -> None:
-        self._lock = RLock()
+        self._lock = Lock()
         self._starts: list[int] = []
-        self._files: dict[int, tuple[int, int]] = {}  # start -> (size, descriptor)
+        self._known: dict[int, _Segment] = {}  # by start
+        self._gone: deque[_Segment] = deque()
 
     def make(self, size: int) -> mmap.mmap:
         room = procfs.memory()[1] or sys.maxsize
@@ -53,32 +69,62 @@ class _Segments:
         except BaseException:
             os.close(file)
             raise
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        with self._lock:
-            bisect.insort(self._starts, start)
-            self._files[start] = (size, file)
-        weakref.finalize(memory, self._gone, start)
+        self.add(memory, file)
         return memory
 
-    def _gone(self, start: int) -> None:
+    def add(self, memory: Any, file: int) -> None:
+        """Takes the descriptor, and closes it when the memory is no more."""
+        view = ctypes.c_char.from_buffer(memory)
+        segment = _Segment(ctypes.addressof(view), len(memory), file)
         with self._lock:
-            _, file = self._files.pop(start)
-            self._starts.remove(start)
-        os.close(file)
+            self._forget()
+            # Those that were where it is now are no more, though nobody has said so yet.
+            while (last := self._last_before(segment.end)) is not None and last.end > segment.start:
+                self._remove(last)
+            bisect.insort(self._starts, segment.start)
+            self._known[segment.start] = segment
+        weakref.finalize(memory, self._ended, segment)
+
+    def forked(self) -> None:
+        """In a child made by `os.fork`, where a thread that had the lock is no more."""
+        self._lock = Lock()
+
+    def _ended(self, segment: _Segment) -> None:
+        os.close(segment.file)
+        self._gone.append(segment)
+
+    def _forget(self) -> None:
+        """Under the lock."""
+        while self._gone:
+            segment = self._gone.popleft()
+            if self._known.get(segment.start) is segment:
+                self._remove(segment)
+
+    def _remove(self, segment: _Segment) -> None:
+        del self._known[segment.start]
+        self._starts.remove(segment.start)
+
+    def _last_before(self, address: int) -> _Segment | None:
+        index = bisect.bisect_left(self._starts, address)
+        return self._known[self._starts[index - 1]] if index else None
 
     def find(self, memory: LocalMemory) -> tuple[int, int] | None:
         """Descriptor and offset of memory that lies in a segment."""
         with self._lock:
-            index = bisect.bisect_right(self._starts, memory.address) - 1
-            if index < 0:
-                return None
-            start = self._starts[index]
-            size, file = self._files[start]
-        offset = memory.address - start
-        return (file, offset) if offset + memory.size <= size else None
+            self._forget()
+            segment = self._last_before(memory.address + 1)
+        if segment is None or memory.address + memory.size > segment.end:
+            return None
+        return segment.file, memory.address - segment.start
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._forget()
+            return len(self._known)
 
 
 _segments = _Segments()
+os.register_at_fork(after_in_child=_segments.forked)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
