@@ -23,6 +23,7 @@ class WithRLock:
     # Each is the lock's own, and found without a step in Python.
     acquire, release = property(attrgetter("_lock.acquire")), property(attrgetter("_lock.release"))
     locked = property(attrgetter("_lock.locked"))
+    _is_owned = property(attrgetter("_lock._is_owned"))
 
     def __init__(self, lock: Any = None) -> None:
         self._lock = threading.RLock() if lock is None else lock
@@ -64,3 +65,9 @@ if TYPE_CHECKING or sys.version_info < (3, 14):
     Lock, RLock = threading.Lock, threading.RLock
 else:
     Lock, RLock = WithLock, WithRLock
+
+
+def is_mine(lock: Any) -> bool:
+    """Returns whether this thread has that RLock: then it is in a finalizer, or a handler of signals, that has come while it
+    was held."""
+    return bool(lock._is_owned())

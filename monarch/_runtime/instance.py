@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock, is_mine
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
@@ -182,7 +182,7 @@ class Instance:
         self.peak = 0  # most messages that have waited at once
         self.caused_by: tuple[str, int, str, str] | None = None  # mesh key, rank, process, name: who failed first
         self._reorder: Reorder[Delivery] = Reorder()
-        self._lock = Lock()
+        self._lock = RLock()
         self._finished = False
         self._stop_failure: Failure | None = None  # said while it is stopping
 
@@ -194,6 +194,9 @@ class Instance:
 
     def deliver(self, delivery: Delivery) -> None:
         """Puts a message into the mailbox once all before it are there."""
+        if is_mine(self._lock):  # a finalizer of the program sends to this actor in the midst of a delivery
+            self.proc.loop.call_soon(lambda: self.deliver(delivery))
+            return
         call = delivery.call
         mailbox = self.mailbox
         if recording.active is not None:

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._runtime.internal_errors import REPORTER
 
 KEPT = 1000  # records that wait for a handler that blocks; more are left out, and that is logged
 
 _waiting: deque[Callable[[], None]] = deque()
-_lock = Lock()
+_lock = RLock()  # a finalizer may have something to say in the midst of it
 _thread: threading.Thread | None = None
 _left_out = 0
 
@@ -57,7 +57,7 @@ def flush(timeout: float) -> bool:
 def _after_fork() -> None:
     """A forked child has none of the threads, and somebody may have held the lock."""
     global _lock, _thread, _waiting
-    _lock, _thread, _waiting = Lock(), None, deque()
+    _lock, _thread, _waiting = RLock(), None, deque()
 
 
 os.register_at_fork(after_in_child=_after_fork)

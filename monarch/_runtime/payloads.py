@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock, is_mine
 from monarch._wire import message
 from monarch._wire.address import AGENT, name_of
 from monarch._wire.frame import Buffer, Frame, encode
@@ -91,7 +91,7 @@ class Payloads:
         self._loop = loop
         self._carrier = carrier
         self._tell = tell
-        self._lock = Lock()
+        self._lock = RLock()
         self._dropped: list[Segment[OwnMemory]] = []
         self._pool: Pool[OwnMemory] = Pool(_limit(), _count(), self._dropped.append)
         self._numbers = int.from_bytes(os.urandom(5), "little") << 22  # no other process has these
@@ -192,6 +192,8 @@ class Payloads:
     def _begin(self, size: int, receivers: Sequence[str]) -> Segment[OwnMemory] | None:
         now = self._loop.now()
         segment = None
+        if is_mine(self._lock):  # a finalizer of the program sends in the midst of a step
+            return None
         try:
             with self._lock:
                 segment = self._pool.reuse(size, receivers, now)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._runtime.incarnations import Incarnations
 from monarch._wire import frame as frames
 from monarch._wire import message
@@ -73,7 +73,7 @@ class Processes:
         self._ended: deque[str] = deque()
         self._stopped: deque[str] = deque()
         self._callbacks = (self._dial, self._ask_agent)  # the same objects for all peers, of which there are many
-        self._tellers = (self._learned, self._dial_failed)
+        self._tellers = (self._learned, self._dial_failed, self._later)
         self._connections: dict[str, list[Connection]] = {}
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self._redials: dict[str, _Redialling] = {}  # by address: those that are to be dialled again
@@ -83,7 +83,7 @@ class Processes:
         self._asked_who: dict[str, list[Callable[[int], None]]] = {}  # by address, see `follow`
         self._accepted: dict[str, tuple[Connection, int]] = {}  # the latest that a process has dialled, its incarnation
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer may send to others meanwhile
 
     def statistics(self) -> dict[str, int]:
         """Returns how many processes are known, have connections here, or have come and are not let in yet."""
@@ -101,10 +101,16 @@ class Processes:
         if peer is None:
             self._us.check_open(address)
             source = "" if host_of(address) == self._us.host else self._us.address
+            learned, dial_failed, later = self._tellers
             with self._lock:
-                peer = self.peers.setdefault(address, Peer(address, *self._callbacks, source, *self._tellers))
+                new = Peer(address, *self._callbacks, source, learned, dial_failed, later)
+                peer = self.peers.setdefault(address, new)
                 self._by_host.setdefault(host_of(address), set()).add(address)
         return peer
+
+    def _later(self, peer: Peer) -> None:
+        """Has what was kept for that process in the midst of a step sent on."""
+        self._us.loop.call_soon(lambda: self._while_open(peer.go_on))
 
     def _learned(self) -> None:
         self.remote_changes += 1
@@ -294,7 +300,7 @@ class Processes:
 
     def _remember(self, remote: str, connection: Connection) -> None:
         with self._lock:
-            self._connections[remote] = [*self._connections.get(remote, ()), connection]
+            self._connections.setdefault(remote, []).append(connection)
 
     def said_bye(self, address: str, why: str) -> None:
         """Takes note that the process closes a connection, and why."""

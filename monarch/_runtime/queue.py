@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._runtime.future import Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure
 from monarch._runtime.replies import Entry, Target
@@ -37,7 +37,7 @@ class Queue(Entry):
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer of the program may send to a port in the midst of any step
         self._arrived: deque[Raw] = deque()
         # Of those that have arrived, errors and failures that somebody is to see.
         self._noted: dict[int, UnobservedError] = {}

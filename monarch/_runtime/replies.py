@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import LONG_WAIT, LOOK, LOOKING, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
@@ -197,7 +197,8 @@ def _nothing() -> None:
 
 
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
-_noting = Lock()  # what any entry carries: the I/O thread and a sender may note something at once
+# Of what any entry carries: the I/O thread and a sender may note something at once, and a finalizer in the midst of it.
+_noting = RLock()
 
 
 class Entry(Source):

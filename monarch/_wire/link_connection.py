@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock, is_mine
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.copies import Copies
@@ -125,7 +125,7 @@ class LinkConnection:
             software=software,
         )  # fmt: skip
         self._copies = Copies(limits.queue, _IDLE, loop)
-        self._lock = Lock()  # for what `_link` keeps, and so for its events
+        self._lock = RLock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
         self._room = Waiters()
         self._was_full = False
@@ -187,6 +187,8 @@ class LinkConnection:
     # --- sending, any thread
 
     def send_small(self, frame: bytes) -> bool:
+        if is_mine(self._lock):
+            return False
         if not self._loop.in_loop():
             with self._lock:
                 return self._send_small(frame)
@@ -222,6 +224,9 @@ class LinkConnection:
             if not owned:
                 pieces = [self._copies.of(piece) for piece in pieces]
             size = _size(pieces)
+        if is_mine(self._lock):  # a finalizer of the program, or a handler of signals, sends in the midst of a step
+            self._loop.call_soon(lambda: self._send_later(pieces))
+            return
         with self._lock:
             dead = self._link.dead
             if dead is not None:
@@ -237,6 +242,12 @@ class LinkConnection:
                 if self._link.keeps(pieces):
                     self._drop_carrier(exc)
                 raise
+
+    def _send_later(self, pieces: Sequence[Buffer]) -> None:
+        try:
+            self.send(pieces, owned=True)
+        except ConnectionLost:  # which is told of all that was sent here
+            pass
 
     def _drop_carrier(self, exc: BaseException) -> None:
         """Under the lock. A frame is missing on it now, or may be, so none may follow."""

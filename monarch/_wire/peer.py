@@ -15,6 +15,9 @@ and after a bounded time what was kept is failed, with that reason.
 A process that has ended may be replaced by another at the same address: the peer is then `revived`, with the next
 incarnation. What was sent to the one before it is never sent to the new one.
 
+A finalizer, or a handler of signals, may send while its own thread is in the midst of a step here. What it sends is kept,
+and sent when that step is over (`go_on`).
+
 A process of another host is remote: frames to it are enclosed (see `relay`), and its agent is asked before the first of them
 is sent, because nobody else would tell of its end.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock, is_mine
 from monarch._wire.frame import Buffer
 from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
@@ -37,6 +40,10 @@ def _nothing() -> None:
 
 
 def _tell_nobody(peer: Peer, error: OSError) -> None:
+    return None
+
+
+def _nowhere(peer: Peer) -> None:
     return None
 
 
@@ -57,6 +64,7 @@ class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
     agent. `source`: our own address, for a remote process; `learned()` is called then when it is known which is there.
     `dial_failed(peer, error)` says that dialling failed for another reason: it calls `dial_again` or `give_up` later.
+    `later(peer)` has `go_on` called soon, at no point of a step of this thread; it takes no lock.
     """
 
     __slots__ = (
@@ -66,6 +74,7 @@ class Peer:
         "_dial_failed",
         "_kept",
         "_kept_bytes",
+        "_later",
         "_learned",
         "_lock",
         "_lost",
@@ -93,8 +102,10 @@ class Peer:
         source: str = "",
         learned: Callable[[], None] = _nothing,
         dial_failed: Callable[[Peer, OSError], None] = _tell_nobody,
+        later: Callable[[Peer], None] = _nowhere,
     ) -> None:
         self.address = address
+        self._later = later
         self._dial_failed = dial_failed
         self._learned = learned
         self.route = route(address, source) if source else b""  # see `Connection.route`
@@ -117,7 +128,7 @@ class Peer:
         self._ask = ask
         self._kept: list[list[Buffer]] = []
         self._kept_bytes = 0
-        self._lock = Lock()
+        self._lock = RLock()
         self._changed: Waiters | None = None  # made by the first who waits
 
     def __repr__(self) -> str:
@@ -167,6 +178,12 @@ class Peer:
 
     def _connect_or_keep(self, pieces: Sequence[Buffer], port: int) -> Connection | None:
         failed: OSError | None = None
+        if is_mine(self._lock):
+            if self.ended is not None:
+                raise PeerEnded(self.address, self.ended)
+            self._keep(pieces, port)
+            self._later(self)
+            return None
         with self._lock:
             if self.ended is not None:
                 raise PeerEnded(self.address, self.ended)
@@ -180,10 +197,7 @@ class Peer:
                     failed = exc.with_traceback(None)  # else it has this frame, which has it: a circle with all senders
             connection = self.connection
             if connection is None:
-                owned: list[Buffer] = [bytes(piece) for piece in pieces]
-                self._kept.append(owned)
-                self._kept_bytes += sum(map(len, owned))
-                self.unsent.add(port)
+                self._keep(pieces, port)
                 if failed is not None:
                     self.asking = True
         if failed is not None:
@@ -193,6 +207,30 @@ class Peer:
                 self.asking = False
                 raise
         return connection
+
+    def _keep(self, pieces: Sequence[Buffer], port: int) -> None:
+        owned: list[Buffer] = [bytes(piece) for piece in pieces]
+        self._kept.append(owned)
+        self._kept_bytes += sum(map(len, owned))
+        self.unsent.add(port)
+
+    def go_on(self) -> None:
+        """Sends what was kept while its own thread was in the midst of a step."""
+        failed: OSError | None = None
+        with self._lock:
+            connection = self.connection
+            if not self._kept or self.asking or self.ended is not None:
+                return
+            try:
+                connection = connection or self._dial(self.address)
+            except OSError as exc:
+                failed, self.asking = exc.with_traceback(None), True
+            else:
+                self._send_kept(connection)
+                self.connection = connection
+                self._wake()
+        if failed is not None:
+            self._not_dialled(failed)
 
     def _not_dialled(self, error: OSError) -> None:
         if on_dial(error.errno) is OnDial.ENDED:
@@ -231,7 +269,7 @@ class Peer:
     def connect(self) -> Connection | None:
         """The connection, dialled first where there is none; None when that process cannot be reached just now."""
         connection = self.connection
-        if connection is None:
+        if connection is None and not is_mine(self._lock):
             with self._lock:
                 if self.connection is None and not self.asking and self.ended is None:
                     try:
@@ -372,9 +410,9 @@ class Peer:
             self.incarnation_known = self.listens = self.watched = True
             self._mean()
             self.ever_broke = False
-            self.ended = None
             self._kept = []
             self._kept_bytes = 0
             self.unsent = set()
             self.asking = self.broken = False
+            self.ended = None
             self._wake()

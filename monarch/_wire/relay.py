@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._wire.frame import Buffer, encode_small
 from monarch._wire.transport.base import Connection, ConnectionLost
 
@@ -87,7 +87,7 @@ class Relay:
         self.lost = False
         self._many = many
         self._busy = busy
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer of the program may send in the midst of any step
         self._sending: set[object] = set()  # frames that are being sent: a mark of each
         self._successor: Way | None = None
         self._emptied: Callable[[], None] | None = None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from monarch._linux.locks import Lock, RLock
+from monarch._linux.locks import RLock
 from monarch._wire.frame import Buffer, Decoder, Frame, FrameError
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
 from monarch._wire.waiters import Waiters
@@ -258,7 +258,7 @@ class _Path:
         self.far = far
         self.waiting: deque[tuple[float, bytes]] = deque()  # (earliest delivery, frame); b"" is the end of the stream
         self.room = Waiters()
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer of the program may send in the midst of any step
         self.queued = 0
         self._chances = random.Random(f"{network.seed} {source} {target}")
 
@@ -339,7 +339,7 @@ class InprocConnection:
         self._limit, frame_limit = transport.limits()
         self._decoder = Decoder(frame_limit)
         self._reason = ""
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer of the program may send in the midst of any step
 
     def __repr__(self) -> str:
         state = f"lost: {self._reason}" if self.lost else f"{self.queued} bytes queued"

@@ -427,3 +427,35 @@ def test_who_sends_to_a_process_that_cannot_be_dialled_is_kept_by_nothing() -> N
         assert sends()() is None
     finally:
         gc.enable()
+
+
+def test_what_is_sent_in_the_midst_of_a_step_is_sent_behind_it() -> None:
+    """By a finalizer, or a handler of signals, of the thread that takes the step."""
+    link, left = Link(), []
+    peer: Peer
+
+    def dial(address: str) -> Connection:
+        assert peer.send([b"within"], port=2) is None and peer.connect() is None
+        return link
+
+    peer = Peer("unix:/h/m.0", dial, lambda peer: None, later=left.append)
+    assert peer.send([b"first"], port=1) is link
+    assert link.sent == [b"within", b"first"] and left == [peer]  # the dialling sends on what was kept
+    link.on_send = lambda: link.sent.count(b"more") or peer.send([b"more"])
+    peer.go_on()
+    assert link.sent == [b"within", b"first"] and peer.queued == 0
+
+
+@pytest.mark.parametrize("found", [None, errno.EMFILE, Link()])
+def test_what_was_sent_in_the_midst_of_giving_up_is_dialled_for(found: Link | int | None) -> None:
+    world = World(errno.EMFILE, found)
+    world.peer.send([b"given up"])
+    with world.peer._lock:
+        assert len(world.peer.give_up()) == 1 and world.peer.send([b"within"]) is None
+    world.peer.go_on()
+    if isinstance(found, Link):
+        assert found.sent == [b"within"]
+    else:
+        assert world.peer.asking and (world.asked, world.failed) == (
+            (1, [errno.EMFILE]) if found is None else (0, [errno.EMFILE] * 2)
+        )

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._linux.locks import Lock
+from monarch._linux.locks import RLock
 from monarch._mesh.casts.plan import SENDER_PLANS, RemoteReceivers
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.ordering import Numbering, RankKey, compress, expand
@@ -36,7 +36,7 @@ class Casting:
         self._numbers: OrderedDict[RemoteReceivers, int] = OrderedDict()
         self._meanings: weakref.WeakKeyDictionary[RemoteReceivers, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
         self._last = 0
-        self._lock = Lock()
+        self._lock = RLock()  # a finalizer of the program may send in the midst of any step
         self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
         proc.receivers[PlanUnknown] = lambda connection, unknown, frame: self._on_unknown(unknown, frame)
 
