@@ -68,7 +68,7 @@ class Code:
                 self.imported |= {(path, name.asname or name.name): (there, name.name) for name in node.names}
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "threading.Lock":
+                if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("threading.Lock", "Lock"):
                     self.locks |= {(path, name_of(target)) for target in targets}
                 elif any(name_of(target) in CALLED_BACK for target in targets):
                     self.roots.append(callback(path, ast.unparse(targets[0]), node.value))

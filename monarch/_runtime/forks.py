@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
+from monarch._linux.weak_sets import members
 from monarch._runtime import leader
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def end_child() -> NoReturn:
 
 
 def _before_fork() -> None:
-    for proc in list(_all):
+    for proc in members(_all):
         if proc.payloads is not None:
             proc.payloads.before_fork()
 
 
 def _after_fork_in_child() -> None:
-    for proc in list(_all):
+    for proc in members(_all):
         proc.forked()
         leader.lost = proc.closed
 

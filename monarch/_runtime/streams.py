@@ -28,6 +28,7 @@ import msgspec
 from monarch._errors import NoStreamError
 from monarch._linux.local_socket import read_exactly
 from monarch._linux.locks import Lock
+from monarch._linux.weak_sets import members
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 from monarch._wire import frame as frames
@@ -352,7 +353,7 @@ class Streams:
 
     def close(self) -> None:
         """May be called from any thread."""
-        for sock in list(self._open):
+        for sock in members(self._open):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -360,7 +361,7 @@ class Streams:
 
     def forked(self) -> None:
         """Closes them in a child made by `os.fork`: they are the parent's."""
-        for sock in list(self._open):
+        for sock in members(self._open):
             sock.close()
 
 

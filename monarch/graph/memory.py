@@ -21,6 +21,7 @@ from typing import Any
 from monarch import _text
 from monarch._linux import memory_map
 from monarch._linux.locks import RLock
+from monarch._linux.weak_sets import members
 from monarch.actor import MessageTooLargeError
 from monarch.graph.plan import Written, control_size
 
@@ -258,7 +259,7 @@ _live: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    for memory in list(_live):
+    for memory in members(_live):
         memory.before_fork()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from monarch._linux import memory_map
+from monarch._linux.weak_sets import members
 
 _KEPT_S = 10.0  # for which a mapping stays that nobody uses
 _MOST = 64  # of them; pages go when their owner gives them back, so what they take is a table of 2 MiB a GiB
@@ -114,7 +115,7 @@ _forked: list[Callable[[], object]] = []
 
 
 def _before_fork() -> None:
-    for mapping in list(_live):
+    for mapping in members(_live):
         mapping.fork()
 
 
