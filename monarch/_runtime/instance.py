@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._linux.locks import RLock, is_mine
+from monarch._linux.locks import RLock
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
@@ -194,7 +194,8 @@ class Instance:
 
     def deliver(self, delivery: Delivery) -> None:
         """Puts a message into the mailbox once all before it are there."""
-        if is_mine(self._lock):  # a finalizer of the program sends to this actor in the midst of a delivery
+        # As `is_mine`: a finalizer of the program sends to this actor in the midst of a delivery.
+        if self._lock._is_owned():  # type: ignore[attr-defined]
             self.proc.loop.call_soon(lambda: self.deliver(delivery))
             return
         call = delivery.call
