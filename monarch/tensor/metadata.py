@@ -8,16 +8,20 @@ identity. The table holds weak references: what no tensor has any more is forgot
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Meta:
     """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `deferred` is
-    CONJUGATE and NEGATIVE, where torch has put off computing these."""
+    CONJUGATE and NEGATIVE, where torch has put off computing these. `wrap` makes a tensor of it, once `handles` has been asked
+    for one."""
 
-    __slots__ = ("__weakref__", "deferred", "device", "dtype", "nbytes", "offset", "shape", "stride")
+    __slots__ = ("__weakref__", "deferred", "device", "dtype", "nbytes", "offset", "shape", "stride", "wrap")
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Meta:
         self.device = device
         self.nbytes = nbytes
         self.deferred = deferred
+        self.wrap: Callable[[], Any] | None = None
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")

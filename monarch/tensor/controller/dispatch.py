@@ -24,11 +24,12 @@ from monarch.tensor.controller.constants import constant, goes_along, replica
 from monarch.tensor.controller.derivations import replaced
 from monarch.tensor.controller.dynamic_shapes import by_indices, computed, decided, indexes
 from monarch.tensor.controller.fetched import run_here, was_fetched
-from monarch.tensor.controller.handles import MadeInInference, layout, make
+from monarch.tensor.controller.handles import MadeInInference, layout, make, wrapper
 from monarch.tensor.controller.known_numbers import KnownNumber, RecordedFloat, in_commands
 from monarch.tensor.controller.known_values import is_known, kept, know, known_scalar, known_values
 from monarch.tensor.controller.misuse import OperandProblem
 from monarch.tensor.controller.records import (
+    KNOWN,
     TensorRecord,
     TensorStorage,
     recorder,
@@ -67,12 +68,18 @@ def bind(cls: type[Tensor]) -> None:
 
 
 class KnownCall:
-    """A known call: its number on the workers and its outcome."""
+    """A known call: its number on the workers and its outcome.
 
-    __slots__ = ("fresh", "kind", "meta", "outcome", "same", "signature", "view", "wrap")
+    `parts`: of several results, each as its metadata, how it is wrapped and the input that it views (-1: none), or the value
+    that it is; `put`: what puts them together. `small`: some are so small that their values may be worth knowing. `bends`:
+    inputs that have other metadata or other memory afterwards.
+    """
 
-    # kinds: a new tensor; a view of input `view`; input `same` itself; anything else
-    NEW, VIEW, SAME, OTHER = range(4)
+    __slots__ = ("bends", "fresh", "kind", "meta", "outcome", "parts", "put", "same", "signature", "small", "view", "wrap")
+
+    # kinds: a new tensor; a view of input `view`; input `same` itself; several of these in a row; none, and inputs are
+    # changed in place; anything else
+    NEW, VIEW, SAME, SEVERAL, WRITES, OTHER = range(6)
 
     def __init__(self, signature: int, outcome: propagation.PropagatedOutcome) -> None:
         self.signature = signature
@@ -80,9 +87,13 @@ class KnownCall:
         self.fresh = len(outcome.fresh)
         self.kind, self.view, self.same = KnownCall.OTHER, -1, -1
         self.meta: Meta = None  # type: ignore[assignment]  # set but for OTHER, as is `wrap`
+        self.bends = tuple({at for at, _ in (*outcome.changed, *outcome.moved)})
+        self.parts: list[tuple[Meta | None, Any, int]] = []
+        self.put: Callable[[list[Any]], Any] = list
+        self.small = any(kept(leaf.meta) for leaf in outcome.fresh if leaf.meta is not None)
         leaf = outcome.leaves[0] if outcome.structure is None else None
         deferred = leaf is not None and leaf.meta is not None and leaf.meta.deferred and leaf.same < 0
-        if leaf is not None and leaf.meta is not None and not outcome.changed and not outcome.moved and not deferred:
+        if leaf is not None and leaf.meta is not None and not self.bends and not deferred:
             self.meta = leaf.meta
             if leaf.same >= 0:
                 self.kind, self.same = KnownCall.SAME, leaf.same
@@ -92,8 +103,30 @@ class KnownCall:
                 self.kind, self.view = KnownCall.VIEW, leaf.view
             else:
                 self.kind = KnownCall.NEW
+        elif outcome.structure is not None and not self.bends:
+            self._in_a_row(outcome)
         if self.meta is not None:
-            self.wrap: Callable[[], Tensor] = functools.partial(_wrap, Tensor, *layout(self.meta))
+            self.wrap = wrapper(self.meta)
+
+    def _in_a_row(self, outcome: propagation.PropagatedOutcome) -> None:
+        """Prepares for results in one flat list or tuple, if they are."""
+        assert outcome.structure is not None
+        if outcome.mutates:
+            if not outcome.leaves or (len(outcome.leaves) == 1 and outcome.leaves[0].meta is None):
+                self.kind = KnownCall.WRITES
+            return
+        places = list(range(len(outcome.leaves)))
+        empty = outcome.structure(places)
+        if type(empty) not in (list, tuple) or list(empty) != places:
+            return
+        for leaf in outcome.leaves:
+            if leaf.same >= 0 or leaf.view < -1 or (leaf.meta is not None and leaf.meta.deferred):
+                return
+        self.parts = [
+            (None, leaf.value, -1) if leaf.meta is None else (leaf.meta, wrapper(leaf.meta), leaf.view)
+            for leaf in outcome.leaves
+        ]
+        self.kind, self.put = KnownCall.SEVERAL, type(empty)
 
 
 class _KnownOp:
@@ -266,14 +299,19 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
             return computed(func, args, kwargs, inputs, place)
     if closer:
         place = check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
+    if entry.bends:
+        for index in entry.bends:
+            if inputs[index]._record.shared:
+                own(inputs[index])
+        refs = [tensor._record.ref for tensor in inputs]
     here = recorder() if recorders else None
     if here is not None:
         here.read(inputs)
-    if _inference():
-        MadeInInference.inference = True
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
     how = entry.kind
     if how == 0:  # NEW
+        if _inference():
+            MadeInInference.inference = True
         meta = entry.meta
         made = entry.wrap()
         made._record = record = TensorRecord(ident, meta, place, TensorStorage(taint))
@@ -284,13 +322,13 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         know(op, entry.outcome, args, kwargs, inputs, [made])
         return made
     if how == 1:  # VIEW
-        meta = entry.meta
-        source = inputs[entry.view]._record
-        made = entry.wrap()
-        made._record = record = TensorRecord(ident, meta, place, source.storage)
+        source = inputs[entry.view]
+        made = _view_of(source, entry.wrap) if _inference() else entry.wrap()
+        above = source._record
+        made._record = record = TensorRecord(ident, entry.meta, place, above.storage)
         if here is not None:
             here.born(record)
-        share(source, record)
+        share(above, record)
         return made
     if how == 2:  # SAME
         made = inputs[entry.same]
@@ -301,7 +339,50 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         if closer:
             know(op, entry.outcome, args, kwargs, inputs, [])
         return made
+    if how == 3 and ((not closer and inputs) or not entry.small):  # SEVERAL
+        return _several(entry, inputs, place, ident, taint, here)
+    if how == 4 and not closer:  # WRITES
+        for other in entry.outcome.mutates:
+            inputs[other]._record.storage.taint = taint
+        return entry.outcome.structure([leaf.value for leaf in entry.outcome.leaves])
     return _finish(op, entry, args, kwargs, inputs, place, ident, taint)
+
+
+def _several(
+    entry: KnownCall, inputs: list[Tensor], place: StreamPlacement, ident: int, taint: Taint | None, here: Any
+) -> PyTree:
+    """Returns the results of a call that gives several."""
+    leaves: list[Any] = []
+    inference = _inference()
+    for meta, how, view in entry.parts:
+        if meta is None:
+            leaves.append(how)
+            continue
+        if view < 0:
+            made = how()
+            record = TensorRecord(ident, meta, place, TensorStorage(taint))
+            if inference:
+                MadeInInference.inference = True
+        else:
+            made = _view_of(inputs[view], how) if inference else how()
+            above = inputs[view]._record
+            record = TensorRecord(ident, meta, place, above.storage)
+            share(above, record)
+        made._record = record
+        ident += 1
+        if here is not None:
+            here.born(record)
+        leaves.append(made)
+    return leaves if entry.put is list else tuple(leaves)
+
+
+def _view_of(source: Tensor, wrap: Callable[[], Tensor]) -> Tensor:
+    """Returns a wrapper for a view that inference mode makes: one of an ordinary tensor is ordinary, as torch wants it."""
+    if source.is_inference():
+        MadeInInference.inference = True
+        return wrap()
+    with torch.inference_mode(False):
+        return wrap()
 
 
 _INT = 1 << 62
@@ -579,6 +660,39 @@ def _local(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None
     return func(*args, **kwargs)
 
 
+def _detach(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
+    """Answers autograd, which keeps a copy of what an operation gave, and makes one more of that when it computes the
+    derivative. Nobody else sees these, and the memory and metadata are the tensor's: they share its record, and there is
+    nothing to tell the workers. What the program detaches comes from torch's dispatcher, and is a tensor of its own."""
+    tensor = args[0]
+    if type(tensor) is not Tensor:
+        return func(*args, **kwargs)
+    record = tensor._record
+    if (
+        recorders
+        or _skipped(_VIEWS)
+        or record.storage.flags & ~KNOWN
+        or record.meta.deferred
+        or record.place.stream is not _streams.stream
+        or _inference()
+    ):
+        return NotImplemented
+    record.shared = True
+    made = wrapper(record.meta)()
+    made._record = record
+    return made
+
+
+_skipped = torch._C._dispatch_tls_is_dispatch_key_excluded
+_VIEWS = torch._C.DispatchKey.ADInplaceOrView
+
+
+def own(tensor: Tensor) -> None:
+    """Gives a tensor whose record others may share a record of its own."""
+    alias: Any = operate(torch.ops.aten.alias.default, (tensor,), {}, None)
+    tensor._record, alias._record = alias._record, tensor._record
+
+
 def _equal(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | None) -> object:
     ours = [arg for arg in args[:2] if type(arg) is Tensor]
     if not ours:
@@ -625,7 +739,7 @@ _special: dict[str, Callable[..., object]] = {
     "aten.is_pinned.default": _pinned,
     "aten._pack_padded_sequence.default": _packed,
     "aten.empty.memory_format": _empty,
-    "aten.detach.default": _local,
+    "aten.detach.default": _detach,
     "aten.alias.default": _local,
     "aten.set_.source_Storage": _local,
     "aten.set_.source_Storage_storage_offset": _local,

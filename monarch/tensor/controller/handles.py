@@ -6,6 +6,7 @@ when it is there.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -16,6 +17,8 @@ from monarch.tensor.controller.records import TensorRecord, recorder, recorders
 from monarch.tensor.metadata import Meta
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from monarch.tensor.controller.tensor import Tensor
 else:
     Tensor = None  # set by `bind`
@@ -49,10 +52,17 @@ def layout(meta: Meta) -> tuple[object, ...]:
     return meta.shape, stride, offset, None, meta.dtype, torch.strided, home(meta.device)
 
 
+def wrapper(meta: Meta) -> Callable[[], Tensor]:
+    """Returns what makes a wrapper of this metadata, which has no record yet."""
+    if meta.wrap is None:
+        meta.wrap = functools.partial(_wrap, Tensor, *layout(meta))
+    return meta.wrap
+
+
 def make(record: TensorRecord) -> Tensor:
     """Returns the tensor that the program sees for `record`, and tells recordings of it."""
     meta = record.meta
-    made: Tensor = _wrap(Tensor, *layout(meta))
+    made = wrapper(meta)()
     made._record = record
     if _inference():
         MadeInInference.inference = True

@@ -55,12 +55,16 @@ class TensorStorage(msgspec.Struct, eq=False):
 
 
 class TensorRecord(msgspec.Struct, eq=False, weakref=True):
-    """One tensor: dies with it, and then tells the workers. A recorder has to hear of a new one: see `handles.make`."""
+    """One tensor: dies with it, and then tells the workers. A recorder has to hear of a new one: see `handles.make`.
+
+    `shared`: it may be that of copies as well which autograd has made of the tensor for itself.
+    """
 
     ref: int
     meta: Meta
     place: StreamPlacement
     storage: TensorStorage
+    shared: bool = False
 
     def __del__(self) -> None:
         # From whatever the collector interrupts: a list's append is all that may happen here.

@@ -120,7 +120,10 @@ class Tensor(torch.Tensor):
     def data(self) -> Any:
         """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it,
         assigning a local one gives it those values in each process."""
-        return torch.Tensor.data.__get__(self)
+        made = torch.Tensor.data.__get__(self)
+        if made._record.shared:  # torch makes it as it makes copies for autograd
+            dispatch.own(made)
+        return made
 
     @data.setter
     def data(self, value: Any) -> None:
