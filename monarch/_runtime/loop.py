@@ -428,8 +428,21 @@ def _raise(exc: BaseException) -> None:
     raise exc
 
 
+class FirstStep:
+    """A note of what each thread of ours does first, for libraries that have a state for each thread."""
+
+    take: Callable[[], object] | None = None
+
+
 def start_thread(run: Callable[..., Any], name: str, *args: Any) -> threading.Thread:
     """Starts a daemon thread: no thread of ours keeps an interpreter alive."""
+    if FirstStep.take is not None:
+        run, args = _after, (FirstStep.take, run, *args)
     thread = threading.Thread(target=run, name=name, args=args, daemon=True)
     thread.start()
     return thread
+
+
+def _after(first: Callable[[], object], run: Callable[..., Any], *args: Any) -> None:
+    first()
+    run(*args)

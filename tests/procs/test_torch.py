@@ -92,9 +92,30 @@ class Rank(Pid):
         return torch.get_num_threads()
 
 
+    @endpoint
+    def threads_of_openmp(self) -> int:
+        """Returns how many threads a library takes in this one that asks OpenMP and not torch."""
+        import ctypes
+
+        with open("/proc/self/maps") as file:
+            path = next(line.split()[-1] for line in file if "gomp" in line)
+        return int(ctypes.CDLL(path).omp_get_max_threads())
+
+
 def sums(ranks: Any) -> list[float]:
     found: list[float] = ranks.sum.call().get(TIMEOUT).values()
     return found
+
+
+@full
+def test_libraries_take_the_share_of_processors_in_the_threads_of_actors_too(
+    monkeypatch: pytest.MonkeyPatch, spawn_procs: Any
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    count = len(os.sched_getaffinity(0))
+    ranks = spawn_procs({"gpus": count}).spawn("ranks", Rank)
+    assert ranks.threads_of_openmp.call().get(TIMEOUT).values() == [1] * count
 
 
 @full

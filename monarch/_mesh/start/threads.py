@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from monarch._runtime.log_thread import log
+from monarch._runtime.loop import FirstStep
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SET = VARIABLES[0]  # the others follow it
@@ -127,7 +128,11 @@ def take(count: int) -> None:
     if not is_said(os.environ):
         os.environ[_SET] = str(count)
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(count)  # for the threads to come as well
+            torch = sys.modules["torch"]
+            torch.set_num_threads(count)
+            # A thread to come has OpenMP's number of the fork server until torch looks at its own, which small products of
+            # matrices do not do: they would wait for each other's threads, for a hundred times as long as they take.
+            FirstStep.take = torch.get_num_threads
         if "numpy" in sys.modules:
             _tell_openblas(count)
     if os.environ.get(_SET) == str(count):

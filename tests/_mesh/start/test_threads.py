@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from monarch._mesh.start import threads
 from monarch._mesh.start.launch import command_for, threads_of
+from monarch._runtime.loop import FirstStep, start_thread
 from monarch._wire.message import LaunchSpec
 
 
@@ -115,6 +118,23 @@ def test_what_a_fork_server_has_found_out_its_processes_use(monkeypatch: pytest.
     threads.look()
     threads._tell_openblas(3)
     assert (told, len(looked)) == ([2, 3], 2)
+
+
+def test_each_thread_asks_torch_first_for_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    torch: Any = ModuleType("torch")
+    torch.set_num_threads = lambda count: asked.append(f"{count} in {threading.current_thread().name}")
+    torch.get_num_threads = lambda: asked.append(threading.current_thread().name)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    monkeypatch.setattr(threads, "_given", "")
+    monkeypatch.setattr(FirstStep, "take", None)
+    for name in threads.VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what it becomes is taken back
+        monkeypatch.delenv(name)
+    threads.take(3)
+    start_thread(lambda word: asked.append(word), "worker", "its work").join(10)
+    assert asked == ["3 in MainThread", "worker", "its work"]
 
 
 def test_only_a_share_that_other_meshes_made_smaller_is_told_and_only_to_programs_with_torch(
