@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 class Meta:
     """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `deferred` is
-    CONJUGATE and NEGATIVE, where torch has put off computing these. `wrap` makes a tensor of it, once `handles` has been asked
-    for one."""
+    CONJUGATE and NEGATIVE, where torch has put off computing these. `wrap` makes a tensor of it, once `handles` has been
+    asked for one."""
 
     __slots__ = ("__weakref__", "deferred", "device", "dtype", "nbytes", "offset", "shape", "stride", "wrap")
 

@@ -91,7 +91,6 @@ class Rank(Pid):
 
         return torch.get_num_threads()
 
-
     @endpoint
     def threads_of_openmp(self) -> int:
         """Returns how many threads a library takes in this one that asks OpenMP and not torch."""

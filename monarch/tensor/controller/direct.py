@@ -38,15 +38,32 @@ OPERATIONS = {
     **dict.fromkeys(("__itruediv__", "div_"), _aten.div_.Tensor),
     **dict.fromkeys(("__neg__", "neg"), _aten.neg.default),
     **dict.fromkeys(("__matmul__", "matmul", "mm"), _aten.mm.default),  # of matrices: only for these is it ever known
+    **dict.fromkeys(("__pow__", "pow"), _aten.pow.Tensor_Tensor),
+    **dict.fromkeys(("__eq__", "eq"), _aten.eq.Tensor),
+    **dict.fromkeys(("__ne__", "ne"), _aten.ne.Tensor),
+    **dict.fromkeys(("__lt__", "lt"), _aten.lt.Tensor),
+    **dict.fromkeys(("__le__", "le"), _aten.le.Tensor),
+    **dict.fromkeys(("__gt__", "gt"), _aten.gt.Tensor),
+    **dict.fromkeys(("__ge__", "ge"), _aten.ge.Tensor),
     "abs": _aten.abs.default,
+    "clone": _aten.clone.default,
     "exp": _aten.exp.default,
     "log": _aten.log.default,
+    "max": _aten.max.default,
+    "mean": _aten.mean.default,
+    "min": _aten.min.default,
     "relu": _aten.relu.default,
     "rsqrt": _aten.rsqrt.default,
     "sigmoid": _aten.sigmoid.default,
     "sqrt": _aten.sqrt.default,
+    "sum": _aten.sum.default,
     "tanh": _aten.tanh.default,
     "zero_": _aten.zero_.default,
+}
+# What some of these are with a number in the place of the second tensor; of the others it is the same operation.
+WITH_NUMBER = {
+    _aten.pow.Tensor_Tensor: _aten.pow.Tensor_Scalar,
+    **{getattr(_aten, name).Tensor: getattr(_aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 # Of these `method(tensor, tensor, number)` or `method(tensor, tensor, tensor, value=number)`: optimizers are made of them.
 SEVERAL = {"lerp_": _aten.lerp_.Scalar, "addcmul_": _aten.addcmul_.default, "addcdiv_": _aten.addcdiv_.default}
@@ -72,9 +89,11 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
     """The method `name` of OPERATIONS or SEVERAL for Tensor, the class of distributed tensors."""
     plain: Callable[..., Any] = getattr(torch.Tensor, name)
     several = name in SEVERAL
-    known = dispatch.known_op(SEVERAL[name] if several else OPERATIONS[name])
+    operation = SEVERAL[name] if several else OPERATIONS[name]
+    known = dispatch.known_op(operation)
+    with_number = dispatch.known_op(WITH_NUMBER.get(operation, operation))
     in_place = known.op._schema.is_mutable
-    casts = any(torch._C._dispatch_has_kernel_for_dispatch_key(known.op.name(), key) for key in _AUTOCASTS)
+    casts = any(torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), key) for key in _AUTOCASTS)
 
     def method(self: Any, other: Any = _NOTHING, *more: Any, alpha: Any = _NOTHING, **named: Any) -> Any:
         kind = type(other)
@@ -114,7 +133,7 @@ def direct(name: str, Tensor: type[Tensor]) -> Callable[..., Any]:
                 key = (known, record.meta)
             else:
                 usable = (usable or counts) and (kind is float or (kind is int and -_INT < other < _INT))
-                key = (known, record.meta, kind)
+                key = (with_number, record.meta, kind)
                 numbers = (other,)
             if alpha is not _NOTHING:
                 usable = usable and not counts and type(alpha) in (int, float) and -_INT < alpha < _INT

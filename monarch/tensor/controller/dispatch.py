@@ -8,7 +8,6 @@ Over 600 lines because an operation passes through all of it, and each step of t
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,7 +74,20 @@ class KnownCall:
     inputs that have other metadata or other memory afterwards.
     """
 
-    __slots__ = ("bends", "fresh", "kind", "meta", "outcome", "parts", "put", "same", "signature", "small", "view", "wrap")
+    __slots__ = (
+        "bends",
+        "fresh",
+        "kind",
+        "meta",
+        "outcome",
+        "parts",
+        "put",
+        "same",
+        "signature",
+        "small",
+        "view",
+        "wrap",
+    )
 
     # kinds: a new tensor; a view of input `view`; input `same` itself; several of these in a row; none, and inputs are
     # changed in place; anything else
@@ -112,8 +124,8 @@ class KnownCall:
         """Prepares for results in one flat list or tuple, if they are."""
         assert outcome.structure is not None
         if outcome.mutates:
-            if not outcome.leaves or (len(outcome.leaves) == 1 and outcome.leaves[0].meta is None):
-                self.kind = KnownCall.WRITES
+            if all(leaf.meta is None for leaf in outcome.leaves):
+                self.kind, self.put = KnownCall.WRITES, outcome.structure
             return
         places = list(range(len(outcome.leaves)))
         empty = outcome.structure(places)
@@ -261,6 +273,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
             return _with_locals(func, args, kwargs, inputs, mesh)
         place = first._record.place
         closer = place.stream is not _streams.stream
+        known = False
         refs = []
         taint = first._record.storage.taint
         for tensor in inputs:
@@ -268,14 +281,17 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
                 return _with_locals(func, args, kwargs, inputs, mesh)
             record = tensor._record
             storage = record.storage
-            if record.place is not place or storage.flags:
+            if record.place is not place:
                 closer = True
+            if storage.flags:
+                known = True
+                closer = closer or storage.flags != KNOWN
             if storage.taint is not taint:
                 taint = merge(taint, storage.taint)
             refs.append(record.ref)
     elif mesh is not None:
         place = mesh.place(_streams.stream)
-        closer, taint, refs = False, None, []
+        closer, known, taint, refs = False, True, None, []
     else:
         return func(*args, **kwargs)  # nothing of ours in it
     engine = place.engine
@@ -317,7 +333,7 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         made._record = record = TensorRecord(ident, meta, place, TensorStorage(taint))
         if here is not None:
             here.born(record)
-        if (not closer and inputs) or not kept(meta, func):
+        if not known or not kept(meta, func):
             return made
         know(op, entry.outcome, args, kwargs, inputs, [made])
         return made
@@ -336,15 +352,17 @@ def operate(func: OpOverload, args: Args, kwargs: Kwargs, mesh: DeviceMesh | Non
         storage.taint = taint
         for other in entry.outcome.mutates:
             inputs[other]._record.storage.taint = taint
-        if closer:
+        if known:
             know(op, entry.outcome, args, kwargs, inputs, [])
         return made
-    if how == 3 and ((not closer and inputs) or not entry.small):  # SEVERAL
+    if how == 3 and not (known and entry.small):  # SEVERAL
         return _several(entry, inputs, place, ident, taint, here)
-    if how == 4 and not closer:  # WRITES
+    if how == 4:  # WRITES
         for other in entry.outcome.mutates:
             inputs[other]._record.storage.taint = taint
-        return entry.outcome.structure([leaf.value for leaf in entry.outcome.leaves])
+        if known:
+            know(op, entry.outcome, args, kwargs, inputs, [])
+        return entry.put([leaf.value for leaf in entry.outcome.leaves])
     return _finish(op, entry, args, kwargs, inputs, place, ident, taint)
 
 
@@ -373,7 +391,7 @@ def _several(
         if here is not None:
             here.born(record)
         leaves.append(made)
-    return leaves if entry.put is list else tuple(leaves)
+    return entry.put(leaves)
 
 
 def _view_of(source: Tensor, wrap: Callable[[], Tensor]) -> Tensor:
@@ -411,6 +429,9 @@ def _plain(kind: type, value: object) -> Hashable:
 
 def _nested(value: Any, inputs: list[Tensor]) -> tuple[Any, ...]:
     """Returns the key of a list or tuple argument; its tensors go to `inputs`."""
+    if len(value) > 3 and set(map(type, value)) == {Tensor}:
+        inputs.extend(value)
+        return type(value), *[item._record.meta for item in value]
     key: list[object] = [type(value)]
     for item in value:
         kind = type(item)

@@ -133,7 +133,7 @@ def test_each_thread_asks_torch_first_for_its_number(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "")  # so that what it becomes is taken back
         monkeypatch.delenv(name)
     threads.take(3)
-    start_thread(lambda word: asked.append(word), "worker", "its work").join(10)
+    start_thread(asked.append, "worker", "its work").join(10)
     assert asked == ["3 in MainThread", "worker", "its work"]
 
 

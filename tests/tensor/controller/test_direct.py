@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import monarch
 from monarch.tensor.controller import dispatch
-from monarch.tensor.controller.direct import OPERATIONS, SEVERAL
+from monarch.tensor.controller.direct import OPERATIONS, SEVERAL, WITH_NUMBER
 
 
 class Seen(TorchDispatchMode):
@@ -30,7 +30,7 @@ class Seen(TorchDispatchMode):
 
 def operands(name: str) -> list[tuple[Any, ...]]:
     """Arguments for the method besides its tensor."""
-    if len(OPERATIONS[name]._schema.arguments) == 1:
+    if len([argument for argument in OPERATIONS[name]._schema.arguments if not argument.kwarg_only]) == 1:
         return [()]
     other = (torch.full((3, 3), 1.5),)
     return [other] if OPERATIONS[name] is torch.ops.aten.mm.default else [other, (2.5,), (3,)]
@@ -47,7 +47,9 @@ def test_torch_does_the_same_operation_with_the_same_arguments(name: str) -> Non
         with Seen() as seen:
             getattr(tensor, name)(*others)
         ((op, args, kwargs),) = seen.calls
-        assert op is OPERATIONS[name] and not kwargs
+        number = others and not isinstance(others[0], torch.Tensor)
+        assert op is (WITH_NUMBER.get(OPERATIONS[name], OPERATIONS[name]) if number else OPERATIONS[name])
+        assert not kwargs
         assert len(args) == 1 + len(others)
         assert all(map(same, args, (tensor, *others)))
 
