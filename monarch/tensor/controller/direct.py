@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
 
 _aten = torch.ops.aten
+# Methods that mostly have more arguments, or derivatives, are not among them: these would only come here on their way to torch.
 # Of these, `method(tensor)` or `method(tensor, tensor or number)` is the operation on the same arguments, and nothing else.
 OPERATIONS = {
     **dict.fromkeys(("__add__", "__radd__", "add"), _aten.add.Tensor),
@@ -49,14 +50,10 @@ OPERATIONS = {
     "clone": _aten.clone.default,
     "exp": _aten.exp.default,
     "log": _aten.log.default,
-    "max": _aten.max.default,
-    "mean": _aten.mean.default,
-    "min": _aten.min.default,
     "relu": _aten.relu.default,
     "rsqrt": _aten.rsqrt.default,
     "sigmoid": _aten.sigmoid.default,
     "sqrt": _aten.sqrt.default,
-    "sum": _aten.sum.default,
     "tanh": _aten.tanh.default,
     "zero_": _aten.zero_.default,
 }
