@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from monarch.tensor.controller.tensor import Tensor
 
 _aten = torch.ops.aten
-# Methods that mostly have more arguments, or derivatives, are not among them: these would only come here on their way to torch.
+# Methods that mostly have more arguments, or derivatives, are not among them: for these the way past here is a detour.
 # Of these, `method(tensor)` or `method(tensor, tensor or number)` is the operation on the same arguments, and nothing else.
 OPERATIONS = {
     **dict.fromkeys(("__add__", "__radd__", "add"), _aten.add.Tensor),
