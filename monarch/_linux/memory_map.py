@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import weakref
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -49,6 +50,16 @@ def map_memory(fd: int, size: int, flags: int, offset: int = 0) -> int:
     if address is None or address == 2**64 - 1:
         raise failed()
     return int(address)
+
+
+def view_of(fd: int, size: int) -> memoryview:
+    """Maps `size` bytes of the file until no view of them is left; the descriptor may be closed at once."""
+    import ctypes
+
+    address = map_memory(fd, size, SHARED)
+    array = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(array, libc().munmap, address, size).atexit = False
+    return bytes_of(array)
 
 
 def is_written(address: int, size: int) -> bool:

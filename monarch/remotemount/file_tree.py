@@ -13,7 +13,7 @@ from monarch._linux.locks import Condition
 SMALL = 1 << 20  # files below it are delivered whole, before anybody asks
 BLOCK = 8 << 20  # of larger ones, what is fetched at a time
 
-Block = bytes | bytearray
+Block = bytes | bytearray | memoryview
 
 FILE, FOLDER, LINK = "file", "folder", "link"
 _TYPES = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 from typing import Any
 
 import msgspec
 
-from monarch._linux import local_socket
+from monarch._linux import local_socket, memory_map
 from monarch._linux.locks import Lock
 
 _SMALL = 64 << 10  # bytes of a block that are quicker copied than sent by themselves
 _LARGEST = 64 << 20  # of one message: a tree of a million files, or some blocks
+_MAPPED, _SENT = b"m", b"s"  # before the bytes of a block: they are in the memory that comes along, or follow
+_DESCRIPTOR = struct.Struct("@i")
 
 # path, kind, size, mode, mtime_ns, target, content. Names are bytes: not all of them are text.
 TreeEntry = tuple[bytes, str, int, int, int, bytes, int]
@@ -38,8 +42,8 @@ class SetTree(Message, frozen=True):
 
 
 class Content(Message, frozen=True):
-    """A message to the process: block number `block` of a content, or the errno that reading it gives. On the wire its
-    bytes follow it, so that nobody copies them."""
+    """A message to the process: block number `block` of a content, or the errno that reading it gives. Its bytes are in
+    memory that the process maps, and go through the socket only where there is none."""
 
     content: int
     block: int
@@ -136,7 +140,34 @@ class Wire:
         with self._sending:
             local_socket.send(self._end, data, _LARGEST)
             if len(body):  # to send nothing fails as well where the other end, which has all, has gone
-                self._end.sendall(body)
+                self._send_body(body)
+
+    def _send_body(self, body: Any) -> None:
+        try:
+            file = os.memfd_create("monarch-block", os.MFD_CLOEXEC)
+            try:
+                view = memoryview(body)
+                while view:
+                    view = view[os.write(file, view) :]
+                socket.send_fds(self._end, [_MAPPED], [file])
+            finally:
+                os.close(file)
+        except OSError:  # no memory that can be shared, too many descriptors under way
+            self._end.sendall(_SENT)
+            self._end.sendall(body)
+
+    def _receive_body(self, size: int) -> Any:
+        # `socket.recv_fds` would not set close-on-exec.
+        how, extra, _, _ = self._end.recvmsg(1, socket.CMSG_SPACE(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC)
+        if how == _SENT:
+            return local_socket.read_rest(self._end, size)
+        if not extra:
+            raise EOFError("the other end has gone")
+        (file,) = _DESCRIPTOR.unpack_from(extra[0][2])
+        try:
+            return memory_map.view_of(file, size)
+        finally:
+            os.close(file)
 
     def receive(self) -> Message | None:
         """Returns the next message; None when the other end is gone."""
@@ -145,8 +176,8 @@ class Wire:
             if isinstance(message, Content) and message.follow:
                 if message.follow > _LARGEST:
                     return None
-                return msgspec.structs.replace(message, data=local_socket.read_rest(self._end, message.follow))
-        except (OSError, ValueError):
+                return msgspec.structs.replace(message, data=self._receive_body(message.follow))
+        except (OSError, ValueError, EOFError):
             return None
         return message
 

@@ -116,7 +116,7 @@ class TreeMountView:
             memoryview(self.contents.get(node.content, block))[start:stop]
             for block, start, stop in blocks_of(node.size, offset, size)
         ]
-        return b"".join(pieces)
+        return pieces[0].tobytes() if len(pieces) == 1 else b"".join(pieces)
 
     def release(self, opened: TreeNode) -> None:
         return

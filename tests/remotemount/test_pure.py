@@ -19,7 +19,7 @@ import pytest
 
 import monarch.remotemount
 from monarch.actor.file_sync import FILE, FOLDER, LINK, ManifestEntry
-from monarch.remotemount import fuse_program
+from monarch.remotemount import fuse_messages, fuse_program
 from monarch.remotemount.file_tree import BLOCK, SMALL, Contents, FileTree, TreeNode, blocks_of
 from monarch.remotemount.fuse_messages import BeginMount, Content, FuseReply, Settled, SetTree, Unmounted, Wire
 from monarch.remotemount.fuse_program import GatherMountView, ReadAhead
@@ -246,7 +246,18 @@ def test_who_takes_a_message_and_goes_has_taken_it() -> None:
     assert len(sent) == 1
 
 
-def test_the_bytes_of_a_block_follow_its_message_and_the_next_follows_them() -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_bytes_of_a_block_come_with_its_message_and_the_next_follows_them(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory that is mapped, and through the socket where there is none."""
+    if not shared:
+
+        def none(*_args: object) -> int:
+            raise OSError(errno.ENOMEM, "none")
+
+        monkeypatch.setattr(fuse_messages.os, "memfd_create", none)
+    before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair()
     one, other = Wire(ours), Wire(theirs)
     sent = [Content(1, number, bytes([number]) * size) for number, size in enumerate((0, 10, SMALL, BLOCK))]
@@ -267,6 +278,7 @@ def test_the_bytes_of_a_block_follow_its_message_and_the_next_follows_them() -> 
     thread.join()
     one.close()
     other.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_mount_comes_with_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
