@@ -1,5 +1,5 @@
 """How long is an execution of a compiled graph? One actor, a chain of four, many at once, 64 MiB through the chain; then the
-same over two hosts."""
+same over two hosts, by TCP and by TLS."""
 
 from __future__ import annotations
 
@@ -31,8 +31,13 @@ def measures(aims: bool) -> tuple[Measure, ...]:
     )
 
 
-def on_two_hosts(measure: Measure) -> Measure:
-    return replace(measure, name=measure.name if measure.name.startswith("...") else f"two hosts: {measure.name}")
+def on_two_hosts(workload: str, where: str) -> Run:
+    """All of it once more, with two actors on each of two hosts."""
+    named = (
+        replace(measure, name=measure.name if measure.name.startswith("...") else f"{where}: {measure.name}")
+        for measure in measures(False)
+    )
+    return Run(workload, tuple(named), PARAMS, QUICK, ("ours",), SCRIPTS, timeout_s=240.0)
 
 
 PARAMS = {"warmup": 300, "count": 3000, "large": 64 << 20}
@@ -43,15 +48,8 @@ QUESTION = Question(
     "How long is an execution of a compiled graph?",
     (
         Run("graph", measures(True), PARAMS, QUICK, contenders=tuple(SCRIPTS), scripts=SCRIPTS, timeout_s=240.0),
-        Run(
-            "hosts",
-            tuple(map(on_two_hosts, measures(False))),
-            PARAMS,
-            QUICK,
-            contenders=("ours",),
-            scripts=SCRIPTS,
-            timeout_s=240.0,
-        ),
+        on_two_hosts("hosts", "two hosts"),
+        on_two_hosts("tls", "two hosts, TLS"),
     ),
 )
 

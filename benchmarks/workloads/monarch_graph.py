@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy
@@ -13,6 +16,7 @@ from two_hosts import other_host
 from monarch import graph
 from monarch.actor import this_host
 from monarch.graph import InputNode
+from monarch.tools.certs import make_certificates
 
 
 def run(params: Params) -> Samples:
@@ -25,8 +29,20 @@ def run(params: Params) -> Samples:
 
 def hosts(params: Params) -> Samples:
     """Runs the same with two of the four on each of two hosts, workers on this machine; the client is on neither."""
-    with other_host() as one, other_host() as other:
-        echoes = [host.spawn_procs({"gpus": 2}).spawn("echo", Echo) for host in (one, other)]
+    return over(params, other_host)
+
+
+def tls(params: Params) -> Samples:
+    """Runs the same over two hosts, with TLS between all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_certificates(f"{folder}/certs")
+        trust = {"ca": str(made.ca), "certificate": str(made.certificate), "private_key": str(made.private_key)}
+        return over(params, lambda: other_host("tls", trust))
+
+
+def over(params: Params, host: Callable[[], AbstractContextManager[Any]]) -> Samples:
+    with host() as one, host() as other:
+        echoes = [each.spawn_procs({"gpus": 2}).spawn("echo", Echo) for each in (one, other)]
         return both(params, [echo.slice(gpus=rank) for echo in echoes for rank in range(2)])
 
 
@@ -65,4 +81,4 @@ def both(params: Params, echoes: list[Any]) -> Samples:
 
 
 if __name__ == "__main__":
-    main({"graph": run, "hosts": hosts})
+    main({"graph": run, "hosts": hosts, "tls": tls})

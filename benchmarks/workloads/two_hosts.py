@@ -5,10 +5,11 @@ this machine stands for, over TCP; then the setting direct_after in the environm
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from _workload import Params, Samples, main, payload, rates, times
@@ -16,11 +17,11 @@ from monarch_actors import Echo
 
 from monarch.actor import attach_to_workers, shutdown_context, this_host
 
-TRUST = "trust_all_connections"
-WORKER = f"""
-import sys
+TRUST = {"ca": "trust_all_connections"}
+WORKER = """
+import json, sys
 from monarch.actor import run_worker_loop_forever
-run_worker_loop_forever(address=sys.argv[1], ca={TRUST!r})
+run_worker_loop_forever(address=sys.argv[1], **json.loads(sys.argv[2]))
 """
 
 
@@ -36,14 +37,16 @@ def actor(params: Params) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def other_host() -> Iterator[Any]:
+def other_host(scheme: str = "tcp", trust: Mapping[str, str] = TRUST) -> Iterator[Any]:
+    """A host that a worker on this machine stands for. `trust` is what both sides know each other by."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
+        address = f"{scheme}://127.0.0.1:fd{listening.fileno()}"
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, f"tcp://127.0.0.1:fd{listening.fileno()}"], pass_fds=[listening.fileno()]
+            [sys.executable, "-c", WORKER, address, json.dumps(dict(trust))], pass_fds=[listening.fileno()]
         )
     try:
-        mesh = attach_to_workers(workers=[f"tcp://127.0.0.1:{port}"], ca=TRUST)
+        mesh = attach_to_workers(workers=[f"{scheme}://127.0.0.1:{port}"], **trust)
         yield mesh
         mesh.shutdown().get()
         worker.wait(30)
