@@ -2,7 +2,8 @@
 
 `--hosts 100,300,1000` says how many; `--losses` adds what is lost: a process, a host with those below it in the tree, 1 % of
 hosts at once (a minute of heartbeats of all hosts, so it takes long). Prints the tables of docs/scale.md. A size that does
-not fit into `--seconds` shows as far as it came.
+not fit into `--seconds` shows as far as it came. `--plot docs/scale_hosts.svg` measures nothing and draws the tables of
+docs/scale.md (needs matplotlib).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from _contender import WORKLOADS, ours
+from _contender import BENCHMARKS, WORKLOADS, ours
 from _process import run_workload
+from _scale_plot import plot
 
 COLUMNS = ("between hosts", "inside", "client's agent", "virtual", "processor", "memory")
 HEAD = (
@@ -30,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", default="100,300,1000", help="numbers of hosts, comma-separated")
     parser.add_argument("--losses", action="store_true", help="also what is lost")
     parser.add_argument("--seconds", type=float, default=600.0, help="at most, for each number of hosts")
+    parser.add_argument("--plot", type=Path, help="draw the tables of docs/scale.md there, measure nothing")
     options = parser.parse_args(argv)
+    if options.plot:
+        plot((BENCHMARKS.parent / "docs" / "scale.md").read_text(), options.plot)
+        return 0
     found: dict[int, dict[str, Any]] = {}
     contender = ours()
     for hosts in map(int, options.hosts.split(",")):

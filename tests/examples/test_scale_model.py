@@ -16,14 +16,26 @@ ROOT = Path(__file__).resolve().parents[2]
 LATENCY = 100e-6
 
 
-@pytest.fixture(scope="module")
-def model() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_scale_model", ROOT / "benchmarks" / "_scale_model.py")
+def module_of(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def model() -> ModuleType:
+    return module_of("_scale_model")
+
+
+def test_the_picture_of_the_page_draws_all_that_its_tables_say() -> None:
+    drawn = module_of("_scale_plot").panels((ROOT / "docs" / "scale.md").read_text())
+    curves = {(panel.title, curve.label): curve.points for panel in drawn for curve in panel.curves}
+    assert len(curves) == 17 and all(len(points) >= 2 for points in curves.values())
+    assert curves["a call", "... all on one host"][-1] == (1024, 122)
+    assert curves["messages at the client's agent, simulated", "attach"][-1] == (10_000, 50_000)
 
 
 def cells(header: str) -> list[list[str]]:
