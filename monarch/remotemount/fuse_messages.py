@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -123,6 +125,22 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ANY)
 
 
+@contextmanager
+def _memory_of(data: Any) -> Iterator[int | None]:
+    """Memory with these bytes, that another process can map; None where there is none."""
+    with ExitStack() as stack:
+        file = None
+        try:
+            file = os.memfd_create("monarch-block", os.MFD_CLOEXEC)
+            stack.callback(os.close, file)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            file = None
+        yield file
+
+
 class Wire:
     """One end of the socket. Any thread may send; one receives."""
 
@@ -132,29 +150,25 @@ class Wire:
 
     def send(self, message: Message) -> None:
         """Sends a message. OSError when the other end is gone."""
-        body: Any = b""
-        if isinstance(message, Content) and len(message.data) > _SMALL:
-            body = message.data
-            message = msgspec.structs.replace(message, data=b"", follow=len(body))
-        data = _encoder.encode(message)
-        with self._sending:
-            local_socket.send(self._end, data, _LARGEST)
-            if len(body):  # to send nothing fails as well where the other end, which has all, has gone
-                self._send_body(body)
+        if not isinstance(message, Content) or len(message.data) <= _SMALL:
+            with self._sending:
+                local_socket.send(self._end, _encoder.encode(message), _LARGEST)
+            return
+        body = message.data
+        head = _encoder.encode(msgspec.structs.replace(message, data=b"", follow=len(body)))
+        with _memory_of(body) as file, self._sending:
+            local_socket.send(self._end, head, _LARGEST)
+            if file is None or not self._lend(file):
+                self._end.sendall(_SENT)
+                self._end.sendall(body)
 
-    def _send_body(self, body: Any) -> None:
+    def _lend(self, file: int) -> bool:
+        """Sends the descriptor. False when the other end has gone, or too many are under way."""
         try:
-            file = os.memfd_create("monarch-block", os.MFD_CLOEXEC)
-            try:
-                view = memoryview(body)
-                while view:
-                    view = view[os.write(file, view) :]
-                socket.send_fds(self._end, [_MAPPED], [file])
-            finally:
-                os.close(file)
-        except OSError:  # no memory that can be shared, too many descriptors under way
-            self._end.sendall(_SENT)
-            self._end.sendall(body)
+            socket.send_fds(self._end, [_MAPPED], [file])
+        except OSError:
+            return False
+        return True
 
     def _receive_body(self, size: int) -> Any:
         # `socket.recv_fds` would not set close-on-exec.
