@@ -132,7 +132,7 @@ class MapResults(Generic[R]):
 
     # --- iteration
 
-    def __iter__(self) -> MapResults[R]:
+    def __iter__(self) -> Iterator[R]:
         return self
 
     def __aiter__(self) -> MapResults[R]:

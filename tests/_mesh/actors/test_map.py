@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from monarch._mesh.actors import map_results
+from monarch._mesh.actors.map_chunks import run_length
 from monarch._runtime import log_thread
 from monarch._runtime.context import home
 from monarch.actor import (
@@ -687,3 +688,84 @@ def test_progress_counts_the_items_of_chunks_that_are_done_and_not_given(
     assert mesh.two.call_one(1, 2).get() == 3  # answered after the chunks that were sent before it
     assert next(results) == 1
     assert results.progress == (5, 0, 5, 1, 2, 0)
+
+
+def test_a_run_is_as_long_as_the_program_reads_in_a_millisecond() -> None:
+    lengths = [0]
+    for _ in range(12):
+        lengths.append(run_length(lengths[-1], 0.0001))
+    assert lengths[:5] == [0, 1, 3, 7, 15] and lengths[-1] == 512
+    assert run_length(512, 0.5) == 1 and run_length(1, 0.01) == 0 and run_length(0, 60.0) == 0
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_a_loop_over_chunks_goes_on_behind_an_error(here: InProcessCluster, script: Script, size: int) -> None:
+    def run(item: int) -> int:
+        if item in (1, 4, 5, 37):
+            raise StopIteration("of the item") if item == 4 else ValueError("bad")
+        return item
+
+    script.run = run
+    results = workers(script, 2).run.map(range(50), chunksize=size)
+    loop, found, raised = iter(results), [], 0
+    while len(found) + raised < 50:
+        try:
+            found.append(next(loop))
+        except ActorError as exc:
+            raised += 1
+            assert f"item {len(found) + raised - 1} of" in exc.__notes__[0]
+    assert found == [item for item in range(50) if item not in (1, 4, 5, 37)]
+    assert list(loop) == [] and results.progress == (50, 0, 50, 4, 50, 0)
+
+
+def test_readers_of_chunks_take_turns(here: InProcessCluster, script: Script) -> None:
+    """A loop, `next`, `async for` and `indexed` go on where the one before has stopped; `progress` knows how far they are."""
+    results = workers(script, 2).run.map(range(120), chunksize=30)
+    loop = iter(results)
+    found = [next(loop) for _ in range(10)]
+    assert results.progress.given == 10
+
+    async def more(count: int) -> None:
+        async for result in results:
+            found.append(result)
+            if len(found) == count:
+                return
+
+    while len(found) < 60:
+        found.append(next(results))
+        asyncio.run(more(len(found) + 3))
+        found.append(next(loop))
+    assert found == list(range(len(found))) and results.progress.given == len(found)
+    assert next(results.indexed()) == (len(found), len(found))
+    assert next(loop) == (len(found) + 1, len(found) + 1)
+    assert dict(results) == {item: item for item in range(len(found) + 2, 120)}
+    assert results.progress == (120, 0, 120, 0, 120, 0)
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_loop_over_chunks_that_is_left(here: InProcessCluster, script: Script, leave: bool) -> None:
+    mesh = workers(script, 2)
+    before = len(home().ports)
+    if leave:
+        for result in mesh.run.map(range(1000), chunksize=40):
+            if result == 100:
+                break
+        gc.collect()
+    else:
+        results = mesh.run.map(range(1000), chunksize=40)
+        for result in results:
+            if result == 100:
+                results.close()
+        assert result == 100 and results.progress.given == 101 and list(results) == []
+    assert len(home().ports) == before
+
+
+def test_who_reads_slowly_keeps_the_ranks_busy(here: InProcessCluster, script: Script) -> None:
+    """The rank is sent its next chunk when the first result after its answer is read, and not at the end of this chunk."""
+    mesh = workers(script, 1)
+    results = mesh.run.map(range(40), chunksize=10)
+    for expected in range(3):
+        assert next(results) == expected
+        mesh.two.call_one(1, 2).get()  # behind what the rank has; long enough for it to be a slow reader
+        results._began = 0.0  # type: ignore[attr-defined]
+    assert results.progress.pulled == 40
