@@ -20,6 +20,7 @@ from monarch._runtime.future import LONG_WAIT, LOOK, LOOKING, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unobserved_errors import UnobservedError, source_line
 from monarch._wire.address import agent_of
+from monarch._wire.codec import decode
 from monarch._wire.frame import Buffer
 from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
@@ -592,6 +593,4 @@ class Gather(_Result):
         raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
         if raised:
             decode_answer(raised[0], label, len(raised), len(self._answers))
-        return self._finish(
-            [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
-        )
+        return self._finish([decode(raw[2], raw[3]) for raw in self._answers if raw is not None and raw[1] != MERGED])

@@ -164,4 +164,9 @@ for _name, _method in arithmetic(not_the_values).items():
 
 def dense(extent: Extent, values: list[Any]) -> ValueMesh[Any]:
     """A ValueMesh of `extent`, numbered from 0."""
-    return ValueMesh(Shape(extent.labels, NDSlice.new_row_major(extent.sizes)), values)
+    return ValueMesh(dense_shape(extent), values)
+
+
+def dense_shape(extent: Extent) -> Shape:
+    """The shape of such a ValueMesh, which any number of them may have."""
+    return Shape(extent.labels, NDSlice.new_row_major(extent.sizes))

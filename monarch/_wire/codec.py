@@ -97,11 +97,13 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, Sequence[memoryview]]:
     """`encode((args, kwargs))`, faster when every argument is a plain scalar."""
     if not kwargs:
+        large = False
         for arg in args:
             if type(arg) not in _PLAIN:
                 break
+            large = large or (type(arg) is bytes and len(arg) >= _LARGE)
         else:
-            if any(type(arg) is bytes and len(arg) >= _LARGE for arg in args):
+            if large:
                 return encode((tuple(map(_lift, args)), kwargs))
             return pickle.dumps((args, kwargs), _PROTOCOL), ()
     return encode((args, kwargs))

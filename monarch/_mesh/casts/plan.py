@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from monarch._shape.region import Shape
 from monarch._wire.address import host_of, name_of
 from monarch._wire.message import PlanHost, encode_extent
 
@@ -27,7 +28,7 @@ class ViewReceivers:
     `view` is the view's extent as it goes into messages.
     """
 
-    __slots__ = ("_parted", "_parted_for", "addresses", "ranks", "receivers", "shown", "view")
+    __slots__ = ("_parted", "_parted_for", "addresses", "answers", "ranks", "receivers", "shown", "view")
 
     def __init__(
         self, labels: tuple[str, ...], sizes: tuple[int, ...], ranks: Sequence[int], addresses: Sequence[str]
@@ -37,6 +38,7 @@ class ViewReceivers:
         self.addresses = tuple(addresses[rank] for rank in self.ranks)
         self.receivers: Receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
         self.shown: tuple[str, str] | None = None  # the view and its shape, for tables
+        self.answers: Shape | None = None  # the shape of what a call gives
         self._parted: RemoteReceivers | None = None
         self._parted_for = ""
 

@@ -145,7 +145,10 @@ class ActorMesh(MeshHandle, Generic[A]):
         return Target(f"{spec.name}.{method}", self._plan.addresses, spec.failure_of)
 
     def _gathered(self, values: list[Any]) -> Any:
-        return value_mesh.dense(self.extent, values)
+        plan = self._plan
+        if plan.answers is None:
+            plan.answers = value_mesh.dense_shape(self.extent)
+        return value_mesh.ValueMesh(plan.answers, values)
 
     # --- life
 

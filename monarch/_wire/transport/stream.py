@@ -249,8 +249,11 @@ class StreamConnection:
         return closely
 
     def _enqueue(self, pieces: Sequence[Buffer], owned: bool = False) -> None:
-        kept = _owned(pieces, owned)
-        size = sum(map(len, kept))
+        if len(pieces) == 1 and type(pieces[0]) is bytes:  # most messages
+            kept, size = pieces, len(pieces[0])
+        else:
+            kept = _owned(pieces, owned)
+            size = sum(map(len, kept))
         first = not self._out
         self.queued += size
         self._out.extend(kept)
