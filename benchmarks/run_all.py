@@ -17,6 +17,7 @@ QUESTIONS = (
     "compiled_graph",
     "actors_in_a_process",
     "pipelining",
+    "map",
     "broadcast",
     "spawn",
     "death",

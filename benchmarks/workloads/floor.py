@@ -9,6 +9,8 @@ socket.
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import pickle
 import queue
@@ -209,6 +211,23 @@ def pipelining(params: Params) -> Samples:
     return {"calls": rates(run, batch, params)}
 
 
+def square(value: int) -> int:
+    return value * value
+
+
+def map_items(params: Params) -> Samples:
+    """Squares of so many numbers by a Pool of processes, in chunks of each size in turn."""
+    items = list(range(params["items"]))
+    squares = [item * item for item in items]
+    with multiprocessing.get_context("fork").Pool(params["procs"]) as pool:
+
+        def run(size: int) -> None:
+            if pool.map(square, items, chunksize=size) != squares:
+                raise RuntimeError("Error: other results")
+
+        return {str(size): times(functools.partial(run, size), params) for size in params["sizes"]}
+
+
 def broadcast(params: Params) -> Samples:
     """Batches of messages to all servers without a reply, then one round trip."""
     pair, batch = Pair(params["procs"]), params["batch"]
@@ -339,4 +358,4 @@ def restart(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, spread, death, restart)})
+    main({f.__name__: f for f in (call, pipelining, map_items, broadcast, spawn, memory, echo, spread, death, restart)})

@@ -30,6 +30,10 @@ class Echo(Actor):
         return len(value)
 
     @endpoint
+    def square(self, value: int) -> int:
+        return value * value
+
+    @endpoint
     def hit(self) -> None:
         self.hits += 1
 

@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -54,6 +55,18 @@ def pipelining(params: Params) -> Samples:
             future.get()
 
     return {"calls": rates(run, batch, params)}
+
+
+def map_items(params: Params) -> Samples:
+    """Squares of so many numbers by the ranks of a mesh, in chunks of each size in turn."""
+    mesh, items = actors(params), list(range(params["items"]))
+    squares = [item * item for item in items]
+
+    def run(size: int) -> None:
+        if list(mesh.square.map(items, chunksize=size)) != squares:
+            raise RuntimeError("Error: other results")
+
+    return {str(size): times(functools.partial(run, size), params) for size in params["sizes"]}
 
 
 def broadcast(params: Params) -> Samples:
@@ -232,7 +245,20 @@ if __name__ == "__main__":
         main(
             {
                 f.__name__: f
-                for f in (call, handles, pipelining, broadcast, spawn, memory, echo, spread, argument, death, restart)
+                for f in (
+                    call,
+                    handles,
+                    pipelining,
+                    map_items,
+                    broadcast,
+                    spawn,
+                    memory,
+                    echo,
+                    spread,
+                    argument,
+                    death,
+                    restart,
+                )
             }
         )
     finally:

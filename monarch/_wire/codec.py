@@ -214,10 +214,11 @@ class _Pickler(pickle.Pickler):
     spans: dict[Any, Any] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = _override(self, obj)
-        if reduced is not None:
-            return reduced
         kind = type(obj)
+        if kind is not types.FunctionType:  # nothing is registered for those, and every handle names one
+            reduced = _override(self, obj)
+            if reduced is not None:
+                return reduced
         if kind is types.FunctionType or isinstance(obj, type):
             module = obj.__module__
             if "<" in obj.__qualname__ or not importable(module):
