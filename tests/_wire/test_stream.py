@@ -273,6 +273,30 @@ def test_many_senders_and_the_io_thread_at_once(ends: Ends) -> None:
     assert [head for head in heads if head != b"t"] == [b"loop%d" % n for n in range(each)]
 
 
+def test_the_io_thread_does_not_try_again_and_again_while_a_sender_has_the_lock(ends: Ends) -> None:
+    connection, tried = ends.connection, list[str]()
+    writable, mend, enough = connection._writable, connection._mend, threading.Event()
+
+    def trying() -> None:
+        tried.append("write")
+        writable()
+
+    def mending() -> None:
+        tried.append("wait")
+        if tried.count("wait") == 5:
+            enough.set()
+        mend()
+
+    count = fill(ends)
+    assert connection._lock.acquire(timeout=TIMEOUT)
+    connection._writable, connection._mend = trying, mending  # type: ignore[method-assign]
+    ends.read(count - 1)  # which makes room in the socket
+    assert enough.wait(TIMEOUT)
+    connection._lock.release()
+    assert tried[: 2 * tried.count("wait")].count("write") <= tried.count("wait") + 1
+    assert ends.read(1) == [b"fill"]
+
+
 # --- put off
 
 

@@ -35,6 +35,7 @@ READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.E
 
 _IOV_MAX = 1024
 _BYTES_A_TURN = 8 * 1024 * 1024  # read from one connection before the others get their turn
+_HELD_UP = 0.001  # seconds until the I/O thread tries to write again where a sender had the lock
 _REST = 0.02  # seconds until a call is made again for which there was no memory
 QUICK = 16 * 1024  # bytes that a thread that leads reads at once
 _STALLED = 30.0  # seconds without progress after which a waiting sender leaves its bytes to the queue
@@ -55,6 +56,7 @@ class StreamConnection:
         self._pending: Callable[[], bool] | None = getattr(sock, "pending", None)
         self._fd = sock.fileno()
         self._loop = loop
+        self._virtual = getattr(loop, "virtual", False)  # time may stand still: no timer ends a wait
         self._handler = handler
         self._limit = limit
         self._decoder = Decoder(frame_limit)
@@ -183,8 +185,8 @@ class StreamConnection:
         return False
 
     def _mend(self) -> None:
-        """On the I/O thread, after a sender was interrupted: what it has left in the queue is written."""
-        if not self._lost:
+        """On the I/O thread, after a sender was interrupted, or held up what is in the queue: it is written."""
+        if not self._lost and not self._resting:
             self._loop.want_write(self._fd, True, self._reading)
 
     def _write(self, pieces: Sequence[Buffer], wait: bool, owned: bool = False) -> None:
@@ -424,7 +426,11 @@ class StreamConnection:
 
     def _writable(self) -> None:
         if not self._lock.acquire(False):
-            return  # level-triggered: the loop calls again
+            # The loop would call again and again, and keep the interpreter from the thread that has the lock.
+            if not self._virtual:
+                self._loop.want_write(self._fd, False, self._reading)
+                self._loop.call_later(_HELD_UP, self._mend)
+            return
         try:
             self._coalesced = False
             self._write_queue()
