@@ -206,8 +206,7 @@ class ActorBehaviour:
                 body, buffers = codec.encode_value(result)
             except ReceiversUnknown:
                 body, buffers = encode_for(OneReceiver(delivery.back), result)
-            if buffers or len(body) >= self.proc.checked_from:
-                self.proc.check_size(body, buffers)
+            self.proc.check_size(body, buffers)
         except BaseException as exc:  # of the result's own methods, which may raise anything
             if delivery.call.adverb == MAP_CHUNK and self._reply_in_part(delivery, result, exc):
                 return
