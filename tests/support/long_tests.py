@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tests.support.threads import stacks
 
 TOLD = 60.0  # seconds of a test after which its stacks are printed
-HANGS = 600.0  # after which a worker ends; the longest test takes 150 s on a busy machine
+HANGS = 1200.0  # after which a worker ends; the longest test takes 150 s on a busy machine
 _LOOKS = 10.0
 
 
