@@ -120,7 +120,7 @@ def schedules_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sche
         monkeypatch.setattr(future, "threading", own)
         monkeypatch.setattr(mailbox, "threading", own)
         monkeypatch.setattr(future, "_creating", Blocking(schedules, threading.RLock()))
-        monkeypatch.setattr(replies, "_noting", Blocking(schedules, threading.Lock()))
+        monkeypatch.setattr(replies, "_noting", Blocking(schedules, threading.RLock()))
         return schedules
 
     monkeypatch.setattr(leader, "current", [])
@@ -198,7 +198,7 @@ class Actor:
         self.events = SimpleNamespace(note=lambda *told: None)
         proc: Any = self
         self.instance = Instance(proc, key="key", name="worker", rank=0, view=b"")
-        self.instance._lock = Blocking(schedules, threading.Lock())  # type: ignore[assignment]
+        self.instance._lock = Blocking(schedules, threading.RLock())  # type: ignore[assignment]
         self.instance.behaviour = Behaviour(self)  # type: ignore[assignment]
         self.over = False
         self.threads: dict[str, Callable[[], object]] = {"main": self.deliver} | {

@@ -30,7 +30,7 @@ _TORCH = """
 import types
 from torch import version, cuda
 default_generator = types.SimpleNamespace(seed=lambda: 0)  # what processes have of a torch that was loaded before they began
-set_num_threads = lambda count: None
+get_num_threads, set_num_threads = lambda: 4, lambda count: None
 """
 _CUDA = """
 import sys

@@ -61,7 +61,7 @@ class LoopedWorld:
         self.events = SimpleNamespace(note=lambda *told: None)
         proc: Any = self
         self.instance = instance = Instance(proc, key="key", name="worker", rank=0, view=b"")
-        instance._lock = Blocking(schedules, threading.Lock())  # type: ignore[assignment]
+        instance._lock = Blocking(schedules, threading.RLock())  # type: ignore[assignment]
         instance.behaviour = AsyncActorBehaviour(instance, lambda: (Looped, (), {}, None, None), "worker", "workers")
         self.driver: AsyncDriver | None = None
         self.done = self.over = False

@@ -50,10 +50,10 @@ def test_to_an_actor_of_this_process() -> None:
         assert sent_at_each_step(lambda: this_proc().spawn("notes", Notes), 1) > 100
 
 
-@pytest.mark.parametrize("hosts", [0, 1])
-def test_to_a_process_that_is_spoken_to_for_the_first_time(hosts: int) -> None:
-    with InProcessCluster(hosts=hosts) as cluster:
-        host = cluster.hosts.slice(hosts=0) if hosts else this_host()
+@pytest.mark.parametrize("further", [0, 1])
+def test_to_a_process_that_is_spoken_to_for_the_first_time(further: int) -> None:
+    with InProcessCluster(hosts=further) as cluster:
+        host = cluster.hosts.slice(hosts=0) if further else this_host()
 
         def new() -> Any:
             return host.spawn_procs({"gpus": 1}).spawn("notes", Notes)
