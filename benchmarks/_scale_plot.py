@@ -142,6 +142,7 @@ def plot(page: str, path: Path) -> None:
             axes.loglog(*zip(*curve.points, strict=True), curve.style, ms=3, lw=1.1, label=curve.label)
         axes.set(title=panel.title, xlabel=panel.across, ylabel=panel.up)
         axes.set_ylim(top=axes.get_ylim()[1] * 20)  # room for the legend
+        axes.minorticks_off()  # they would be most of the file
         axes.grid(True, which="major", lw=0.3, alpha=0.6)
         axes.legend(frameon=False, fontsize=7, loc="upper left")
     figure.savefig(path, metadata={"Date": None})
