@@ -124,17 +124,9 @@ def panels(page: str) -> tuple[Panel, ...]:
 
 def plot(page: str, path: Path) -> None:
     """Draws it all; all axes are logarithmic."""
-    import matplotlib
+    from _pictures import pyplot_for
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {
-        "svg.hashsalt": "scale",
-        "svg.fonttype": "none",
-        "font.size": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    from matplotlib import pyplot
+    pyplot = pyplot_for("scale")
 
     figure, places = pyplot.subplots(2, 2, figsize=(7.2, 5.8), layout="constrained")
     for panel, axes in zip(panels(page), places.flat, strict=True):

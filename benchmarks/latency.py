@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from _harness import main
+from _pictures import pyplot_for
 from _question import CALL_COLUMNS, Measure, Question, Run
 from _stats import MICROSECONDS, Aim
 
@@ -74,18 +75,9 @@ LINES: Mapping[str, Mapping[str, Any]] = {
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
     """Percentiles of each contender: plain client and endpoint; a panel for each number of callers and each machine."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {
-        "svg.hashsalt": "latency",
-        "svg.fonttype": "none",
-        "font.size": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    from matplotlib import pyplot
     from matplotlib.ticker import EngFormatter
+
+    pyplot = pyplot_for("latency")
 
     measures = {measure["measure"]: measure["contenders"] for measure in record["measures"]}
     percentiles = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p999"}

@@ -23,6 +23,7 @@ from typing import Any
 
 import _scale_model as model
 from _contender import BENCHMARKS, WORKLOADS, ours
+from _pictures import pyplot_for
 from _process import run_workload
 
 Points = list[dict[str, Any]]
@@ -331,17 +332,7 @@ LATENCY = 100e-6  # between two machines, wake-up included
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
     """Calls, casts, spawns and the client's part, against the number of processes; both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {
-        "svg.hashsalt": "scale",
-        "svg.fonttype": "none",
-        "font.size": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    from matplotlib import pyplot
+    pyplot = pyplot_for("scale")
 
     points = sorted((p for p in record["hosts_points"] if "width" not in p), key=lambda p: (p["procs"], p["hosts"]))
     largest = {point["procs"]: point for point in points}  # the most hosts for that many processes

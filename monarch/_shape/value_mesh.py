@@ -168,5 +168,5 @@ def dense(extent: Extent, values: list[Any]) -> ValueMesh[Any]:
 
 
 def dense_shape(extent: Extent) -> Shape:
-    """The shape of such a ValueMesh, which any number of them may have."""
+    """Returns the shape of such a ValueMesh; any number of them may share it."""
     return Shape(extent.labels, NDSlice.new_row_major(extent.sizes))

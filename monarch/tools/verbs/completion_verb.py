@@ -42,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_completions(script: str) -> str:
-    """A plain .zshrc loads none; its first line says of whom the script is, where a folder of completions has it."""
+    """Returns zsh's script, which loads zsh's completions first where nobody has.
+
+    Its first line stays the first: it says which command the script is for, where that lies in a folder of completions.
+    """
     first, rest = script.split("\n", 1)
     return f"{first}\n(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit -i }}\n{rest}"
