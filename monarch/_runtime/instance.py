@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._linux.locks import RLock
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import Slot
+from monarch._runtime.incarnations import first_in, process_of
 from monarch._runtime.mailbox import WAKE, Mailbox
 from monarch._runtime.ordering import Numbering, Reorder, Session
 from monarch._wire import codec, message
@@ -117,11 +118,6 @@ class Behaviour(Protocol):
     def describe_stale(self, overtaken: bool = False) -> Failure: ...
 
 
-def _unaware(sender: str) -> Hashable:
-    """Names the stream of messages of a sender that has not heard of any restart; the one it begins then has its name."""
-    return sender, "unaware"
-
-
 class Instance:
     """`key` names the actor within its process, `unique` everywhere; `incarnation` tells it from those it took the place of
     (see `incarnations`). `replaced` is why the last of those ended; `will_restart` whether another follows if it fails."""
@@ -204,7 +200,7 @@ class Instance:
             delivery.arrived = monotonic()
         stream: Hashable = call.sender
         if call.incarnation != self.incarnation:
-            stream = _unaware(call.sender)
+            stream = self._stream(call.sender, call.incarnation)
             if not self._is_meant(call, stream):
                 self._refuse_stale(delivery)
                 return
@@ -237,12 +233,20 @@ class Instance:
                 self._resume_senders()
 
     def _is_meant(self, call: Call, stream: Hashable) -> bool:
-        """Returns whether a message for another incarnation is for this one: its sender knows of none and began with
-        this one."""
-        if call.incarnation != 0:
+        """Returns whether a message for another incarnation is for this one: its sender has heard of no restart, or of the
+        process's only, and began with this one."""
+        if call.incarnation not in self._incarnations():
             return False
         with self._lock:
             return self._reorder.continues(stream, call.seq)
+
+    def _stream(self, sender: str, incarnation: int) -> Hashable:
+        """Names what a sender sends to that incarnation; when it hears of this one, it begins another that has its name."""
+        return sender if incarnation == self.incarnation else (sender, incarnation)
+
+    def _incarnations(self) -> set[int]:
+        """Returns those that a sender may name which has sent to none before this one."""
+        return {0, first_in(process_of(self.incarnation)), self.incarnation}
 
     def streams(self) -> int:
         """Returns from how many senders messages were put in their order."""
@@ -281,9 +285,9 @@ class Instance:
 
     def missed(self, sender: str, incarnation: int) -> None:
         """Messages of `sender` for that incarnation were refused before this actor was here; those that follow are taken."""
-        if incarnation in (self.incarnation, 0):
+        if incarnation in self._incarnations():
             with self._lock:
-                self._reorder.skip(sender if incarnation == self.incarnation else _unaware(sender))
+                self._reorder.skip(self._stream(sender, incarnation))
 
     def take_up(self, call: Call) -> None:
         """Takes note that what its sender sent before this message may have been lost: if none of it came, this one is
@@ -318,8 +322,8 @@ class Instance:
 
     def _release(self, give_up: Callable[[Hashable], list[Delivery]], sender: str) -> None:
         with self._lock:
-            for stream in (_unaware(sender), sender) if self.incarnation else (sender,):
-                for delivery in give_up(stream):
+            for incarnation in sorted(self._incarnations()):
+                for delivery in give_up(self._stream(sender, incarnation)):
                     self.mailbox.put(delivery)
 
     def refuse(self, delivery: Delivery) -> None:

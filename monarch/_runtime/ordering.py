@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from monarch._linux.locks import RLock
+from monarch._runtime.incarnations import first_in, process_of
 from monarch._wire.message import Stamp
 
 T = TypeVar("T")
@@ -95,9 +96,11 @@ class Numbering:
 
     def _forget_before(self, counters: dict[RankKey, int], rank: int, incarnation: int) -> None:
         """Nothing is sent to earlier incarnations any more, but by a thread that has not seen the change yet. Those refuse
-        what it sends; only what names no incarnation could be for this one too, so that count goes on."""
+        what it sends; only what names none, or the first in the same process, could be for this one too: that count goes
+        on."""
+        first = first_in(process_of(incarnation))
         for known in list(counters):
-            if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
+            if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation and known[1] != first:
                 counters.pop(known, None)
 
     def next_many(self, message: Many, mesh: Hashable, ranks: Sequence[RankKey]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._runtime.incarnations import first_in
 from monarch._runtime.ordering import Numbering, RankKey, Reorder, compress, cut, expand
 from monarch._wire.message import Stamp
 from tests.support.interrupts import Steps
@@ -252,6 +253,10 @@ def test_a_thousand_restarts_leave_two_counters() -> None:
     for incarnation in range(1000):
         assert one(numbering, "m", (0, incarnation) if incarnation else 0) == 1
     assert (len(numbering), len(numbering._counts["m"])) == (1, 2)
+    first, later = first_in(1), first_in(2)
+    assert [one(numbering, "m", (0, incarnation)) for incarnation in (first, first + 1, first)] == [1, 1, 2]
+    assert one(numbering, "m", (0, later + 1)) == 1
+    assert list(numbering._counts["m"]) == [0, (0, later + 1)]
 
 
 def test_a_thread_that_has_not_heard_of_the_restart_repeats_no_number() -> None:

@@ -1572,6 +1572,31 @@ def test_who_calls_between_the_restarts_of_process_and_actor(diary: Script) -> N
         assert values(mesh, "all")[1] == ["first"] * 4
 
 
+def test_who_never_called_the_first_actor_of_a_new_process_reaches_the_one_in_its_place(
+    cluster: InProcessCluster, diary: Script
+) -> None:
+    """It has heard of the process, and nobody tells it of an actor that it has not called."""
+    procs = this_host().spawn_procs({"gpus": 2})
+    mesh = spawn(diary, procs=procs)
+    heard, silent = (spawn(Script(), procs=this_host().spawn_procs()) for _ in range(2))
+
+    def call(actor: Worker, mesh: Any) -> Any:
+        return [mesh.slice(gpus=1).add.call_one(actor.name) for _ in range(2)][-1].exception(TIMEOUT)
+
+    assert do(heard, call, mesh) is None
+    kill(cluster, procs, 1, mesh)
+    procs.restart(failed=True).get(TIMEOUT)
+    mesh.restart(failed=True).get(TIMEOUT)
+    for _ in range(2):
+        mesh.restart(gpus=1).get(TIMEOUT)
+    for asker in (heard, silent, heard, silent):
+        assert do(asker, call, mesh) is None
+    assert values(mesh, "all")[1] == ["first"] * 8
+    mesh.restart(gpus=1).get(TIMEOUT)
+    for asker in (heard, silent):
+        assert do(asker, call, mesh) is None
+
+
 # --- with a bootstrap function, or classes that are replaced
 
 
