@@ -31,12 +31,12 @@ class Backpressure:
         self.queue_limit = queue_limit
         self._mailbox_messages = mailbox_messages
         self._may_wait = may_wait
-        self._paused: set[tuple[str, str]] = set()  # (process, actor)
+        self.paused: set[tuple[str, str]] = set()  # (process, actor)
         self._resumed = Waiters()
 
     def must_wait(self, address: str, key: str) -> bool:
         """Returns whether a sender to actor `key` at `address` should wait: its mailbox or the way there is full."""
-        if self._paused and (address, key) in self._paused:
+        if self.paused and (address, key) in self.paused:
             return True
         peer = self._peers.get(address)
         if peer is None:
@@ -55,7 +55,7 @@ class Backpressure:
                 f"the connection to {address} has had {self.queue_limit} bytes queued (setting outgoing_queue_bytes) "
                 f"for {timeout:g} s (setting message_delivery_timeout): that process does not read"
             )
-        if not self._resumed.wait_for(lambda: (address, key) not in self._paused, timeout):
+        if not self._resumed.wait_for(lambda: (address, key) not in self.paused, timeout):
             raise BackpressureTimeout(
                 f"actor {key} at {address} has had {self._mailbox_messages} messages waiting (setting "
                 f"mailbox_messages) and handled less than half of them within {timeout:g} s (setting "
@@ -66,9 +66,9 @@ class Backpressure:
         """`wait_room` for the receivers of a cast, which goes through the agent."""
         if self.must_wait(self._agent, key):
             self.wait_room(self._agent, key)
-        if self._paused:
+        if self.paused:
             for address in addresses:
-                if (address, key) in self._paused:
+                if (address, key) in self.paused:
                     self.wait_room(address, key)
 
     # --- on the I/O thread
@@ -76,17 +76,17 @@ class Backpressure:
     def set_pause(self, address: str, pause: Pause) -> None:
         """A process asks this one to wait with messages to one of its actors, or to go on."""
         if pause.on:
-            self._paused.add((address, pause.key))
+            self.paused.add((address, pause.key))
         else:
-            self._paused.discard((address, pause.key))
+            self.paused.discard((address, pause.key))
             self._resumed.tell()
 
     def process_ended(self, address: str) -> None:
         """Nobody waits for its actors any longer."""
-        self._paused = {entry for entry in self._paused if entry[0] != address}
+        self.paused = {entry for entry in self.paused if entry[0] != address}
         self._resumed.tell()
 
     def release_all(self) -> None:
         """This process is ending: each thread that waits here goes on and meets that."""
-        self._paused.clear()
+        self.paused.clear()
         self._resumed.tell()

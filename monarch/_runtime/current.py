@@ -8,6 +8,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from monarch._runtime.future import running
 
 if TYPE_CHECKING:
@@ -15,21 +17,18 @@ if TYPE_CHECKING:
     from monarch._wire.message import Call
 
 
-class Current:
+class Current(Struct, eq=False):  # made in a third of the time of a class of Python, once a message
     """The state that `context()` is built from: the running actor and the rank the message was addressed to.
 
     `rank` and `view` stay as they came off the wire; a Point is made only when asked for. `public` keeps the Context
     object once it was asked for, so that it is one object for one message: `call`, None outside of any.
     """
 
-    __slots__ = ("call", "instance", "public", "rank", "view")
-
-    def __init__(self, instance: Instance, rank: int, view: bytes, call: Call | None = None) -> None:
-        self.instance = instance
-        self.rank = rank
-        self.view = view
-        self.call = call
-        self.public: Any = None
+    instance: Instance
+    rank: int
+    view: bytes
+    call: Call | None = None
+    public: Any = None
 
 
 current: ContextVar[Current | None] = running

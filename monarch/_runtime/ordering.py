@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 from monarch._linux.locks import RLock
 from monarch._runtime.incarnations import first_in, process_of
 from monarch._wire.message import Stamp
@@ -29,6 +31,14 @@ class Many(Protocol):
     """A message to several receivers, with its place in the order to each."""
 
     seqs: Stamp
+
+
+class Stamped(Struct):
+    """The places of a message of actor `sender` that each rank of mesh `to` is sent by itself; 0 until it is numbered."""
+
+    sender: str
+    to: str
+    seqs: Stamp = 0
 
 
 class Numbering:

@@ -78,6 +78,7 @@ _making = Lock()  # of the Streams of any process
 
 # (connection, or a stand-in with `remote`; message; frame)
 OnMessage = Callable[[Any, Any, Frame], None]
+Receiver = tuple[int, int, str]  # (rank in the view, rank in the mesh, process)
 
 
 class Proc:
@@ -211,13 +212,13 @@ class Proc:
         `placement`: where its payload is already, for receivers that can have it there (see `place`).
         """
         peer = self._peers.get(address)
-        if peer is not None and not buffers and not coalesce_within and len(body) < frames.SMALL:
+        if peer is not None and not buffers and len(body) < frames.SMALL:
             connection = peer.connection
             if connection is not None:
                 head = message.encode(msg)
                 if connection.route:
                     head = enclose(connection.route, head)
-                if connection.send_small(frames.encode_small(head, body)):
+                if connection.send_small(frames.encode_small(head, body), coalesce_within):
                     return connection
         if address == self.address:
             self._receive_here(msg, body, buffers)
@@ -235,6 +236,25 @@ class Proc:
         pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
         return peer.send(pieces, wait, coalesce_within if size < _WAIT_FROM else 0.0, port)
+
+    def post_alike(
+        self, call: Call, receivers: Sequence[Receiver], body: bytes, coalesce_within: float
+    ) -> Sequence[Receiver]:
+        """Sends a small call, encoded once, to receivers whose connections take it at once. Returns the others."""
+        limit, peers = self.backpressure.queue_limit, self._peers
+        if self.backpressure.paused:
+            return receivers
+        before, behind = message.encode_around_rank(call)
+        left = []
+        for receiver in receivers:
+            peer = peers.get(receiver[2])
+            connection = None if peer is None else peer.connection
+            if connection is not None and not connection.route and connection.queued < limit:
+                head = before + message.encode(receiver[0]) + behind
+                if connection.send_small(frames.encode_small(head, body), coalesce_within):
+                    continue
+            left.append(receiver)
+        return left
 
     def place(
         self, addresses: Sequence[str], body: bytes, buffers: Sequence[memoryview], size: int

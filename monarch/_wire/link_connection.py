@@ -186,7 +186,7 @@ class LinkConnection:
 
     # --- sending, any thread
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         if is_mine(self._lock):
             return False
         if not self._loop.in_loop():

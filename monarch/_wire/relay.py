@@ -46,7 +46,7 @@ class Way(Protocol):
 
     @property
     def queued(self) -> int: ...
-    def send_small(self, frame: bytes) -> bool: ...
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool: ...
     def send(
         self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
     ) -> None: ...
@@ -142,14 +142,14 @@ class Relay:
         connection = self._successor or self._agent()
         return 0 if connection is None else connection.queued
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         mark = object()
         try:
             successor = self._enter(mark)
             if successor is not None:
-                return successor.send_small(frame)
+                return successor.send_small(frame, coalesce_within)
             connection = None if self.lost else self._agent()
-            taken = connection is not None and connection.send_small(frame)
+            taken = connection is not None and connection.send_small(frame, coalesce_within)
             self._leave(mark)
         except BaseException:
             self._leave(mark)

@@ -113,7 +113,7 @@ class GraphMember:
             self._turns.done(index)
             values = {ring: memory.read(ring, number) for ring in step.reads}
             slot = memory.written.slot(step.reads[0], number)
-            call = GraphCall(self, step, number, slot, values, self._part)
+            call = GraphCall.of(self, step, number, slot, values, self._part)
             for value in values.values():
                 if value.kind != VALUE:
                     call.pass_on(value)
@@ -149,22 +149,26 @@ class GraphMember:
             gate.close()
 
 
-class GraphCall(FedCall):
+class GraphCall(FedCall, kw_only=True, eq=False):
     """One step of one execution, in the actor's mailbox."""
 
-    __slots__ = ("_lent", "_values", "member", "number", "slot", "step")
+    member: GraphMember
+    step: Step
+    number: int
+    slot: int
+    _values: dict[int, Value]
+    _lent: list[Lent]
 
-    def __init__(
-        self, member: GraphMember, step: Step, number: int, slot: int, values: dict[int, Value], part: Part
-    ) -> None:
+    @classmethod
+    def of(
+        cls, member: GraphMember, step: Step, number: int, slot: int, values: dict[int, Value], part: Part
+    ) -> GraphCall:
         instance = member.driver.instance
-        super().__init__(instance, call_for(instance, step.method, step.index, step.view, part.sender, part.back))
-        self.member = member
-        self.step = step
-        self.number = number
-        self.slot = slot
-        self._values = values
-        self._lent: list[Lent] = [value.lent for value in values.values() if value.lent is not None]
+        return cls(
+            call_for(instance, step.method, step.index, step.view, part.sender, part.back), b"", (), part.back, True,
+            instance=instance, member=member, step=step, number=number, slot=slot, _values=values,
+            _lent=[value.lent for value in values.values() if value.lent is not None],
+        )  # fmt: skip
 
     def arguments(self) -> Any:
         values, self._values = self._values, {}

@@ -350,7 +350,7 @@ class InprocConnection:
         """Bytes sent that the other end has not taken."""
         return self.out.queued
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         try:
             self.send([frame])
         except ConnectionLost:

@@ -72,7 +72,7 @@ class End:
             raise ConnectionLost("it broke")
         self.other.inbox.append(b"".join(map(bytes, pieces)))
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         try:
             self.send([frame])
         except ConnectionLost:

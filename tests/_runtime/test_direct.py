@@ -41,7 +41,7 @@ class Way:
         self.blocked: threading.Event | None = None
         self.entered = threading.Event()
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         self.send([frame])
         return True
 

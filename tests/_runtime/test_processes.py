@@ -54,7 +54,7 @@ class Connection:
         data = b"".join(bytes(piece) for piece in pieces)
         self.sent.append(message.decode(data[module.frames.PREFIX.size :]))
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         if not self.queued:
             self.send([frame])
         return not self.queued

@@ -22,6 +22,7 @@ from monarch._wire.message import (
     decode,
     decode_extent,
     encode,
+    encode_around_rank,
     encode_extent,
 )
 from tests.support.examples import examples
@@ -143,6 +144,16 @@ def test_only_so_many_extents_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     for size in range(1, 100):
         assert decode_extent(encode_extent(("x",), (size,))) == (("x",), (size,))
         assert len(message._extents) <= 8
+
+
+@pytest.mark.parametrize("rank", [0, 1, 127, 128, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("incarnation", [0, 7, 1 << 40])
+def test_a_call_around_the_rank_of_its_receiver(rank: int, incarnation: int) -> None:
+    for first in (0, 300):
+        call = Call("mesh", "mesh.0", 1, "step", 1, "", first, encode_extent(("gpus",), (8,)), 3, incarnation)
+        before, behind = encode_around_rank(call)
+        call.rank = rank
+        assert before + encode(rank) + behind == encode(call)
 
 
 def test_a_call_is_small() -> None:

@@ -121,9 +121,9 @@ def test_every_senders_frames_arrive_once_and_in_its_order(ends: Ends, size: int
         for number in range(each):
             buffers = [bytes(100)] if number % 3 == 0 else []
             head = struct.pack("<HI", sender, number)
-            ends.connection.send(
-                pieces(head, bytes(size), *buffers), coalesce_within=coalesce_within if number % 7 else 0.0
-            )
+            within = coalesce_within if number % 7 else 0.0
+            if buffers or number % 2 or not ends.connection.send_small(frame.encode_small(head, bytes(size)), within):
+                ends.connection.send(pieces(head, bytes(size), *buffers), coalesce_within=within)
 
     threads = [start(send, sender) for sender in range(senders)]
     heads = ends.read(senders * each)
@@ -300,17 +300,35 @@ def test_the_io_thread_does_not_try_again_and_again_while_a_sender_has_the_lock(
 # --- put off
 
 
-def test_lazy_frames_leave_before_the_next_that_is_not(ends: Ends) -> None:
-    for number in range(100):
-        ends.connection.send(pieces(b"%d" % number), coalesce_within=3600.0)
+def send_lazily(ends: Ends, small: bool) -> list[bytes]:
+    """Sends a hundred frames, of which all but the first may wait; returns their heads."""
+    heads = [b"%d" % number for number in range(100)]
+    for head in heads:
+        if not small:
+            ends.connection.send(pieces(head), coalesce_within=3600.0)
+        else:
+            assert ends.connection.send_small(frame.encode_small(head, b""), 3600.0)
+    return heads
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_lazy_frames_leave_before_the_next_that_is_not(ends: Ends, small: bool) -> None:
+    heads = send_lazily(ends, small)
     ends.connection.send(pieces(b"now"))
-    assert ends.read(101) == [*(b"%d" % number for number in range(100)), b"now"]
+    assert ends.read(101) == [*heads, b"now"]
 
 
-def test_lazy_frames_leave_by_themselves(ends: Ends) -> None:
-    for number in range(100):
-        ends.connection.send(pieces(b"%d" % number), coalesce_within=3600.0)
-    assert ends.read(100) == [b"%d" % number for number in range(100)]
+@pytest.mark.parametrize("small", [False, True])
+def test_lazy_frames_leave_by_themselves(ends: Ends, small: bool) -> None:
+    assert send_lazily(ends, small) == ends.read(100)
+
+
+def test_a_small_frame_that_may_wait_is_not_taken_where_the_socket_is_full_or_the_connection_lost(ends: Ends) -> None:
+    fill(ends)
+    assert not ends.connection.send_small(frame.encode_small(b"first", b""), 3600.0)
+    ends.connection.close("enough")
+    ends.owner.wait_lost()
+    assert not ends.connection.send_small(frame.encode_small(b"late", b""), 3600.0)
 
 
 # --- the end

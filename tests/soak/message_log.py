@@ -236,6 +236,18 @@ def _post(log: MessageLog, original: Callable[..., Any]) -> Callable[..., Any]:
     return post
 
 
+def _post_alike(log: MessageLog, original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_alike(self: Proc, call: Call, receivers: Any, *args: Any) -> Any:
+        log.places[id(self.ports._entries)] = self.address
+        for_port = f" for {_port(call.back or self.address, call.port)}" if call.port else ""
+        for _, rank, address in receivers:
+            log.note(self.address, f"{call.sender}>{call.to}[{rank}]#{call.seq}", f"posted to {address}")
+            log.note(self.address, _message(call, address), f"posted: {call.method}(){for_port}")
+        return original(self, call, receivers, *args)
+
+    return post_alike
+
+
 def _refuse(log: MessageLog, original: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(self: Proc, delivery: Delivery, failure: Any) -> None:
         log.note(self.address, _message(delivery.call, self.address), f"refused: {failure.report}")
@@ -361,6 +373,7 @@ _REPLACED: Sequence[tuple[type, str, Callable[[MessageLog, Callable[..., Any]], 
     (Numbering, "next", _next),
     (Numbering, "next_many", _next_many),
     (Proc, "post", _post),
+    (Proc, "post_alike", _post_alike),
     (Proc, "refuse", _refuse),
     (ActorTable, "deliver", _arrive),
     (Instance, "deliver", _deliver),

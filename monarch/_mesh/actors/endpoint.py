@@ -44,7 +44,7 @@ from monarch._runtime.context import current, root
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, check_timeout, make_future
-from monarch._runtime.ordering import RankKey
+from monarch._runtime.ordering import RankKey, Stamped, expand
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.replies import Entry, Gather, OneReply, Target
@@ -548,7 +548,16 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                     combine=combine,
                 )  # fmt: skip
                 self._cast_remote(parted, cast, sender, entry, body, buffers, entry is None or running_loop() is None)
-            self._post(receivers, sender, entry, alone, number, back, adverb, body, buffers, size)
+            if (
+                size < SMALL
+                and len(receivers) > 1
+                and not buffers
+                and receivers is plan.receivers
+                and not proc.incarnations
+            ):
+                self._post_alike(sender, entry, number, back, adverb, body)
+            else:
+                self._post(receivers, sender, entry, alone, number, back, adverb, body, buffers, size)
         except BaseException:  # a handler of signals raised, at any step; or room was waited for in vain
             if entry is not None:  # nobody will observe this call: its late answers find no port
                 entry.close()
@@ -591,9 +600,10 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         body: bytes,
         buffers: Sequence[memoryview],
         size: int,
+        place: int = 0,
     ) -> None:
         """Sends a message to each receiver, numbered in that order; what is large lies once in shared memory. `alone`: the
-        entry waits for this one receiver."""
+        entry waits for this one receiver. `place`: of the message to the only receiver, where it is numbered already."""
         proc = sender.proc
         key, unique, method, view = self._mesh._spec.key, sender.unique, self._name, self._mesh._plan.view
         must_wait = proc.backpressure.must_wait
@@ -617,7 +627,10 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                         receiver = (rank, incarnation)
                 message = Call(key, unique, 0, method, number, back, index, view, adverb, incarnation)
                 receiver_at = address
-                number_next(message, key, receiver)
+                if place:
+                    message.seq = place
+                else:
+                    number_next(message, key, receiver)
                 try:
                     taken = proc.post(address, message, body, buffers, coalesce_within, placement)
                     if alone:
@@ -636,6 +649,30 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         finally:
             if placement is not None:
                 placement.close()
+
+    def _post_alike(
+        self, sender: Instance, entry: Entry | None, number: int, back: str, adverb: int, body: bytes
+    ) -> None:
+        """Sends a small message to every receiver of the view: numbered together, and encoded once."""
+        proc, plan, key = sender.proc, self._mesh._plan, self._mesh._spec.key
+        unique, method, view = sender.unique, self._name, plan.view
+        stamped = Stamped(unique, key)
+        try:
+            sender.numbering.next_many(stamped, key, plan.ranks)
+            places = expand(stamped.seqs, len(plan))
+            left: Sequence[tuple[int, int, str]] = plan.receivers
+            if type(stamped.seqs) is int:
+                call = Call(key, unique, stamped.seqs, method, number, back, 0, view, adverb)
+                left = proc.post_alike(call, left, body, _FLOOD if entry is None else 0.0)
+            for receiver in left:
+                place = places[receiver[0]]
+                self._post((receiver,), sender, entry, False, number, back, adverb, body, (), len(body), place)
+        except BaseException:
+            if stamped.seqs:  # numbered, and who knows to whom it was sent
+                places = expand(stamped.seqs, len(plan))
+                for index, _, address in plan.receivers:
+                    proc.fill_place(address, Call(key, unique, places[index], method, 0, "", index, view, adverb))
+            raise
 
     def _cast_remote(
         self,

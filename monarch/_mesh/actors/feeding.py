@@ -124,15 +124,11 @@ def call_for(instance: Instance, method: str, rank: int, view: bytes, sender: st
     return Call(instance.key, sender, 0, method, _NO_PORT, back, rank, view, CALL, instance.incarnation)
 
 
-class FedCall(Fed):
+class FedCall(Fed, kw_only=True, eq=False):
     """A call of an actor that runs in this process, which came without a message: subclasses give its `arguments`, and `keep`
     the answer."""
 
-    __slots__ = ("instance",)
-
-    def __init__(self, instance: Instance, call: Call) -> None:
-        super().__init__(call)
-        self.instance = instance
+    instance: Instance
 
     def answer(self, kind: int, body: Buffer, buffers: Sequence[Buffer]) -> None:
         try:

@@ -91,8 +91,9 @@ class Connection(Protocol):
     def queued(self) -> int: ...
     @property
     def lost(self) -> bool: ...
-    def send_small(self, frame: bytes) -> bool:
-        """Writes one small frame at once. False when that cannot be done just now (`send` takes it then)."""
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
+        """Does what `send` does with one small frame. False when that cannot be done in one step just now (`send` takes it
+        then)."""
         ...
 
     def send(

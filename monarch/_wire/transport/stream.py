@@ -102,12 +102,12 @@ class StreamConnection:
 
     # --- sending, any thread
 
-    def send_small(self, frame: bytes) -> bool:
+    def send_small(self, frame: bytes, coalesce_within: float = 0.0) -> bool:
         if self._loop.in_loop():
             if not self._lock.acquire(False):
                 return False
             try:
-                taken = self._send_small(frame)
+                taken = self._send_small(frame, coalesce_within)
             finally:
                 self._lock.release()
         elif self._lock.locked() and self._interrupted():
@@ -115,7 +115,7 @@ class StreamConnection:
         else:
             try:
                 with self._lock:
-                    taken = self._send_small(frame)
+                    taken = self._send_small(frame, coalesce_within)
             except BaseException:
                 self._loop.call_soon(self._mend)
                 raise
@@ -123,7 +123,11 @@ class StreamConnection:
             self._loop.call_soon(self._flush_deferred)
         return taken
 
-    def _send_small(self, frame: bytes) -> bool:
+    def _send_small(self, frame: bytes, coalesce_within: float) -> bool:
+        if coalesce_within and not self._deferred and not self._lost and self._follows_within(coalesce_within):
+            self._enqueue((frame,))
+            self._coalesced = True
+            return True
         if self._out or self._deferred or self._lost:
             return False
         sent = 0

@@ -19,6 +19,7 @@ from monarch._mesh.casts.plan import ViewReceivers
 from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current
 from monarch._runtime.incarnations import Incarnations
+from monarch._runtime.ordering import Numbering
 from monarch._runtime.queue import Queue
 from monarch._runtime.replies import Ports, Target
 from monarch._wire.message import Call, Failure
@@ -128,9 +129,16 @@ class FakeProc:
         self.sent: list[tuple[str, Call]] = []
         self.full = ""
         self.backpressure = self
+        self.filled: list[tuple[str, int]] = []
 
     def check_size(self, body: Any, buffers: Any) -> int:
         return 0
+
+    def post_alike(self, call: Call, receivers: Any, body: bytes, coalesce_within: float) -> Any:
+        return receivers
+
+    def fill_place(self, address: str, call: Call) -> None:
+        self.filled.append((address, call.seq))
 
     def must_wait(self, address: str, key: str) -> bool:
         return address == self.full
@@ -147,9 +155,7 @@ class FakeProc:
 @pytest.fixture
 def proc() -> Any:
     proc = FakeProc()
-    numbers = iter(range(1, 1000))
-    numbering = SimpleNamespace(next=lambda message, key, rank: setattr(message, "seq", next(numbers)))
-    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", numbering=numbering, watcher=None)
+    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", numbering=Numbering(), watcher=None)
     token = current.set(Current(sender, 0, b""))  # type: ignore[arg-type]
     yield proc
     current.reset(token)
@@ -208,6 +214,7 @@ def test_a_call_that_found_no_room_leaves_nothing_behind(proc: Any, adverb: str)
     with pytest.raises(BackpressureTimeout):
         getattr(on_mesh(), adverb)(1)
     assert len(proc.sent) == 1 and len(proc.ports) == 0
+    assert {("unix:/h/m.1", 1), ("unix:/h/m.2", 1)} < set(proc.filled)  # who was sent nothing does not wait for it
 
 
 def test_call_one_needs_a_mesh_of_one(proc: Any) -> None:
