@@ -11,7 +11,7 @@ from _harness import main
 from _question import Measure, Question, Run
 from _stats import MEGABYTES, MILLISECONDS, SECONDS, Aim
 
-SCRIPTS = {"ours": "large_mesh.py"}
+SCRIPTS = {"socket": "floor.py", "floor": "floor.py", "ours": "large_mesh.py"}
 
 
 def mesh(procs: int, up: float, call: float, stop: float, client: float, agent: float, in_quick: bool) -> Run:
@@ -29,7 +29,7 @@ def mesh(procs: int, up: float, call: float, stop: float, client: float, agent: 
         ),
     )
     params = {"procs": procs, "warmup": 3, "count": 20}
-    return Run("mesh", measures, params, {"count": 10}, ("ours",), SCRIPTS, in_quick=in_quick, timeout_s=120)
+    return Run("mesh", measures, params, {"count": 10}, tuple(SCRIPTS), SCRIPTS, in_quick=in_quick, timeout_s=120)
 
 
 QUESTION = Question(

@@ -177,6 +177,11 @@ def call(params: Params) -> Samples:
     return {"round_trip": times(lambda: pair.call("echo", 1), params)}
 
 
+def mesh(params: Params) -> Samples:
+    """The calls of a large mesh, whose processes are forked here and have imported nothing."""
+    return {"call": call(params)["round_trip"]}
+
+
 def raw_round_trip(data: bytes, procs: int) -> Callable[[], object]:
     """An operation of one thread that sends `data` to so many processes, each by a socket of its own, and gets it back."""
 
@@ -358,4 +363,9 @@ def restart(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (call, pipelining, map_items, broadcast, spawn, memory, echo, spread, death, restart)})
+    main(
+        {
+            f.__name__: f
+            for f in (call, mesh, pipelining, map_items, broadcast, spawn, memory, echo, spread, death, restart)
+        }
+    )
