@@ -233,11 +233,12 @@ class Residents:
             proc.answer(back, Answer(stop.port, stop.rank, VALUE), b"", ())
 
         if instance is None:
-            if stop.replaced:  # its spawn may have been lost with a connection, and be sent again behind this
-                shown = f"{stop.key} (not constructed yet)"
-                end = ledger.stopped_failure(shown, stop.reason, stop.key)
-                end.incarnation, end.will_restart = incarnation, True
-                proc.table.never_comes(stop.key, end)
+            # To be replaced: its spawn may have been lost with a connection, and be sent again behind this. Stopped for good:
+            # it was in the process before this one, and nobody is to wait for it.
+            shown = f"{stop.key} ({'not constructed yet' if stop.replaced else 'not in this process'})"
+            end = ledger.stopped_failure(shown, stop.reason, stop.key, stop.key)
+            end.incarnation, end.will_restart = incarnation, stop.replaced
+            proc.table.never_comes(stop.key, end)
             answer()
         elif stop.replaced and incarnation < instance.incarnation:
             answer()  # a repeat: the one it was for made room for this one

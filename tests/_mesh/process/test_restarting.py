@@ -1572,6 +1572,25 @@ def test_who_calls_between_the_restarts_of_process_and_actor(diary: Script) -> N
         assert values(mesh, "all")[1] == ["first"] * 4
 
 
+def test_a_mesh_that_is_stopped_after_its_process_was_replaced_is_waited_for_by_nobody(
+    cluster: InProcessCluster, diary: Script
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    mesh = spawn(diary, procs=procs)
+    other = spawn(Script(), procs=this_host().spawn_procs())
+    procs.restart(gpus=0).get(TIMEOUT)
+    mesh.stop().get(TIMEOUT)
+
+    def call(actor: Worker, mesh: Any) -> Any:
+        return mesh.called.call_one().exception(TIMEOUT)
+
+    for rank in range(2):
+        fails(mesh.slice(gpus=rank).called.call_one(), "stopped")
+        assert "stopped" in str(do(other, call, mesh.slice(gpus=rank)))
+    mesh.slice(gpus=0).called.broadcast()
+    assert "stopped" in cluster.next_failure().report()
+
+
 def test_who_never_called_the_first_actor_of_a_new_process_reaches_the_one_in_its_place(
     cluster: InProcessCluster, diary: Script
 ) -> None:
