@@ -1,8 +1,8 @@
 """Incarnations of actors and processes: names stay the same over restarts, and messages must not.
 
 Every message names the incarnation of its receiver that the sender knew, and one for an earlier incarnation is refused, never
-handed to the one that took its place. A sender that never sent to the earlier one knows of none (0); its messages are for
-the actor that is there when they arrive.
+handed to the one that took its place. A sender that never sent to the earlier one knows of none (0), or of its process's only
+(the first in that process); its messages are for the actor that is there when they arrive.
 
     incarnation of an actor = incarnation of its process * 2**32 + how often it was restarted within that process
 

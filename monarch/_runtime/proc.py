@@ -245,13 +245,17 @@ class Proc:
         if self.backpressure.paused:
             return receivers
         before, behind = message.encode_around_rank(call)
+        width, start, end = 0, b"", behind + body
         left = []
         for receiver in receivers:
             peer = peers.get(receiver[2])
             connection = None if peer is None else peer.connection
             if connection is not None and not connection.route and connection.queued < limit:
-                head = before + message.encode(receiver[0]) + behind
-                if connection.send_small(frames.encode_small(head, body), coalesce_within):
+                rank = message.encode(receiver[0])
+                if len(rank) != width:  # large ones have more bytes
+                    width = len(rank)
+                    start = frames.PREFIX.pack(len(before) + width + len(behind), len(body), 0) + before
+                if connection.send_small(start + rank + end, coalesce_within):
                     continue
             left.append(receiver)
         return left

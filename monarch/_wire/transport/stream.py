@@ -69,8 +69,7 @@ class StreamConnection:
         self._room = Waiters()
         self._lost = False
         self._reason = ""
-        self._reading = True
-        self._resting = False
+        self._reading, self._resting = True, False
         self.frame_refused = False  # lost because of what the other side sent: no frame, too large, no memory for it
         self.small: Callable[[StreamConnection, bytes, bytes], bool] | None = None  # see `_quick`; set before `start`
         self._kept: deque[bytes] = deque(maxlen=1)  # what a thread that led has read, until it was handled
@@ -125,8 +124,11 @@ class StreamConnection:
 
     def _send_small(self, frame: bytes, coalesce_within: float) -> bool:
         if coalesce_within and not self._deferred and not self._lost and self._follows_within(coalesce_within):
-            self._enqueue((frame,))
             self._coalesced = True
+            self.queued += len(frame)  # as `_enqueue` does
+            self._out.append(frame)
+            if len(self._out) == 1:
+                self._loop.want_write(self._fd, True, self._reading)
             return True
         if self._out or self._deferred or self._lost:
             return False
