@@ -191,19 +191,19 @@ class LinkConnection:
             return False
         if not self._loop.in_loop():
             with self._lock:
-                return self._send_small(frame)
+                return self._send_small(frame, coalesce_within)
         if not self._lock.acquire(False):
             return False
         try:
-            return self._send_small(frame)
+            return self._send_small(frame, coalesce_within)
         finally:
             self._lock.release()
 
-    def _send_small(self, frame: bytes) -> bool:
+    def _send_small(self, frame: bytes, coalesce_within: float) -> bool:
         carrier: Connection | None = self._carrier
         pieces = (frame,)
         try:
-            if carrier is None or not carrier.send_small(frame):
+            if carrier is None or not carrier.send_small(frame, coalesce_within):
                 return False
             self._link.keep(pieces, len(frame))
             return True

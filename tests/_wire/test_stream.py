@@ -323,6 +323,22 @@ def test_lazy_frames_leave_by_themselves(ends: Ends, small: bool) -> None:
     assert send_lazily(ends, small) == ends.read(100)
 
 
+def test_what_waits_leaves_with_a_small_frame_that_comes_later(ends: Ends) -> None:
+    """Its sender could wait as well, but has sent nothing for a while."""
+    lazily: list[bytes] = []
+
+    def send() -> None:
+        lazily.extend(send_lazily(ends, True))
+        ends.connection._last_coalesced = -3600.0
+        small = frame.encode_small(b"later", b"")
+        assert not ends.connection.send_small(small, 1800.0)
+        ends.connection.send([small], coalesce_within=1800.0)
+        assert not ends.connection.queued
+
+    in_loop(ends.loop, send)
+    assert ends.read(101) == [*lazily, b"later"]
+
+
 def test_a_small_frame_that_may_wait_is_not_taken_where_the_socket_is_full_or_the_connection_lost(ends: Ends) -> None:
     fill(ends)
     assert not ends.connection.send_small(frame.encode_small(b"first", b""), 3600.0)

@@ -14,6 +14,7 @@ leaves its pieces for that send, as the I/O thread does.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import sys
@@ -123,13 +124,16 @@ class StreamConnection:
         return taken
 
     def _send_small(self, frame: bytes, coalesce_within: float) -> bool:
-        if coalesce_within and not self._deferred and not self._lost and self._follows_within(coalesce_within):
-            self._coalesced = True
-            self.queued += len(frame)  # as `_enqueue` does
-            self._out.append(frame)
-            if len(self._out) == 1:
-                self._loop.want_write(self._fd, True, self._reading)
-            return True
+        if coalesce_within and not self._deferred and not self._lost:
+            if self._follows_within(coalesce_within):
+                self._coalesced = True
+                self.queued += len(frame)  # as `_enqueue` does
+                self._out.append(frame)
+                if len(self._out) == 1:
+                    self._loop.want_write(self._fd, True, self._reading)
+                return True
+            if self._out:
+                self._last_coalesced = 0.0  # `send` takes it, and is to find the same
         if self._out or self._deferred or self._lost:
             return False
         sent = 0
@@ -541,10 +545,8 @@ class StreamConnection:
         self._reason = reason
         self._lost = True
         self._loop.remove(self._fd)
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a sender that waits for room
-        except OSError:
-            pass
         self._release()
         self._tell_room()
         self._handler.connection_lost(self, reason)
@@ -592,9 +594,6 @@ def _after(pieces: Sequence[Buffer], sent: int) -> Sequence[Buffer]:
 
 def refuse(sock: socket.socket, why: str) -> None:
     """Closes a connected socket; the other side reads a Bye with the reason, if the socket takes it at once."""
-    with sock:
-        try:
-            sock.setblocking(False)
-            sock.send(encode_small(message.encode(message.Bye(why)), b""))
-        except OSError:
-            pass
+    with sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        sock.send(encode_small(message.encode(message.Bye(why)), b""))
