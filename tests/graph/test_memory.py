@@ -195,3 +195,38 @@ def test_who_spins_gives_way_and_stops_where_somebody_else_wants_the_core() -> N
     assert at == before + gave
     assert not spin.until(lambda: True)  # not for a while
     assert not Spin(0.0, lambda: at, give_way).until(lambda: True)
+
+
+def test_who_spins_goes_on_where_somebody_has_the_core_for_a_moment_and_not_where_that_happens_each_time() -> None:
+    at, gave = 0.0, [0.0]
+
+    def give_way() -> None:
+        nonlocal at
+        at += gave[0]
+
+    spin = Spin(100e-6, lambda: at, give_way)
+
+    def disturbed(times: int) -> None:
+        gave[0] = 20e-6
+        for _ in range(times):
+            assert not spin.until(lambda: False)
+
+    def left_out() -> int:
+        count = 0
+        while not spin.until(lambda: True):
+            count += 1
+        return count
+
+    gave[0] = 5e-6
+    for _ in range(3):
+        disturbed(2)
+        assert left_out() == 0
+    paused = []
+    for _ in range(8):
+        disturbed(3)
+        paused.append(left_out())
+    assert paused == [32, 64, 128, 256, 512, 1024, 1024, 1024]
+    for _ in range(100):  # nobody is there any more
+        assert left_out() == 0
+    disturbed(3)
+    assert left_out() == 32
