@@ -18,8 +18,10 @@ from monarch._linux.locks import RLock
 _BYTES = 4096
 _ANOTHER_RAN = 15e-6  # seconds that giving way takes when somebody else gets the core
 _A_TURN = 200e-6  # seconds that it takes when that one computes, and does not stop by itself
-_IN_A_ROW = 3  # waits in which somebody else ran, until there is no core to spare
-_LEAVE_OUT = 32, 1024  # waits without looking after that, the first time and at most
+# Waits in which somebody else ran, until there is no core to spare. Some milliseconds in all: two that share a core, beside
+# an idle one, are parted by the scheduler when it has found both at work for so long.
+_IN_A_ROW = 256
+_LEAVE_OUT = 256, 4096  # waits without looking after that, the first time and at most
 _CALM = 100  # waits in which nobody else ran, until it is the first time again
 
 

@@ -85,8 +85,10 @@ class GraphMember:
         self._bells: dict[int, OtherBell | GateStream] = {}
         self.gate: GraphGate | None = None  # of this host, if it is here
         self.gone = False  # its client has ended
+        self.spin = Spin(0.0)
 
     def join(self, part: Part) -> None:
+        self.spin = Spin(part.spin)
         if self.gate is not None:
             self._bells |= {stream_reader(host): stream for host, stream in self.gate.streams.items()}
         for number, at in part.bells.items():
@@ -255,7 +257,10 @@ class Driver:
                 continue
             call = member.next()
             if call is not None:
-                self._call = call
+                self._call, self._spin = (
+                    call,
+                    member.spin,
+                )  # it waits as this graph does, until another has a call for it
                 self.members.append(self.members.pop(index))  # another graph is first the next time
                 self.instance.mailbox.messages.append(call)
                 return
@@ -284,7 +289,7 @@ class Driver:
 
     def join(self, member: GraphMember, part: Part) -> None:
         member.join(part)
-        self._spin = Spin(part.spin)
+        self._spin = member.spin
 
     def leave(self, member: GraphMember) -> None:
         if member in self.members:

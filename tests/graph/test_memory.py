@@ -219,14 +219,14 @@ def test_who_spins_goes_on_where_somebody_has_the_core_for_a_moment_and_not_wher
 
     gave[0] = 5e-6
     for _ in range(3):
-        disturbed(2)
+        disturbed(255)
         assert left_out() == 0
     paused = []
-    for _ in range(8):
-        disturbed(3)
+    for _ in range(6):
+        disturbed(256)
         paused.append(left_out())
-    assert paused == [32, 64, 128, 256, 512, 1024, 1024, 1024]
+    assert paused == [256, 512, 1024, 2048, 4096, 4096]
     for _ in range(100):  # nobody is there any more
         assert left_out() == 0
-    disturbed(3)
-    assert left_out() == 32
+    disturbed(256)
+    assert left_out() == 256
