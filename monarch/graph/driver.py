@@ -257,10 +257,8 @@ class Driver:
                 continue
             call = member.next()
             if call is not None:
-                self._call, self._spin = (
-                    call,
-                    member.spin,
-                )  # it waits as this graph does, until another has a call for it
+                self._call = call
+                self._spin = member.spin  # it waits as this graph does, until another has a call for it
                 self.members.append(self.members.pop(index))  # another graph is first the next time
                 self.instance.mailbox.messages.append(call)
                 return
