@@ -75,6 +75,9 @@ class MeshFacts(Protocol):
     @property
     def mesh_name(self) -> str: ...
 
+    @property
+    def procs_stopped(self) -> bool: ...
+
     def display(self, rank: int) -> str: ...
 
 
@@ -231,7 +234,9 @@ class Ledger:
                 for rank in fresh:
                     entry.ended[rank] = failure
                 self.troubled.add(key)
-                untold = failure.stopped or entry.internal or entry.restarting.issuperset(fresh)
+                # Of processes that were being stopped no word comes but that of their host's end, where that is sooner.
+                lost_at_end = entry.mesh.procs_stopped and not ended.pid
+                untold = failure.stopped or lost_at_end or entry.internal or entry.restarting.issuperset(fresh)
                 if not untold and entry.whole is None:
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
             over = ended.stopped and not ended.replaced and not entry.restarting

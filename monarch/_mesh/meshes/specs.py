@@ -149,6 +149,11 @@ class ActorSpec:
     def extent(self) -> Extent:
         return self.proc_mesh.extent
 
+    @property
+    def procs_stopped(self) -> bool:
+        """True if this process owns the processes and has ordered them to stop."""
+        return self.proc_mesh._spec.stopped
+
     def failure_of(self, address: str, ended: ProcEnded) -> Failure:
         ranks = [rank for rank, there in enumerate(self.addresses) if there == address]
         return process_failure(self, ended, ranks)

@@ -25,6 +25,7 @@ class Mesh:
     key: str = "k1"
     mesh_name: str = "workers"
     addresses: list[str] = field(default_factory=lambda: ["p0", "p0", "p1", "p2"])
+    procs_stopped: bool = False
 
     def display(self, rank: int) -> str:
         return f"<root>.<Worker workers {{'gpus': {rank}/4}}>"
@@ -485,6 +486,17 @@ def test_how_a_process_ended(end: ProcEnded, text: str) -> None:
 def test_a_signal_that_says_something_is_named(name: str) -> None:
     number = signal.Signals[name].value
     assert ledgers.describe_exit(ended("p0", -number)).startswith(f"Killed(sig={number}), {name}: ")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_host_that_ends_while_its_processes_are_stopped_is_told_to_nobody(stopped: bool) -> None:
+    """A job that is killed: its workers end before they have said how their processes did."""
+    ledger = Ledger()
+    ledger.add(Mesh(procs_stopped=stopped), "owner")
+    assert len(ledger.process_ended(ended("p1"))) == 1  # it crashed
+    lost = ProcEnded("p0", 0, 1, False, [], "the worker said goodbye")
+    assert len(ledger.process_ended(lost)) == (0 if stopped else 1)
+    assert ledger.check("k1", [0]) is not None
 
 
 def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_words() -> None:
