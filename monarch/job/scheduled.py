@@ -22,7 +22,7 @@ from monarch.job.job_trait import JobTrait
 from monarch.job.progress import LiveLine, job_logger
 from monarch.job.worker_launch import WorkerLaunch, new_secret
 
-_GOODBYE = 10.0  # seconds that hosts get to end in order before the scheduler takes them back
+_GOODBYE = 15.0  # seconds that hosts get to end in order, who kill what hangs after 10, before they are taken back
 
 
 class SchedulerError(RuntimeError):
