@@ -9,6 +9,7 @@ fails is in CrashLoopBackOff and stays there.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -300,7 +301,8 @@ class Lab:
             return
         process, pod.process = pod.process, None
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now, and another thread waits for it
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait(TIMEOUT)
 
     def _log_of(self, name: str) -> str:

@@ -119,18 +119,22 @@ class _AdminConnection:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being answered."""
-        return self._survey is None and not self._to_send and not self._gone
+        """True if nothing is being answered, nor has come to be."""
+        return self._survey is None and not self._to_send and not self._gone and not self._unread()
 
     @property
     def has_gone(self) -> bool:
         """True if the other side has closed, which may not have been looked at yet."""
+        return not self._gone and self._unread() == b""
+
+    def _unread(self) -> bytes | None:
+        """Returns a byte of what has come and was not looked at yet; None where nothing has, b"" at the end."""
         try:
-            return not self._gone and self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            return None
         except OSError:
-            return True
+            return b""
 
     def _on_event(self, mask: int) -> None:
         if self._gone:

@@ -243,12 +243,13 @@ class Spawning:
         def ask(port: int, rank: int) -> None:
             self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
 
+        client = root_of(self._proc)
+        of_client = client is not None and spec.key in client.owned  # no more as soon as it has stopped
         acks = Acks(spec.addresses, ask)
         self._proc.ports.add(acks)
         acks.ask(range(len(spec.addresses)))
         acks.on_ready(once(lambda: self._stopped(spec.key)))
-        client = root_of(self._proc)
-        if recorders.active is not None and client is not None and spec.key in client.owned:
+        if recorders.active is not None and client is not None and of_client:
             recording.client_stops(client, spec, reason, acks)
         return acks
 
