@@ -214,7 +214,7 @@ def test_a_call_that_found_no_room_leaves_nothing_behind(proc: Any, adverb: str)
     with pytest.raises(BackpressureTimeout):
         getattr(on_mesh(), adverb)(1)
     assert len(proc.sent) == 1 and len(proc.ports) == 0
-    assert {("unix:/h/m.1", 1), ("unix:/h/m.2", 1)} < set(proc.filled)  # who was sent nothing does not wait for it
+    assert {("unix:/h/m.1", 1), ("unix:/h/m.2", 1)} < set(proc.filled)  # nobody waits for what was not sent
 
 
 def test_call_one_needs_a_mesh_of_one(proc: Any) -> None:
