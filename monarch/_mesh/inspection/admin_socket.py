@@ -76,6 +76,11 @@ class LocalAdminSocket:
             sock.close()
             return
         served = [each for each in present if not each.last]
+        if len(served) >= CONNECTIONS:
+            for each in served:  # a question may have come in the same turn
+                each.look()
+            with self._lock:
+                served = [each for each in self._connections if not each.last]
         too_many = len(served) >= CONNECTIONS
         if too_many:
             for idle in (each for each in served if each.is_idle or each.has_gone):
@@ -119,22 +124,23 @@ class _AdminConnection:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is being answered, nor has come to be."""
-        return self._survey is None and not self._to_send and not self._gone and not self._unread()
+        """True if nothing is being answered."""
+        return self._survey is None and not self._to_send and not self._gone
 
     @property
     def has_gone(self) -> bool:
         """True if the other side has closed, which may not have been looked at yet."""
-        return not self._gone and self._unread() == b""
-
-    def _unread(self) -> bytes | None:
-        """Returns a byte of what has come and was not looked at yet; None where nothing has, b"" at the end."""
         try:
-            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not self._gone and self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
-            return None
+            return False
         except OSError:
-            return b""
+            return True
+
+    def look(self) -> None:
+        """Takes what has come, if nothing is being answered."""
+        if self.is_idle:
+            self._on_event(select.EPOLLIN)
 
     def _on_event(self, mask: int) -> None:
         if self._gone:
