@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Challenge, Dialler, HandshakeFailure, Secret
+from monarch._wire.transport import handshake as handshaking
 from monarch._wire.transport.handshake import DEADLINE, Handshake
 from monarch.testing.clock import VirtualClock
 from tests.support.examples import examples
@@ -85,6 +86,17 @@ def converse(far: socket.socket, machine: Challenge) -> None:
         said = machine.received(read(far, machine.wanted))
         if said:  # the other end may have closed when there is nothing left to say
             far.sendall(said)
+
+
+def test_who_closes_behind_his_last_word_is_known_from_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel names nobody at the other end of a connection that was closed there."""
+    said = iter(["it belongs to somebody else"])
+    monkeypatch.setattr(handshaking, "stranger_at", lambda sock: next(said, ""))
+    _, far = world.shake_hands(Acceptor(SECRET))
+    converse(far, Dialler(SECRET))
+    failure = world.outcome()
+    assert isinstance(failure, HandshakeFailure)
+    assert failure.text == "it belongs to somebody else" and failure.final
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])

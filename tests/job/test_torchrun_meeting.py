@@ -198,6 +198,24 @@ def test_another_user_who_passes_on_what_two_commands_say_is_refused(visits: Vis
     assert visits.said.empty()
 
 
+def test_who_closes_behind_his_last_word_is_known_from_before(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel names nobody at the other end of a connection that was closed there."""
+    asked: list[socket.socket] = []
+
+    def stranger_at(sock: socket.socket) -> str:
+        if sock.getsockname()[1] != visits.port:
+            return ""
+        asked.append(sock)
+        return "it belongs to somebody else" if len(asked) == 1 else ""
+
+    monkeypatch.setattr(meeting_sockets, "stranger_at", stranger_at)
+    line = dial("127.0.0.1", visits.port, SECRET, TIMEOUT)
+    line.send(PassedSignal(15))
+    assert line.read(TIMEOUT) is None
+    line.close()
+    assert len(asked) == 1 and visits.said.empty()
+
+
 @pytest.mark.parametrize("data", [b"x" * 100_000, b'{"type":"nonsense"}\n', b"\xff\n"])
 def test_lines_that_are_none(data: bytes) -> None:
     listening = socket.create_server(("127.0.0.1", 0))

@@ -69,6 +69,7 @@ class Handshake:
         self._sock.setblocking(False)
         self._loop.add(self._fd, self._on_event)
         self._timer = self._loop.call_later(self._seconds, self._late)
+        self._whose = self._stranger()  # asked now as well: who closes behind his last word is nobody's at the end
         self._out = self._challenge.start()
         self._on_event(0)
 
@@ -132,7 +133,7 @@ class Handshake:
                 self._out = self._out[self._sock.send(self._out) :]
             if challenge.done or challenge.failure is not None:
                 if self._tls is None or self._tls.flush():
-                    self._end(challenge.failure or self._stranger())
+                    self._end(challenge.failure or self._whose or self._stranger())
                 return
             self._read()
 

@@ -192,6 +192,7 @@ def _can_bind(family: int, address: object) -> bool:
 def _prove(sock: socket.socket, challenge: Acceptor | Dialler) -> None:
     """Exchanges the proofs of both ends. NotOursError when the other end has none, TimeoutError when it is slow."""
     deadline = time.monotonic() + _HANDSHAKE
+    whose = stranger_at(sock)  # asked now as well: who closes behind his last word is nobody's at the end
     sock.settimeout(_HANDSHAKE)
     sock.sendall(challenge.start())
     while not challenge.done and challenge.failure is None:
@@ -208,7 +209,7 @@ def _prove(sock: socket.socket, challenge: Acceptor | Dialler) -> None:
         sock.sendall(challenge.received(data))
     if challenge.failure is not None:
         raise NotOursError(challenge.failure.text, challenge.failure.final)
-    if whose := stranger_at(sock):
+    if whose := whose or stranger_at(sock):
         raise NotOursError(whose, True)
 
 
