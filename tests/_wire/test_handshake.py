@@ -90,9 +90,9 @@ def converse(far: socket.socket, machine: Challenge) -> None:
 
 def test_who_closes_behind_his_last_word_is_known_from_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel names nobody at the other end of a connection that was closed there."""
-    said = iter(["it belongs to somebody else"])
-    monkeypatch.setattr(handshaking, "stranger_at", lambda sock: next(said, ""))
-    _, far = world.shake_hands(Acceptor(SECRET))
+    acceptor = Acceptor(SECRET)
+    monkeypatch.setattr(handshaking, "stranger_at", lambda sock: "" if acceptor.done else "it belongs to somebody else")
+    _, far = world.shake_hands(acceptor)
     converse(far, Dialler(SECRET))
     failure = world.outcome()
     assert isinstance(failure, HandshakeFailure)
