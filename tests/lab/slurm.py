@@ -98,7 +98,7 @@ class SlurmLab:
         self._munge = str(folder / "munge.sock")
         names = ",".join(node.name for node in self.nodes)
         lines = [
-            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} Port={free_port(node.address)} "
+            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} Port={free_port()} "
             "CPUs=4 RealMemory=1000 State=UNKNOWN"
             for node in self.nodes
         ]
@@ -107,7 +107,7 @@ class SlurmLab:
             _CONFIGURATION.format(
                 controller=self._controller.name,
                 controller_address=self._controller.address,
-                controller_port=free_port(self._controller.address),
+                controller_port=free_port(),
                 munge=self._munge,
                 folder=folder,
                 nodes="\n".join(lines),

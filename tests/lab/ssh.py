@@ -96,7 +96,7 @@ class SshLab:
         self._stranger = self.site.machine("stranger", 30)
         refusing = self.site.address(31)
         self.site.publish({self.site.machine_name("refuses"): refusing})
-        ports = {machine.name: free_port(machine.address) for machine in (*self.hosts, self._stranger)}
+        ports = {machine.name: free_port() for machine in (*self.hosts, self._stranger)}
         host_key = (folder / "host-key.pub").read_text()
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "other-key"))
         self._write("known-hosts", f"lab {host_key}impostor {(folder / 'other-key.pub').read_text()}")
@@ -104,7 +104,7 @@ class SshLab:
             (machine.name, machine.address, ports[machine.name], "lab") for machine in (*self.hosts, self._stranger)
         ]
         entries += [
-            ("refuses", refusing, free_port(refusing), "lab"),
+            ("refuses", refusing, free_port(), "lab"),
             ("impostor", self.hosts[0].address, ports[self.hosts[0].name], "impostor"),
         ]
         config = "\n".join(_CLIENT.format(name=name, address=at, port=port, alias=a) for name, at, port, a in entries)

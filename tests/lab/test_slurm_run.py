@@ -50,7 +50,7 @@ def script(lab: SlurmLab, folder: Path, arguments: str = "") -> Path:
         ("monarch secret", f"{monarch} secret"),
         ("srun monarch run", f"srun {monarch} run"),
         ("--nproc-per-node 8", "--nproc-per-node 2"),
-        (":29500", f":{free_port(lab.nodes[0].address)}"),
+        (":29500", f":{free_port()}"),
         ("train.py", f"train.py {arguments}"),
     ]
     for old, new in wanted:

@@ -353,20 +353,48 @@ def test_a_process_of_another_host_that_is_stopped_is_suspected(hosts: InProcess
 
 
 def test_hosts_can_be_shut_down(hosts: InProcessCluster) -> None:
-    procs = hosts.hosts.spawn_procs()
-    procs.spawn("logs", Log).note.call(0).get(TIMEOUT)
+    part = hosts.hosts.slice(hosts=slice(1, 3))
+    for mesh in (hosts.hosts, part):
+        mesh.spawn_procs().spawn("logs", Log).note.call(0).get(TIMEOUT)
     hosts.hosts.shutdown().get(TIMEOUT)
     assert processes(hosts) == []
-    with pytest.raises(RuntimeError, match="shut down"):
-        hosts.hosts.spawn_procs()
+    for mesh in (hosts.hosts, part):
+        with pytest.raises(RuntimeError, match="shut down"):
+            mesh.spawn_procs()
     with pytest.raises(ValueError, match="host 0 has ended already"):
         hosts.kill_host(0)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_hosts_that_end_while_they_are_shut_down_are_told_to_nobody(
+    first: int, hosts: InProcessCluster, clock: VirtualClock
+) -> None:
+    """A job that is killed while an actor hangs: its scheduler ends the hosts before their processes have ended."""
+    mesh = hosts.hosts.slice(hosts=slice(first, 3)).spawn_procs().spawn("logs", Log)
+    gate = threading.Event()
+    mesh.wait.broadcast(Local(gate))
+    hosts.settle()
+    down = hosts.hosts.shutdown()
+    for host in range(first, 3):  # they wait for the actor that hangs
+        hosts.kill_agent(host)
+    clock.advance(GIVEN_UP)
+    down.get(TIMEOUT)
+    gate.set()  # leaving the cluster raises what nobody was told of
+
+
 def test_meshes_of_hosts_can_be_stopped(hosts: InProcessCluster) -> None:
-    hosts.hosts.spawn_procs().spawn("logs", Log).note.call(0).get(TIMEOUT)
+    for mesh in (hosts.hosts, hosts.hosts.slice(hosts=slice(1, 3))):
+        mesh.spawn_procs().spawn("logs", Log).note.call(0).get(TIMEOUT)
     hosts.hosts.stop().get(TIMEOUT)
     assert processes(hosts) == []
+
+
+def test_meshes_that_were_stopped_are_not_kept_for_the_end_of_their_hosts(hosts: InProcessCluster) -> None:
+    for _ in range(3):
+        hosts.hosts.spawn_procs().stop().get(TIMEOUT)
+    living = hosts.hosts.spawn_procs()
+    session = hosts.hosts._session
+    assert session is not None and [owned.spec for owned in session._spawned] == [living._spec]
 
 
 # --- a client that reaches the hosts through one of them

@@ -224,6 +224,9 @@ class Ledger:
         effects: list[Notify | MeshGone] = []
         for key in sorted(self._by_address.get(ended.address, ())):
             entry = self._entries[key]
+            # Word of its end was lost with its host; or it has heard of the stop, and ended, before its agent did.
+            if entry.mesh.procs_stopped and (not ended.pid or (ended.code == 0 and not ended.detail)):
+                ended.stopped = True
             fresh = [
                 rank
                 for rank in entry.ranks_at(ended.address)
@@ -234,9 +237,7 @@ class Ledger:
                 for rank in fresh:
                     entry.ended[rank] = failure
                 self.troubled.add(key)
-                # Of processes that were being stopped no word comes but that of their host's end, where that is sooner.
-                lost_at_end = entry.mesh.procs_stopped and not ended.pid
-                untold = failure.stopped or lost_at_end or entry.internal or entry.restarting.issuperset(fresh)
+                untold = failure.stopped or entry.internal or entry.restarting.issuperset(fresh)
                 if not untold and entry.whole is None:
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
             over = ended.stopped and not ended.replaced and not entry.restarting

@@ -274,7 +274,7 @@ class AttachedHosts:
 
     def spawned(self, owned: OwnedProcs) -> None:
         with self._lock:
-            self._spawned.append(owned)
+            self._spawned = [*(other for other in self._spawned if not other.gone), owned]
         if self._replacer is not None:
             owned.preload_on(self._replacer.spares())
 

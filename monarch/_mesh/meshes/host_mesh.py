@@ -44,12 +44,18 @@ class HostMesh(MeshHandle):
     _ended_by = "shutdown"
 
     def __init__(
-        self, hosts: Sequence[str], shape: Shape, executable: str = "", session: AttachedHosts | None = None
+        self,
+        hosts: Sequence[str],
+        shape: Shape,
+        executable: str = "",
+        session: AttachedHosts | None = None,
+        sliced: bool = False,
     ) -> None:
         self._given = hosts
         self._shape = shape
         self._executable = executable
-        self._session = session  # of the mesh that owns its hosts
+        self._session = session  # of hosts that this process has attached
+        self._sliced = sliced  # the hosts belong to another mesh of this process
 
     @property
     def _hosts(self) -> tuple[str, ...]:
@@ -63,7 +69,7 @@ class HostMesh(MeshHandle):
         return self._shape.region
 
     def _new_with_shape(self, shape: Shape) -> HostMesh:
-        return self if shape == self._shape else HostMesh(self._given, shape, self._executable)
+        return self if shape == self._shape else HostMesh(self._given, shape, self._executable, self._session, True)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -95,7 +101,7 @@ class HostMesh(MeshHandle):
 
     def with_python_executable(self, path: str) -> HostMesh:
         """The same hosts, whose processes run under the interpreter at `path`; `this_host()` in them inherits it."""
-        return HostMesh(self._given, self._shape, os.fspath(path), self._session)
+        return HostMesh(self._given, self._shape, os.fspath(path), self._session, self._sliced)
 
     def spawn_procs(
         self,
@@ -215,7 +221,8 @@ class HostMesh(MeshHandle):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True once every host is attached; raises what went wrong. RuntimeError after `shutdown`."""
+        """True once every host of the mesh, also those that a slice leaves out, is attached; raises what went wrong.
+        RuntimeError after `shutdown`."""
         if self._session is None:
             return make_future(Done(True))
         self._session.check()
@@ -235,23 +242,27 @@ class HostMesh(MeshHandle):
         hosts = [self._hosts[rank] for rank in self._shape.ndslice]
         return mesh_stacks.of_hosts(hosts, timeout, locals, native, all_threads)
 
+    def _owning(self, what: str) -> AttachedHosts:
+        if self._session is None or self._sliced:
+            raise RuntimeError(f"cannot {what} {_REFERENCE}")
+        return self._session
+
     def shutdown(self) -> Future[None]:
         """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.
 
         RuntimeError on a reference (`this_host()`, slices, and meshes that were sent), and when it was shut down already.
         Afterwards every use of the mesh raises RuntimeError.
         """
-        if self._session is None:
-            raise RuntimeError(f"cannot shut down {_REFERENCE}")
-        return make_future(Then(self._session.shutdown(), no_value, f"shutdown() of {len(self._hosts)} host(s)"))
+        session = self._owning("shut down")
+        return make_future(Then(session.shutdown(), no_value, f"shutdown() of {len(self._hosts)} host(s)"))
 
     def stop(self) -> Future[None]:
-        """Stops the processes that were spawned through this mesh. The worker loops go on and can be attached again, as a new
-        mesh; this one cannot spawn any more. Begins at once; the Future says when it is done. RuntimeError on a reference.
+        """Stops the processes that were spawned through this mesh and its slices. The worker loops go on and can be attached
+        again, as a new mesh; this one and its slices cannot spawn any more. Begins at once; the Future says when it is done.
+        RuntimeError on a reference.
         """
-        if self._session is None:
-            raise RuntimeError(f"cannot stop {_REFERENCE}")
-        return make_future(Then(self._session.stop(), no_value, "stop() of what was spawned on a host mesh"))
+        session = self._owning("stop")
+        return make_future(Then(session.stop(), no_value, "stop() of what was spawned on a host mesh"))
 
     def replace(
         self,
@@ -279,14 +290,11 @@ class HostMesh(MeshHandle):
         is no address. The Future raises RuntimeError when hosts were not replaced, naming for each who was tried and why in
         vain; the others have been.
         """
-        if self._session is None:
-            raise RuntimeError(f"cannot replace hosts of {_REFERENCE}")
+        session = self._owning("replace hosts of")
         ranks = None if failed and not selection else list(self.slice(**selection)._shape.ndslice)
         if failed and ranks is not None:
-            ranks = [rank for rank in ranks if rank in self._session.lost()]
-        return make_future(
-            Then(self._session.replace(ranks, workers), lambda replaced: replaced, "the replacing of hosts")
-        )
+            ranks = [rank for rank in ranks if rank in session.lost()]
+        return make_future(Then(session.replace(ranks, workers), lambda replaced: replaced, "the replacing of hosts"))
 
     async def __aenter__(self) -> HostMesh:
         if self._session is not None:
@@ -304,7 +312,7 @@ class HostMesh(MeshHandle):
         spawned. See docs/workspace.md. RuntimeError on a mesh that `attach_to_workers` has not returned; WorkspaceError
         naming host and path for what could not be done; ValueError for a dst that is not below WORKSPACE_DIR.
         """
-        if self._session is None:
+        if self._session is None or self._sliced:
             raise RuntimeError(
                 "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor endpoint; this host "
                 "shares its files with its processes anyway"

@@ -302,6 +302,11 @@ class OwnedProcs:
         """True if its owner has asked for its end."""
         return self._stopping is not None
 
+    @property
+    def gone(self) -> bool:
+        """True once its processes have been stopped and are gone."""
+        return self._stopping is not None and self._stopping.ready
+
     def host_lost(self, host: str, why: str) -> None:
         """None of its processes comes back, unless another takes its place: who answers at that address one day is another
         host."""

@@ -185,14 +185,11 @@ class MeshLayer(Hooks):
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back
             for mesh in list(self.owned.procs.values()):
                 mesh.host_lost(host, ended.detail)
-        procs, rank = self._procs_of(ended.address)
-        if procs is not None:
-            # Word of its end was lost with its host; or it has heard of the stop, and ended, before its agent did.
-            if procs.stopping and (host_of(ended.address) in procs.lost or (ended.code == 0 and not ended.detail)):
-                ended.stopped = True
-            procs.on_ended(rank, ended)
         with self.owned.lock:
             effects = self.owned.ledger.process_ended(ended)
+        procs, rank = self._procs_of(ended.address)
+        if procs is not None:
+            procs.on_ended(rank, ended)
         self._tell(effects)
         for instance in list(self.proc.actors.values()):  # nobody is left whom their failures could be told
             if instance.owner_proc == ended.address:
