@@ -148,7 +148,7 @@ class Spin:
         before = self._now()
         end = before + self._seconds
         while before < end:
-            if there():
+            if there() or there() or there():  # giving way costs more than that
                 break
             self._give_way()
             now = self._now()

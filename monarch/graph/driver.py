@@ -111,17 +111,26 @@ class GraphMember:
         assert memory is not None
         while (due := self._turns.due(memory.written)) is not None:
             index, number = due
-            step = self._part.steps[index]
+            part = self._part
+            step = part.steps[index]
             self._turns.done(index)
-            values = {ring: memory.read(ring, number) for ring in step.reads}
-            slot = memory.written.slot(step.reads[0], number)
-            call = GraphCall.of(self, step, number, slot, values, self._part)
-            for value in values.values():
-                if value.kind != VALUE:
-                    call.pass_on(value)
-                    break
-            else:
+            values: dict[int, Value] = {}
+            lent: list[Lent] = []
+            failed = None
+            for ring in step.reads:
+                value = values[ring] = memory.read(ring, number)
+                if value.lent is not None:
+                    lent.append(value.lent)
+                if value.kind != VALUE and failed is None:
+                    failed = value
+            slot, instance = values[step.reads[0]].slot, self.driver.instance
+            call = GraphCall(
+                call_for(instance, step.method, step.index, step.view, part.sender, part.back), b"", (), part.back, True,
+                instance=instance, member=self, step=step, number=number, slot=slot, _values=values, _lent=lent,
+            )  # fmt: skip
+            if failed is None:
                 return call
+            call.pass_on(failed)
         return None
 
     def write(self, call: GraphCall, kind: int, body: Any, buffers: Sequence[Any]) -> None:
@@ -161,31 +170,24 @@ class GraphCall(FedCall, kw_only=True, eq=False):
     _values: dict[int, Value]
     _lent: list[Lent]
 
-    @classmethod
-    def of(
-        cls, member: GraphMember, step: Step, number: int, slot: int, values: dict[int, Value], part: Part
-    ) -> GraphCall:
-        instance = member.driver.instance
-        return cls(
-            call_for(instance, step.method, step.index, step.view, part.sender, part.back), b"", (), part.back, True,
-            instance=instance, member=member, step=step, number=number, slot=slot, _values=values,
-            _lent=[value.lent for value in values.values() if value.lent is not None],
-        )  # fmt: skip
-
     def arguments(self) -> Any:
         values, self._values = self._values, {}
-        args = [self._argument(arg, values) for arg in self.step.args]
-        kwargs = {name: self._argument(arg, values) for name, arg in self.step.kwargs.items()}
+        args, kwargs = [], {}  # loops: a comprehension would cost more than what it does
+        for arg in self.step.args:
+            args.append(self._argument(arg, values))
+        for name, arg in self.step.kwargs.items():
+            kwargs[name] = self._argument(arg, values)
         return args, kwargs
 
     def _argument(self, arg: Any, values: dict[int, Value]) -> Any:
         if type(arg) is not Take:
             return arg
+        if arg.extent is None and arg.part is None:
+            value = values[arg.rings[0]]
+            return decode(value.body, value.buffers)
         made = [decode(values[ring].body, values[ring].buffers) for ring in arg.rings]
         if arg.extent is not None:
             return mesh_of(arg.extent, made)
-        if arg.part is None:
-            return made[0]
         args, kwargs = made[0]
         return args[arg.part] if isinstance(arg.part, int) else kwargs[arg.part]
 
@@ -265,7 +267,12 @@ class Driver:
 
     def _due(self) -> bool:
         mailbox = self.instance.mailbox
-        return bool(mailbox.control or mailbox.messages) or any(member.due() for member in self.members)
+        if mailbox.control or mailbox.messages:
+            return True
+        for member in self.members:  # noqa: SIM110 - a generator costs more than the rest
+            if member.due():
+                return True
+        return False
 
     def wait(self, mailbox: Any) -> None:
         gate = self.members[-1].gate if self.members else None  # of the graph that it has last run a step of

@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from monarch import _text
 from monarch._linux import memory_map
 from monarch._linux.locks import RLock
@@ -28,6 +30,7 @@ from monarch.graph.plan import Written, control_size
 _ALIGN = 64
 VALUE = 0  # the kind of what is no error; those are what messages have
 _HEAD = struct.Struct("=IIQ")  # kind, number of buffers, bytes of the pickle
+_pack_head, _unpack_head, _FIRST = _HEAD.pack_into, _HEAD.unpack_from, _HEAD.size
 # Whether a store is seen by other processors after all that were made before it.
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _fence = threading.Lock()
@@ -111,16 +114,14 @@ class Lent:
         return bool(self.mapping.address) and self.user() is not None
 
 
-class Value:
+class Value(Struct, eq=False):
     """The contents of a slot: kind, pickle, and buffers that lie in the slot."""
 
-    __slots__ = ("body", "buffers", "kind", "lent")
-
-    def __init__(self, kind: int, body: bytes, buffers: Sequence[memoryview], lent: Lent | None) -> None:
-        self.kind = kind
-        self.body = body
-        self.buffers = buffers
-        self.lent = lent
+    kind: int
+    body: bytes
+    slot: int
+    buffers: Sequence[memoryview] = ()
+    lent: Lent | None = None
 
 
 class GraphMemory:
@@ -161,13 +162,14 @@ class GraphMemory:
 
     def write(self, ring: int, slot: int, kind: int, body: Buffer, buffers: Sequence[Buffer], what: str) -> None:
         """Puts a value into a slot. MessageTooLargeError when it does not fit."""
-        if not buffers and _HEAD.size + len(body) <= self._slot_size:
-            mapping = self._writing.get((ring, slot)) or self._mapped((ring, slot), self._writing, False)
-            view = mapping.view
-            _HEAD.pack_into(view, 0, kind, 0, len(body))
-            view[_HEAD.size : _HEAD.size + len(body)] = body
-            return
-        count, start = len(buffers), _HEAD.size + 8 * len(buffers)
+        if not buffers:
+            length = len(body)
+            if _FIRST + length <= self._slot_size:
+                view = (self._writing.get((ring, slot)) or self._mapped((ring, slot), self._writing, False)).view
+                _pack_head(view, 0, kind, 0, length)
+                view[_FIRST : _FIRST + length] = body
+                return
+        count, start = len(buffers), _FIRST + 8 * len(buffers)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         whole = start + len(body) + sum(size + _ALIGN for size in sizes)
         if whole > self._slot_size:
@@ -177,8 +179,8 @@ class GraphMemory:
                 f"the graph may have: compile it with buffer={size} or more"
             )
         view = self._mapped((ring, slot), self._writing, False).view
-        _HEAD.pack_into(view, 0, kind, count, len(body))
-        struct.pack_into(f"={count}Q", view, _HEAD.size, *sizes)
+        _pack_head(view, 0, kind, count, len(body))
+        struct.pack_into(f"={count}Q", view, _FIRST, *sizes)
         view[start : start + len(body)] = body
         at = start + len(body)
         for buffer, size in zip(buffers, sizes, strict=True):
@@ -196,15 +198,15 @@ class GraphMemory:
         """The value of an execution, which is there. `give_back` what it lends."""
         if not _ORDERED:
             fence()
-        place = ring, self.written.slot(ring, number)
-        mapping = self._reading.get(place) or self._mapped(place, self._reading, self._private[ring])
+        slot = self.written.slot(ring, number)
+        mapping = self._reading.get((ring, slot)) or self._mapped((ring, slot), self._reading, self._private[ring])
         view = mapping.view
-        kind, count, length = _HEAD.unpack_from(view, 0)
-        start = _HEAD.size + 8 * count
-        body = bytes(view[start : start + length])
+        kind, count, length = _unpack_head(view)
         if not count:
-            return Value(kind, body, (), None)
-        sizes = struct.unpack_from(f"={count}Q", view, _HEAD.size)
+            return Value(kind, bytes(view[_FIRST : _FIRST + length]), slot)
+        start = _FIRST + 8 * count
+        body = bytes(view[start : start + length])
+        sizes = struct.unpack_from(f"={count}Q", view, _FIRST)
         whole, user = mapping.lend()
         buffers, at = [], start + length
         for size in sizes:
@@ -212,9 +214,9 @@ class GraphMemory:
             buffers.append(whole[at : at + size])
             at += size
         mapping.used = at
-        lent = Lent(place, mapping, user)
+        lent = Lent((ring, slot), mapping, user)
         self._lends.add(lent)
-        return Value(kind, body, buffers, lent)
+        return Value(kind, body, slot, buffers, lent)
 
     def give_back(self, lent: Lent) -> None:
         """Its writer may use the slot again: what is still used of it is taken out."""
@@ -293,9 +295,9 @@ class GateMemory:
         if not _ORDERED:
             fence()
         view = self.slot(ring, slot)
-        _, count, length = _HEAD.unpack_from(view, 0)
-        at = _HEAD.size + 8 * count + length
-        for size in struct.unpack_from(f"={count}Q", view, _HEAD.size):
+        _, count, length = _unpack_head(view)
+        at = _FIRST + 8 * count + length
+        for size in struct.unpack_from(f"={count}Q", view, _FIRST):
             at = -(-at // _ALIGN) * _ALIGN + size
         return view[:at]
 
