@@ -16,13 +16,9 @@ from typing import NamedTuple
 from monarch._linux.locks import RLock
 
 _BYTES = 4096
-_ANOTHER_RAN = 15e-6  # seconds that giving way takes when somebody else gets the core
-_A_TURN = 200e-6  # seconds that it takes when that one computes, and does not stop by itself
-# Waits in which somebody else ran, until there is no core to spare. Some milliseconds in all: two that share a core, beside
-# an idle one, are parted by the scheduler when it has found both at work for so long.
-_IN_A_ROW = 256
+_A_TURN = 200e-6  # seconds that giving way takes when somebody computes on the core, and does not stop by itself
 _LEAVE_OUT = 256, 4096  # waits without looking after that, the first time and at most
-_CALM = 100  # waits in which nobody else ran, until it is the first time again
+_CALM = 100  # waits without that, until it is the first time again
 
 
 class SharedMachine(NamedTuple):
@@ -118,9 +114,8 @@ class OtherBell(_Bell):
 
 class Spin:
     """Looks again and again for a short time, before a thread sleeps: waking a core that sleeps takes far longer. Gives its
-    core to whoever else wants it meanwhile; where somebody does time after time, or for a whole turn of the scheduler, there
-    is none to spare, and it does not look for a while, which grows. (The kernel's own threads take a core for a moment now
-    and then.)
+    core to whoever else wants it meanwhile. Where somebody has it for a whole turn of the scheduler, there is none to spare,
+    and it does not look for a while, which grows. Who has it for a moment may be the one that is waited for, or the kernel.
 
     0 seconds: not at all. `now` is the clock, `give_way` lets others run.
     """
@@ -134,8 +129,7 @@ class Spin:
         self._seconds = seconds
         self._now = now
         self._give_way = give_way
-        self._disturbed = 0  # waits in a row in which somebody else ran
-        self._calm = 0  # waits in a row in which nobody did
+        self._calm = 0  # waits in a row in which nobody had a turn
         self._pause, self._left_out = _LEAVE_OUT[0], 0
 
     def until(self, there: Callable[[], bool]) -> bool:
@@ -152,15 +146,11 @@ class Spin:
                 break
             self._give_way()
             now = self._now()
-            if now - before > _ANOTHER_RAN:
-                self._calm = 0
-                self._disturbed += 1
-                if self._disturbed == _IN_A_ROW or now - before > _A_TURN:
-                    self._disturbed, self._left_out = 0, self._pause
-                    self._pause = min(2 * self._pause, _LEAVE_OUT[1])
+            if now - before > _A_TURN:
+                self._calm, self._left_out = 0, self._pause
+                self._pause = min(2 * self._pause, _LEAVE_OUT[1])
                 return there()
             before = now
-        self._disturbed = 0
         self._calm += 1
         if self._calm == _CALM:
             self._pause = _LEAVE_OUT[0]

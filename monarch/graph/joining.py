@@ -14,7 +14,7 @@ from monarch.graph.hosts import CLIENT_HOST, GateSpec, PlanHosts, stream_reader
 from monarch.graph.memory import GraphMemory, make_file
 from monarch.graph.plan import CLIENT, INPUT_RING, Plan
 
-_SPIN = 100e-6  # seconds that a thread looks before it sleeps, where there is a core for each that may
+_SPIN = 100e-6  # seconds that the client looks before it sleeps, and actors where there is a core for each
 
 
 class GraphJoining:
@@ -110,7 +110,8 @@ class GraphJoining:
             OtherBell(entered[reader].bell) if reader >= 0 else streams[reader]
             for reader in hosts.rings(CLIENT_HOST)[INPUT_RING].readers
         )
-        self.spin = Spin(self._spin(CLIENT_HOST, len(os.sched_getaffinity(0))))
+        # Also beside actors that sleep: those wake each other on the other core then, which is faster than to start one.
+        self.spin = Spin(_SPIN if len(os.sched_getaffinity(0)) > 1 else 0.0)
         private = [ring.reads > 1 for ring in plan.rings]
         fd = make_file(plan.memory) if gate is None else os.dup(gate.at.fd)
         self._at = DescriptorAt(os.getpid(), fd)  # the memory has it

@@ -197,7 +197,7 @@ def test_who_spins_gives_way_and_stops_where_somebody_else_wants_the_core() -> N
     assert not Spin(0.0, lambda: at, give_way).until(lambda: True)
 
 
-def test_who_spins_goes_on_where_somebody_has_the_core_for_a_moment_and_not_where_that_happens_each_time() -> None:
+def test_who_spins_goes_on_beside_moments_of_others_and_pauses_after_a_turn() -> None:
     at, gave = 0.0, [0.0]
 
     def give_way() -> None:
@@ -206,27 +206,22 @@ def test_who_spins_goes_on_where_somebody_has_the_core_for_a_moment_and_not_wher
 
     spin = Spin(100e-6, lambda: at, give_way)
 
-    def disturbed(times: int) -> None:
-        gave[0] = 20e-6
-        for _ in range(times):
-            assert not spin.until(lambda: False)
-
     def left_out() -> int:
         count = 0
         while not spin.until(lambda: True):
             count += 1
         return count
 
-    gave[0] = 5e-6
-    for _ in range(3):
-        disturbed(255)
-        assert left_out() == 0
-    paused = []
+    gave[0] = 20e-6
+    for _ in range(1000):
+        assert not spin.until(lambda: False)
+    assert left_out() == 0
+    gave[0], paused = 5e-3, []
     for _ in range(6):
-        disturbed(256)
+        assert not spin.until(lambda: False)
         paused.append(left_out())
     assert paused == [256, 512, 1024, 2048, 4096, 4096]
     for _ in range(100):  # nobody is there any more
         assert left_out() == 0
-    disturbed(256)
+    assert not spin.until(lambda: False)
     assert left_out() == 256
