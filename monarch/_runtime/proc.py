@@ -308,16 +308,16 @@ class Proc:
         process has closed: what fails then, fails because it has, and the caller hears of its end."""
         if kind == ERROR and self.closed is not None:
             return
+        call = delivery.call
+        if not delivery.up:
+            self.answer(delivery.back, Answer(call.port, call.rank, kind), body, buffers, coalesce_within)
+            return
         if isinstance(delivery, Fed):
             delivery.answer(kind, body, buffers)
             return
-        call = delivery.call
-        answer = Answer(call.port, call.rank, kind)
-        if not delivery.up:
-            self.answer(delivery.back, answer, body, buffers, coalesce_within)
-            return
+        answer = message.TreeAnswer(delivery.back, Answer(call.port, call.rank, kind))
         try:
-            self.post(agent_of(self.address), message.TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
+            self.post(agent_of(self.address), answer, body, buffers, coalesce_within)
         except MessageTooLargeError as exc:
             if kind not in (ERROR, FAILED):
                 raise
