@@ -114,7 +114,7 @@ class OtherBell(_Bell):
 
 class Spin:
     """Looks again and again for a short time, before a thread sleeps: waking a core that sleeps takes far longer. Gives its
-    core to whoever else wants it meanwhile. Where somebody has it for a whole turn of the scheduler, there is none to spare,
+    core to others who want it meanwhile. Where somebody has it for a whole turn of the scheduler, there is none to spare,
     and it does not look for a while, which grows. Who has it for a moment may be the one that is waited for, or the kernel.
 
     0 seconds: not at all. `now` is the clock, `give_way` lets others run.

@@ -291,11 +291,7 @@ class CompiledGraph:
             return
         while (memory := self._memory) is not None and self._pending and self._due():
             execution = self._pending[0]
-            values, lent = {}, []
-            for ring in self._sources:
-                value = values[ring] = memory.read(ring, execution.number)
-                if value.lent is not None:
-                    lent.append(value.lent)
+            values, lent = memory.read(self._sources, execution.number)
             if lent:
                 self._lent[execution.slot] = lent
             self._slots.finish(execution.slot)  # first: who begins another looks at what is pending while all are taken

@@ -114,23 +114,18 @@ class GraphMember:
             part = self._part
             step = part.steps[index]
             self._turns.done(index)
-            values: dict[int, Value] = {}
-            lent: list[Lent] = []
-            failed = None
-            for ring in step.reads:
-                value = values[ring] = memory.read(ring, number)
-                if value.lent is not None:
-                    lent.append(value.lent)
-                if value.kind != VALUE and failed is None:
-                    failed = value
+            values, lent = memory.read(step.reads, number)
             slot, instance = values[step.reads[0]].slot, self.driver.instance
             call = GraphCall(
                 call_for(instance, step.method, step.index, step.view, part.sender, part.back), b"", (), part.back, True,
                 instance=instance, member=self, step=step, number=number, slot=slot, _values=values, _lent=lent,
             )  # fmt: skip
-            if failed is None:
+            for value in values.values():
+                if value.kind != VALUE:
+                    call.pass_on(value)
+                    break
+            else:
                 return call
-            call.pass_on(failed)
         return None
 
     def write(self, call: GraphCall, kind: int, body: Any, buffers: Sequence[Any]) -> None:
@@ -182,13 +177,13 @@ class GraphCall(FedCall, kw_only=True, eq=False):
     def _argument(self, arg: Any, values: dict[int, Value]) -> Any:
         if type(arg) is not Take:
             return arg
-        if arg.extent is None and arg.part is None:
-            value = values[arg.rings[0]]
-            return decode(value.body, value.buffers)
-        made = [decode(values[ring].body, values[ring].buffers) for ring in arg.rings]
         if arg.extent is not None:
-            return mesh_of(arg.extent, made)
-        args, kwargs = made[0]
+            return mesh_of(arg.extent, [decode(values[ring].body, values[ring].buffers) for ring in arg.rings])
+        value = values[arg.rings[0]]
+        made = decode(value.body, value.buffers)
+        if arg.part is None:
+            return made
+        args, kwargs = made
         return args[arg.part] if isinstance(arg.part, int) else kwargs[arg.part]
 
     def keep(self, kind: int, body: Any, buffers: Sequence[Any]) -> None:

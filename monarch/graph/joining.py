@@ -110,7 +110,7 @@ class GraphJoining:
             OtherBell(entered[reader].bell) if reader >= 0 else streams[reader]
             for reader in hosts.rings(CLIENT_HOST)[INPUT_RING].readers
         )
-        # Also beside actors that sleep: those wake each other on the other core then, which is faster than to start one.
+        # Even where the actors sleep: its core stays awake, and they wake each other on another one, without starting it.
         self.spin = Spin(_SPIN if len(os.sched_getaffinity(0)) > 1 else 0.0)
         private = [ring.reads > 1 for ring in plan.rings]
         fd = make_file(plan.memory) if gate is None else os.dup(gate.at.fd)

@@ -30,7 +30,7 @@ from monarch.graph.plan import Written, control_size
 _ALIGN = 64
 VALUE = 0  # the kind of what is no error; those are what messages have
 _HEAD = struct.Struct("=IIQ")  # kind, number of buffers, bytes of the pickle
-_pack_head, _unpack_head, _FIRST = _HEAD.pack_into, _HEAD.unpack_from, _HEAD.size
+_pack_head, _unpack_head, _HEAD_SIZE = _HEAD.pack_into, _HEAD.unpack_from, _HEAD.size
 # Whether a store is seen by other processors after all that were made before it.
 _ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _fence = threading.Lock()
@@ -162,14 +162,13 @@ class GraphMemory:
 
     def write(self, ring: int, slot: int, kind: int, body: Buffer, buffers: Sequence[Buffer], what: str) -> None:
         """Puts a value into a slot. MessageTooLargeError when it does not fit."""
-        if not buffers:
-            length = len(body)
-            if _FIRST + length <= self._slot_size:
-                view = (self._writing.get((ring, slot)) or self._mapped((ring, slot), self._writing, False)).view
-                _pack_head(view, 0, kind, 0, length)
-                view[_FIRST : _FIRST + length] = body
-                return
-        count, start = len(buffers), _FIRST + 8 * len(buffers)
+        if not buffers and _HEAD_SIZE + len(body) <= self._slot_size:
+            mapping = self._writing.get((ring, slot)) or self._mapped((ring, slot), self._writing, False)
+            view = mapping.view
+            _pack_head(view, 0, kind, 0, len(body))
+            view[_HEAD_SIZE : _HEAD_SIZE + len(body)] = body
+            return
+        count, start = len(buffers), _HEAD_SIZE + 8 * len(buffers)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         whole = start + len(body) + sum(size + _ALIGN for size in sizes)
         if whole > self._slot_size:
@@ -180,7 +179,7 @@ class GraphMemory:
             )
         view = self._mapped((ring, slot), self._writing, False).view
         _pack_head(view, 0, kind, count, len(body))
-        struct.pack_into(f"={count}Q", view, _FIRST, *sizes)
+        struct.pack_into(f"={count}Q", view, _HEAD_SIZE, *sizes)
         view[start : start + len(body)] = body
         at = start + len(body)
         for buffer, size in zip(buffers, sizes, strict=True):
@@ -194,29 +193,37 @@ class GraphMemory:
             fence()
         self.written.write(ring, number, slot)
 
-    def read(self, ring: int, number: int) -> Value:
-        """The value of an execution, which is there. `give_back` what it lends."""
+    def read(self, rings: Sequence[int], number: int) -> tuple[dict[int, Value], list[Lent]]:
+        """The values of an execution by ring, which are there, and what they lend: `give_back` it."""
         if not _ORDERED:
             fence()
-        slot = self.written.slot(ring, number)
-        mapping = self._reading.get((ring, slot)) or self._mapped((ring, slot), self._reading, self._private[ring])
-        view = mapping.view
-        kind, count, length = _unpack_head(view)
-        if not count:
-            return Value(kind, bytes(view[_FIRST : _FIRST + length]), slot)
-        start = _FIRST + 8 * count
-        body = bytes(view[start : start + length])
-        sizes = struct.unpack_from(f"={count}Q", view, _FIRST)
+        values, lends = {}, []
+        for ring in rings:
+            slot = self.written.slot(ring, number)
+            place = ring, slot
+            mapping = self._reading.get(place) or self._mapped(place, self._reading, self._private[ring])
+            view = mapping.view
+            kind, count, length = _unpack_head(view)
+            end = _HEAD_SIZE + 8 * count + length
+            value = values[ring] = Value(kind, bytes(view[end - length : end]), slot)
+            if count:
+                value.buffers, value.lent = self._lend(place, mapping, count, end)
+                lends.append(value.lent)
+        return values, lends
+
+    def _lend(self, place: tuple[int, int], mapping: _Mapping, count: int, at: int) -> tuple[list[memoryview], Lent]:
+        """The buffers of a slot, behind `at`, where they lie."""
+        sizes = struct.unpack_from(f"={count}Q", mapping.view, _HEAD_SIZE)
         whole, user = mapping.lend()
-        buffers, at = [], start + length
+        buffers = []
         for size in sizes:
             at = -(-at // _ALIGN) * _ALIGN
             buffers.append(whole[at : at + size])
             at += size
         mapping.used = at
-        lent = Lent((ring, slot), mapping, user)
+        lent = Lent(place, mapping, user)
         self._lends.add(lent)
-        return Value(kind, body, slot, buffers, lent)
+        return buffers, lent
 
     def give_back(self, lent: Lent) -> None:
         """Its writer may use the slot again: what is still used of it is taken out."""
@@ -296,8 +303,8 @@ class GateMemory:
             fence()
         view = self.slot(ring, slot)
         _, count, length = _unpack_head(view)
-        at = _FIRST + 8 * count + length
-        for size in struct.unpack_from(f"={count}Q", view, _FIRST):
+        at = _HEAD_SIZE + 8 * count + length
+        for size in struct.unpack_from(f"={count}Q", view, _HEAD_SIZE):
             at = -(-at // _ALIGN) * _ALIGN + size
         return view[:at]
 

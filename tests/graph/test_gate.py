@@ -109,7 +109,7 @@ class Pair:
 
     def read(self, host: int, ring: int, number: int) -> list[bytes]:
         self.bells[host].rung.get(timeout=TIMEOUT)
-        value = self.memories[host].read(ring, number)
+        value = self.memories[host].read((ring,), number)[0][ring]
         assert value.body == b"body"
         made = [bytes(buffer) for buffer in value.buffers]
         value.buffers = ()

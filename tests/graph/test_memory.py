@@ -12,7 +12,7 @@ import pytest
 
 from monarch.actor import MessageTooLargeError
 from monarch.graph.bells import DescriptorAt, OtherBell, OwnBell, Spin
-from monarch.graph.memory import GraphMemory
+from monarch.graph.memory import GraphMemory, Value
 from monarch.graph.plan import control_size
 
 RINGS, DEPTH, SLOT = 2, 2, 128 << 10
@@ -28,6 +28,10 @@ def memories() -> Iterator[tuple[GraphMemory, GraphMemory]]:
     yield made[0], made[1]
     for memory in made:
         memory.close()
+
+
+def read(memory: GraphMemory, ring: int, number: int) -> Value:
+    return memory.read((ring,), number)[0][ring]
 
 
 def test_what_another_user_has_at_that_number_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +55,7 @@ def test_a_value_goes_from_one_to_the_other(memories: tuple[GraphMemory, GraphMe
     writer.tell(ring, 5, 1)
     assert reader.written(ring, 5)
     assert not reader.written(ring, 3)
-    value = reader.read(ring, 5)
+    value = read(reader, ring, 5)
     assert (value.kind, value.body, [bytes(buffer) for buffer in value.buffers]) == (
         0,
         b"body",
@@ -70,7 +74,7 @@ def test_what_is_kept_stays_what_it_was(memories: tuple[GraphMemory, GraphMemory
     for number in range(4):
         writer.write(ring, 0, 0, b"", [bytes([number]) * 9000], "it")
         writer.tell(ring, number, 0)
-        value = reader.read(ring, number)
+        value = read(reader, ring, number)
         kept.append(memoryview(value.buffers[0])[10:])
         lent, value.buffers = value.lent, ()
         assert lent is not None
@@ -88,7 +92,7 @@ def test_a_forked_child_keeps_what_there_was_and_changes_nothing_here(
     writer, reader = memories
     writer.write(ring, 0, 0, b"", [b"a" * 9000], "it")
     writer.tell(ring, 0, 0)
-    value = reader.read(ring, 0)
+    value = read(reader, ring, 0)
     written, overwritten, seen = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -112,7 +116,7 @@ def test_a_forked_child_keeps_what_there_was_and_changes_nothing_here(
         for fd in (*written, *overwritten, *seen):
             os.close(fd)
     writer.tell(ring, 1, 0)
-    again = reader.read(ring, 1)
+    again = read(reader, ring, 1)
     assert bytes(again.buffers[0]) == b"b" * 9000
     lent, again.buffers = again.lent, ()
     assert lent is not None
@@ -124,7 +128,7 @@ def test_of_several_readers_none_sees_what_another_writes(memories: tuple[GraphM
         memories[0].write(1, 0, 0, b"", [b"a" * 9000], "it")
         memories[0].tell(1, number, 0)
         for reader in memories:
-            value = reader.read(1, number)
+            value = read(reader, 1, number)
             assert value.buffers[0][0] == ord("a")
             value.buffers[0][0] = ord("b")
             lent, value.buffers = value.lent, ()
@@ -151,7 +155,7 @@ def test_nothing_stays_mapped() -> None:
     memory = GraphMemory(fd, RINGS, DEPTH, SLOT, [False, False], SLOT)
     memory.write(0, 0, 0, b"", [bytes(9000)], "it")
     memory.tell(0, 0, 0)
-    value = memory.read(0, 0)
+    value = read(memory, 0, 0)
     kept, value.buffers = value.buffers[0], ()
     assert value.lent is not None
     memory.give_back(value.lent)

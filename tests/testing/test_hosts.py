@@ -359,8 +359,9 @@ def test_hosts_can_be_shut_down(hosts: InProcessCluster) -> None:
     hosts.hosts.shutdown().get(TIMEOUT)
     assert processes(hosts) == []
     for mesh in (hosts.hosts, part):
-        with pytest.raises(RuntimeError, match="shut down"):
-            mesh.spawn_procs()
+        for use in (mesh.spawn_procs, lambda mesh=mesh: mesh.initialized):
+            with pytest.raises(RuntimeError, match="shut down"):
+                use()
     with pytest.raises(ValueError, match="host 0 has ended already"):
         hosts.kill_host(0)
 
