@@ -390,6 +390,24 @@ def test_meshes_of_hosts_can_be_stopped(hosts: InProcessCluster) -> None:
     assert processes(hosts) == []
 
 
+def test_a_mesh_that_is_spawned_as_its_hosts_are_stopped_is_stopped_as_well(
+    hosts: InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawning = hosts.proc.mesh.spawning
+    spawn_procs = spawning.spawn_procs
+
+    def stopped_meanwhile(*args: Any) -> Any:
+        hosts.hosts.stop().get(TIMEOUT)
+        return spawn_procs(*args)
+
+    monkeypatch.setattr(spawning, "spawn_procs", stopped_meanwhile)
+    late = hosts.hosts.slice(hosts=1).spawn_procs()
+    with pytest.raises(RuntimeError, match="already been stopped"):
+        late.spawn("logs", Log)
+    late.stop().get(TIMEOUT)
+    assert processes(hosts) == []
+
+
 def test_meshes_that_were_stopped_are_not_kept_for_the_end_of_their_hosts(hosts: InProcessCluster) -> None:
     for _ in range(3):
         hosts.hosts.spawn_procs().stop().get(TIMEOUT)

@@ -275,6 +275,10 @@ class AttachedHosts:
     def spawned(self, owned: OwnedProcs) -> None:
         with self._lock:
             self._spawned = [*(other for other in self._spawned if not other.gone), owned]
+            ended = self._ended
+        if ended:  # while its processes were asked for
+            owned.stop(f"its host mesh was {ended}")
+            return
         if self._replacer is not None:
             owned.preload_on(self._replacer.spares())
 
